@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from numpy.typing import ArrayLike
 
@@ -27,6 +27,7 @@ def convert(
     limits: Limits | None = None,
     weights: Source | None = None,
     values: Mapping[str, ArrayLike] | None = None,
+    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None,
     keep: bool = False,
 ) -> str:
     """Return the text of a network as its format is written today; with a path, write all of it.
@@ -49,6 +50,8 @@ def convert(
         limits: bounds on what is read.
         weights: a file of weights that is elsewhere, as in `load`.
         values: inputs that are fixed, as in `load`.
+        input_shapes: shapes of inputs, or open extents by name, as in `load`: what is written has
+            these, and is flat.
         keep: write what NNEF does not have as custom operations, fragments without a body, which
             `load` reads again: of networks of OpenVINO and ONNX. Others are written as they are.
 
@@ -74,6 +77,7 @@ def convert(
             data=stores,
             weights=weights,
             values=values,
+            input_shapes=input_shapes,
         ) as network,
     ):
         if network.is_guessed:
@@ -82,7 +86,7 @@ def convert(
                 hint="write the extents of the inputs into the document",
             )
         data = network.data if stores else None
-        flat = flat or expand == "all"
+        flat = flat or expand == "all" or bool(input_shapes)
         members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
         if path is not None:
             write_archive(path, members, overwrite=overwrite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -72,22 +72,25 @@ def batch(
             help="After a file that cannot be read: skip it and tell at the end, or stop."
         ),
     ] = "skip",
-    shapes: Annotated[list[str] | None, option.ITEM_SHAPES] = None,
     pixels: option.Pixels = option.Pixels(),
     reading: option.Reading = option.Reading(),
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Run a network on a dataset of any size, an item a file, and go on where a run ended."""
-    given: dict[str, Any] = dict(map(option.shape_option, shapes or ()))
+    """Run a network on a dataset of any size, an item a file, and go on where a run ended.
+
+    --shape is that of an item, such as x=1,3,224,224.
+    """
+    keywords = reading.keywords
+    shapes = keywords.pop("input_shapes")
     cached = option.caching(cache_dir, no_cache)
     with status("finding files"):
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
 
         items = find_items(inputs or (), listed, out)
         pictures = pixels.options([item.file for item in items])
-    network = reading.read(source)
-    specs = _item_specs(network, given)
+    network = replace(reading, shapes=None).read(source)
+    specs = _item_specs(network, shapes)
     read = reading_ahead(ItemReader(specs, pictures))
     with cached as folder:
         with status(f"compiling {network.graph.name}") as progress:
@@ -101,7 +104,7 @@ def batch(
             size = batch_size or usual
             devices = devices[: math.gcd(size, len(devices))]
             options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
-            model = _load(source, specs, size, declared, **reading.keywords, **options)
+            model = _load(source, specs, size, declared, **keywords, **options)
             settings = {
                 "network": _digest(network),
                 "--dialect": reading.dialect,

@@ -88,26 +88,6 @@ Dialect = Annotated[
 ]
 
 
-def _shapes(help: str) -> Any:
-    return typer.Option("--shape", metavar="NAME=EXTENTS", help=help, show_default=False)
-
-
-SHAPES_TO_COMPILE = _shapes(
-    "The shape of an input to compile for, such as x=1,3,224,224, or an open extent by its name, "
-    "such as batch=8. Needed where the network leaves it open; can be repeated."
-)
-OPEN_SHAPES = _shapes(
-    "The shape of an input instead of the document's, such as x=?,3,224,224, where ? is an "
-    "open extent, or an open extent by its name, such as batch=8; can be repeated."
-)
-SHAPES_TO_RUN = _shapes(
-    "The shape of an input, such as x=1,3,224,224, or an open extent by its name, such as batch=8. "
-    "Needed without inputs where the network leaves it open; can be repeated."
-)
-ITEM_SHAPES = _shapes(
-    "The shape of an item, such as x=1,3,224,224, where the network leaves it open."
-)
-Shapes = Annotated[list[str] | None, SHAPES_TO_RUN]
 PrintAfter = Annotated[
     list[str] | None,
     typer.Option(
@@ -165,12 +145,26 @@ class Reading:
             show_default=False,
         ),
     ] = None
+    shapes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shape",
+            metavar="NAME=EXTENTS",
+            help="The shape of an input instead of the document's, such as x=?,3,224,224, where ? "
+            "is an open extent, or an open extent by its name, such as batch=8; can be repeated.",
+            show_default=False,
+        ),
+    ] = None
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Return the options as keywords of `load`, `convert` and the like."""
-        values = dict(map(_value, self.values or ()))
-        return {"dialect": self.dialect, "weights": self.weights, "values": values}
+        return {
+            "dialect": self.dialect,
+            "weights": self.weights,
+            "values": dict(map(_value, self.values or ())),
+            "input_shapes": dict(map(_shape, self.shapes or ())),
+        }
 
     def read(self, source: str, **options: Any) -> Network:
         """Read a network, showing how far it is."""
@@ -179,13 +173,12 @@ class Reading:
 
             return read(source, progress=progress, **self.keywords, **options)
 
-    def load(self, source: str, shapes: Sequence[str] | None = None) -> Model:
-        """Load a network, showing how far it is; shapes are as the option has them."""
-        wanted = dict(map(shape_option, shapes or ()))
+    def load(self, source: str, **options: Any) -> Model:
+        """Load a network, showing how far it is."""
         with status(f"reading {source}") as progress:
             from nnef_jax import load
 
-            return load(source, input_shapes=wanted, progress=progress, **self.keywords)
+            return load(source, progress=progress, **self.keywords, **options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +241,12 @@ def _value(text: str) -> tuple[str, Any]:
     raise typer.BadParameter(message, param_hint="--value")
 
 
-def shape_option(text: str, *, open: bool = False) -> tuple[str, tuple[int | None, ...]]:
-    """Return the name and the extents in NAME=EXTENTS, None for '?' where extents may be open."""
+def _shape(text: str) -> tuple[str, tuple[int | None, ...]]:
+    """Return the name and the extents in NAME=EXTENTS, None for '?'."""
     name, _, extents = text.rpartition("=")
     items = [item.strip() for item in extents.split(",")] if extents else []
-    fits = all((item.isdecimal() and int(item)) or (open and item == "?") for item in items)
-    if not name or not fits:
-        example = "x=?,3,224,224" if open else "x=1,3,224,224"
+    if not name or not all(item == "?" or (item.isdecimal() and int(item)) for item in items):
         raise typer.BadParameter(
-            f"{text!r} is not a name and extents as in {example}", param_hint="--shape"
+            f"{text!r} is not a name and extents as in x=?,3,224,224", param_hint="--shape"
         )
     return name, tuple(None if item == "?" else int(item) for item in items)

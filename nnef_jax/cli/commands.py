@@ -147,7 +147,7 @@ def convert_network(
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
 ) -> None:
-    """Write a network as its format is written today, one of OpenVINO as NNEF 1.0."""
+    """Write a network as its format is written today, one of OpenVINO or ONNX as NNEF 1.0."""
     with status(f"reading {source}"):
         from nnef_jax import convert
 
@@ -178,22 +178,14 @@ def run(
     cached = option.caching(cache_dir, no_cache)
     pictures = pixels.options(inputs)
     with cached as folder:
-        with status(f"reading {source}") as progress:
-            from nnef_jax import load
-            from nnef_jax.cli import inputs as read
-            from nnef_jax.cli import outputs as write
+        from nnef_jax.cli import inputs as read
+        from nnef_jax.cli import outputs as write
 
-            largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
-            model = load(
-                source,
-                progress=progress,
-                cache_dir=folder,
-                measure=bool(folder),
-                **reading.keywords,
-            )
-            calls = read.read_inputs(inputs or (), model.inputs, pictures)
-            if output:
-                write.check_output(output, [spec.name for spec in model.outputs], overwrite)
+        largest = write.Top(top, write.read_labels(labels) if labels else ()) if top else None
+        model = reading.load(source, cache_dir=folder, measure=bool(folder))
+        calls = read.read_inputs(inputs or (), model.inputs, pictures)
+        if output:
+            write.check_output(output, [spec.name for spec in model.outputs], overwrite)
         with status("compiling and running"):
             results = write.run_calls(model, calls)
     if largest:
@@ -213,7 +205,6 @@ def export_function(
     platforms: Annotated[
         str, typer.Option(metavar="NAMES", help="Where it can run, with commas between.")
     ] = "cpu,cuda,rocm,tpu",
-    shapes: Annotated[list[str] | None, option.OPEN_SHAPES] = None,
     batch: Annotated[
         str, typer.Option(metavar="NAME", help="What jax calls the open extent of first axes.")
     ] = "b",
@@ -236,11 +227,8 @@ def export_function(
     overwrite: option.Overwrite = False,
 ) -> None:
     """Write a network as one file that jax runs without nnef_jax."""
-    wanted = dict(option.shape_option(shape, open=True) for shape in shapes or ())
-    with status(f"exporting {source}") as progress:
-        from nnef_jax import load
-
-        model = load(source, input_shapes=wanted, progress=progress, **reading.keywords)
+    model = reading.load(source)
+    with status(f"exporting {source}"):
         model.export(
             output,
             entry=entry,
@@ -260,30 +248,20 @@ def export_function(
 def compile_ahead(
     source: option.Source,
     cache_dir: option.CacheDir = None,
-    shapes: Annotated[list[str] | None, option.SHAPES_TO_COMPILE] = None,
     reading: option.Reading = option.Reading(),
     print_after: option.PrintAfter = None,
 ) -> None:
     """Compile a network ahead, for processes that load it with the same cache folder."""
-    wanted = dict(map(option.shape_option, shapes or ()))
     if print_after and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
     where = nullcontext() if print_after else filled(cache_dir)
     with (
         printed_after(print_after or ()) as programs,
         where as folder,
-        status(f"compiling {source}") as progress,
     ):
-        from nnef_jax import load
-
-        model = load(
-            source,
-            input_shapes=wanted,
-            cache_dir=folder,
-            progress=progress,
-            **reading.keywords,
-        )
-        _run_on_zeros(model)
+        model = reading.load(source, cache_dir=folder)
+        with status(f"compiling {source}"):
+            _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
     kept = [] if folder is None else [f"kept in {folder}"]
     print_result(*programs, f"compiled {model.graph.name} for {inputs}", *kept)

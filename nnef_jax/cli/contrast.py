@@ -49,22 +49,25 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
     ] = False,
-    shapes: option.Shapes = None,
     seed: given.Seed = 0,
     pixels: option.Pixels = option.Pixels(),
     plot: given.Plot = None,
     overwrite: option.Overwrite = False,
-    dialect: option.Dialect = "auto",
+    reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Compare two networks on the same inputs, tensor by tensor.
+    """Compare two networks on the same inputs, tensor by tensor. Of two .onnx B is run here.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = pixels.options(inputs)
     given.check_plot(plot, overwrite)
     given.check_tolerance(rtol, atol)
-    sides = [_side(path, shapes, option.Reading(dialect), inside=not outputs) for path in (a, b)]
+    both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
+    sides = [
+        _side(a, reading, inside=not outputs),
+        reading.load(b) if both else _side(b, reading, inside=not outputs),
+    ]
     if isolate and (outputs or not _is_model(sides[1])):
         raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")
     arrays = _inputs(sides, inputs, seed, pictures)
@@ -163,7 +166,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     return run
 
 
-def _side(path: str, shapes: Any, reading: option.Reading, *, inside: bool) -> Any:
+def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
     """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
     match Path(path).suffix.lower():
         case ".npz":
@@ -173,9 +176,9 @@ def _side(path: str, shapes: Any, reading: option.Reading, *, inside: bool) -> A
         case ".onnx":
             from nnef_jax.measure.engines import onnx_tensors
 
-            return onnx_tensors(path, inside=inside)
+            return onnx_tensors(path, reading.keywords["values"], inside=inside)
         case _:
-            return reading.load(path, shapes)
+            return reading.load(path)
 
 
 def _inputs(

@@ -74,7 +74,6 @@ def check(
     profile: ProfileName = "openvx-16bit",
     unsigned: Unsigned = False,
     semantics: Semantics = "spec",
-    shapes: option.Shapes = None,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
@@ -83,7 +82,7 @@ def check(
     The status is 0 where all operations fit, 1 where one does not, or for an error.
     """
     dtype = _dtype(profile, unsigned)
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     from nnef_jax.openvx import check_profile
 
     found = check_profile(model, profile, dtype=dtype, semantics=semantics)
@@ -103,13 +102,12 @@ def run(
     output: option.Output = None,
     overwrite: option.Overwrite = False,
     top: option.Top = None,
-    shapes: option.Shapes = None,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
     """Run a network in fixed point on files of real numbers, and convert its outputs back."""
     pictures = pixels.options(inputs)
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     from nnef_jax.cli import inputs as read
     from nnef_jax.cli import outputs as write
 
@@ -136,7 +134,6 @@ def stats(
         bool, typer.Option("--isolate", help="Also tell the SNR of each layer by itself.")
     ] = False,
     pixels: option.Pixels = option.Pixels(),
-    shapes: option.Shapes = None,
     seed: given.Seed = 0,
     plot: given.Plot = None,
     overwrite: option.Overwrite = False,
@@ -147,7 +144,7 @@ def stats(
     pictures = pixels.options(inputs)
     given.check_plot(plot, overwrite)
     given.check_tolerance(rtol, atol)
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     arrays = given.arrays_of(model, inputs, pictures)
     if not arrays:
         from nnef_jax.measure.examples import random_inputs

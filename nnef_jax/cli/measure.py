@@ -20,7 +20,6 @@ _ONNX = ("onnxruntime", "openvino")
 def profile(
     source: option.Source,
     inputs: given.Inputs = None,
-    shapes: option.Shapes = None,
     entry: given.Entry = "apply",
     calls: Annotated[
         int | None,
@@ -41,7 +40,7 @@ def profile(
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
     given.check_plot(plot, overwrite)
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     arrays = given.arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
@@ -63,7 +62,6 @@ def bench(
             help="Sizes of the batch, the first axis of inputs, with commas between: 1,8,32.",
         ),
     ] = "",
-    shapes: option.Shapes = None,
     entry: given.Entry = "apply",
     onnx: Annotated[
         Path | None,
@@ -90,9 +88,9 @@ def bench(
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     if sizes:
-        model = _with_open_batch(model, source, shapes, reading)
+        model = _with_open_batch(model, source, reading)
     arrays = given.arrays_of(model, inputs)
     others: dict[str, Any] = {}
     if onnx is not None:
@@ -122,7 +120,6 @@ def bench(
 @option.grouped
 def cost(
     source: option.Source,
-    shapes: option.Shapes = None,
     platform: Annotated[
         Literal["cpu", "cuda", "rocm", "tpu"] | None,
         typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
@@ -131,7 +128,7 @@ def cost(
     as_json: option.Json = False,
 ) -> None:
     """Show a call's cost as XLA estimates it, beside the document's multiply-adds."""
-    model = reading.load(source, shapes)
+    model = reading.load(source)
     with status("compiling"):
         from nnef_jax import cost as expected
 
@@ -139,10 +136,11 @@ def cost(
     given.show(found, as_json)
 
 
-def _with_open_batch(model: Any, source: str, shapes: Any, reading: option.Reading) -> Any:
+def _with_open_batch(model: Any, source: str, reading: option.Reading) -> Any:
     """Load a network again with open first extents, those of the first input that has one."""
-    wanted = {name: list(extents) for name, extents in map(option.shape_option, shapes or ())}
-    found = {spec.name: wanted.get(spec.name, list(spec.shape)) for spec in model.inputs}
+    keywords = reading.keywords
+    wanted = keywords.pop("input_shapes")
+    found = {spec.name: list(wanted.get(spec.name, spec.shape)) for spec in model.inputs}
     first = next((shape[0] for shape in found.values() if shape), None)
     for shape in found.values():
         if shape and shape[0] == first:
@@ -150,7 +148,7 @@ def _with_open_batch(model: Any, source: str, shapes: Any, reading: option.Readi
     with status(f"reading {source}"):
         from nnef_jax import load
 
-        return load(source, input_shapes=found, **reading.keywords)
+        return load(source, input_shapes=found, **keywords)
 
 
 def _size(text: str) -> int:

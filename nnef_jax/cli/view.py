@@ -30,7 +30,6 @@ def view(
         Path | None,
         typer.Option(help="Colour by error: what `nnef-jax compare --json` printed."),
     ] = None,
-    shapes: Annotated[list[str] | None, option.OPEN_SHAPES] = None,
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
     as_json: Annotated[
@@ -40,12 +39,10 @@ def view(
     """Make a page that shows a network: its graph, shapes, weights, work."""
     if output is None and not as_json:
         raise typer.BadParameter("is needed, or --json", param_hint="--output")
-    wanted = dict(option.shape_option(shape, open=True) for shape in shapes or ())
-    with status(f"reading {source}") as progress:
-        from nnef_jax.reading import read
+    network = reading.read(source)
+    with status("making the page"):
         from nnef_jax.viewing.page import page_of
 
-        network = read(source, input_shapes=wanted, progress=progress, **reading.keywords)
         page = page_of(network, profile=_json_in(profile), comparison=_json_in(compare))
         if output is not None:
             page.save(output, overwrite=overwrite)

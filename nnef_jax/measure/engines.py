@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from nnef_jax.errors import InputError, UnsupportedError, first_line
 from nnef_jax.storage import reads
 
@@ -41,8 +43,12 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
 
 
-def onnx_tensors(path: str, *, inside: bool = True) -> Callable[..., Any]:
+def onnx_tensors(
+    path: str, values: Mapping[str, Any], *, inside: bool = True
+) -> Callable[..., Any]:
     """Return a function of inputs that runs an ONNX file in onnxruntime, as it is written.
+
+    `values` are those of further inputs, by name.
 
     It returns tensors by name, those `inside` too where the package onnx is installed, or a tuple
     of the outputs.
@@ -53,12 +59,12 @@ def onnx_tensors(path: str, *, inside: bool = True) -> Callable[..., Any]:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = _with_all_outputs(path) if inside else path
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    takes = [value.name for value in session.get_inputs()]
+    takes = [value.name for value in session.get_inputs() if value.name not in values]
     names = [value.name for value in session.get_outputs()]
 
     def run(*inputs: Any, **named: Any) -> Any:
         given = named or dict(zip(takes, inputs, strict=False))
-        results = session.run(None, _in_order(given, takes))
+        results = session.run(None, _typed(session, {**_in_order(given, takes), **values}))
         return dict(zip(names, results, strict=True)) if inside else tuple(results)
 
     return run
@@ -84,7 +90,14 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
     options.log_severity_level = 4
     session = module.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_inputs()]
-    return lambda inputs: partial(session.run, None, _in_order(inputs, names))
+    return lambda inputs: partial(session.run, None, _typed(session, _in_order(inputs, names)))
+
+
+def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return inputs in the types that an ONNX file declares, which jax may have in fewer bits."""
+    types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
+    dtypes = {"float": "float32", "double": "float64"}
+    return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}
 
 
 def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:

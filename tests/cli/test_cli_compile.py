@@ -56,7 +56,7 @@ def test_wrong_shapes(scores, tmp_path):
     for shape in ("2,4", "x=2,-4", "x=0,4", "x=a"):
         code, _, err = call("compile", scores, "--cache-dir", tmp_path / "c", "--shape", shape)
         assert code == 2
-        assert "is not a name and extents as in x=1,3,224,224" in err
+        assert "is not a name and extents as in x=?,3,224,224" in err
     message = fails("compile", scores, "--cache-dir", tmp_path / "c", "--shape", "z=1,4")
     assert "input_shapes names 'z', the graph's inputs are x" in message
 

@@ -44,6 +44,30 @@ def test_commands_that_read_a_network_take_values(sums, tmp_path):
     np.testing.assert_allclose(y, 2 * X.sum(1))
 
 
+def test_what_is_converted_has_the_shapes_asked_for(sums, tmp_path):
+    fixed = ("--value=axes=[1]", "--value=scale=2")
+    for name, shape, batch in (
+        ("named", "batch=4", 4),
+        ("whole", "x=5,3", 5),
+        ("open", "x=?,3", None),
+    ):
+        made = tmp_path / f"{name}.nnef.tgz"
+        ok("convert", sums, made, *fixed, "--shape", shape)
+        assert nnef_jax.load(made).inputs[0].shape == (batch, 3)
+    assert "shape = [6,3]" in ok("flatten", sums, *fixed, "--shape", "batch=6")
+    refused = fails("convert", sums, tmp_path / "no.nnef.tgz", *fixed, "--shape", "z=1")
+    assert "input_shapes names 'z'" in refused and not (tmp_path / "no.nnef.tgz").exists()
+
+
+def test_onnxruntime_is_given_values_too(sums, tmp_path):
+    """Of two .onnx the second is run here: by itself it tells whether both agree."""
+    pytest.importorskip("onnxruntime")
+    np.save(tmp_path / "x.npy", X)
+    fixed = ("--value=axes=[1]", "--value=scale=0.5", "--shape", "batch=2")
+    found = json.loads(ok("compare", sums, sums, tmp_path / "x.npy", *fixed, "--json"))
+    assert found["tensors"]["y"]["reason"] == ""
+
+
 @pytest.mark.parametrize(
     "text", ["axes", "axes=", "=1", "axes=x", "axes=[1", "axes=[[1],2]", 'axes="1"', "axes=null",
              "axes={}", "axes=" + "[" * 100_000, f"axes={1 << 70}"]
