@@ -130,12 +130,76 @@ def test_all_unsupported_operators_are_named_at_once() -> None:
         (lambda: model([node("Cast", "x", to="int")]), "attribute 'to' is of the wrong type"),
         (lambda: model([node("Cast", "x")]), "attribute 'to' is missing"),
         (lambda: model([node("Cast", "x", to=99)]), "there is no element type 99"),
+        (lambda: model([node("Relu", "x x")]), "has 2 inputs, the operator has 1 at most"),
+        (lambda: model([node("Relu", "x", "y z")]), "has 2 outputs, the operator has 1 at most"),
+        (lambda: model([node("Elu", "x", alfa=2.0)]), "no attribute 'alfa'"),
+        (lambda: model([node("Relu", "x", "b")], weights={"b": X}), "'b' is given twice"),
+        (lambda: given_again("initializer"), "'b' is given twice"),
+        (lambda: given_again("input"), "'b' is given twice"),
+        (lambda: given_again("attribute"), "'alpha' is given twice"),
+        (lambda: calling(2), "has 2 inputs, the function has 1"),
     ],
 )
 def test_wrong_models(made: Any, message: str) -> None:
     with pytest.raises(NnefError) as error:
         nnef_jax.load(made())
     assert message in str(error.value)
+
+
+def given_again(what: str) -> Any:
+    """Return a model that says one thing twice."""
+    made = model([node("Elu", "x", "e", alpha=2.0), node("Add", "e b")], weights={"b": X})
+    made.graph.input.append(tensor("b"))  # which an initialiser gives by default
+    said = getattr(made.graph.node[0] if what == "attribute" else made.graph, what)
+    said.append(said[-1])
+    return made
+
+
+def calling(count: int) -> Any:
+    """Return a model that calls a function of one input."""
+    sets = [helper.make_opsetid("", 21)]
+    function = helper.make_function("own", "F", ["a"], ["b"], [node("Abs", "a", "b")], sets)
+    return model([helper.make_node("F", ["x"] * count, ["y"], domain="own")], functions=[function])
+
+
+def test_what_looks_wrong_and_is_not() -> None:
+    """An initialiser may be an output, or an input's default; inputs that are left out may end."""
+    made = model(
+        [node("Clip", "x _ _")], outputs=[tensor("y", None), tensor("w")], weights={"w": X}
+    )
+    y, w = nnef_jax.load(made)(-X)
+    np.testing.assert_array_equal(y, -X)
+    np.testing.assert_array_equal(w, X)
+    np.testing.assert_array_equal(nnef_jax.load(calling(1))(-X), X)
+
+
+@pytest.mark.parametrize(
+    ("type", "wrong", "right", "wanted"),
+    [
+        (onnx.TensorProto.INT8, 200, -3, -3),
+        (onnx.TensorProto.UINT8, -1, 255, 255),
+        (onnx.TensorProto.UINT16, 1 << 16, 40000, 40000),
+        (onnx.TensorProto.BOOL, 2, 1, True),
+        (onnx.TensorProto.FLOAT16, 1 << 16, 0xC000, -2),
+        (onnx.TensorProto.FLOAT8E4M3FN, 256, 0xC0, -2),
+        (onnx.TensorProto.INT4, 256, 0x0F, -1),
+        (onnx.TensorProto.UINT32, 1 << 32, 7, 7),
+    ],
+)
+def test_numbers_that_their_type_does_not_have(
+    type: Any, wrong: int, right: int, wanted: Any
+) -> None:
+    def made(number: int) -> Any:
+        found = model([node("Cast", "b", to=1)], [], weights={"b": np.float32([0])})
+        stored = onnx.TensorProto(name="b", data_type=type, dims=[1])
+        field = stored.uint64_data if type == onnx.TensorProto.UINT32 else stored.int32_data
+        field.append(number)
+        found.graph.initializer[0].CopyFrom(stored)
+        return found
+
+    np.testing.assert_array_equal(nnef_jax.load(made(right))(), np.float32([wanted]))
+    with pytest.raises(NnefError, match="initializer 'b': .*which is no"):
+        nnef_jax.load(made(wrong))
 
 
 def test_wrong_tensors() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,12 +159,18 @@ class Reader:
             name = _decoded(sparse.values.name)
             with self.located(f"initializer '{name}'", span):
                 tensors[name] = self.sparse(sparse, name)
+        self.distinct(_texts(x.name for x in proto.input), span)
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        own = {x.name for x in inputs} | {*tensors} | {n for x in nodes for n in x.outputs}
-        self.distinct([*(x.name for x in inputs), *(n for x in nodes for n in x.outputs)], span)
-        reads = frozenset[str]().union({x.name for x in outputs}, *(x.reads for x in nodes)) - own
+        stored = (
+            *(x.name for x in proto.initializer),
+            *(x.values.name for x in proto.sparse_initializer),
+        )
+        own = [*(x.name for x in inputs), *_texts(stored), *(n for x in nodes for n in x.outputs)]
+        self.distinct(own, span)
+        read = {x.name for x in outputs}.union(*(x.reads for x in nodes))
+        reads = frozenset(read.difference(own))
         name = _decoded(proto.name)
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
@@ -183,7 +189,7 @@ class Reader:
         )
 
     def distinct(self, names: Sequence[str], span: Span) -> None:
-        """Note an error for the first of the names that inputs and nodes give twice."""
+        """Note an error for the first of names that must be given once and is given twice."""
         seen = set[str]()
         for name in filter(None, names):
             if name in seen:
@@ -197,6 +203,7 @@ class Reader:
         self._end += 1
         attributes: dict[str, Any] = {}
         references: dict[str, str] = {}
+        self.distinct(_texts(x.name for x in proto.attribute), span)
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
                 references[_decoded(attribute.name)] = _decoded(attribute.ref_attr_name)
@@ -308,13 +315,19 @@ class Reader:
         if kind.kind == "c":
             parts = np.array(found, np.float64).reshape(-1, 2)
             array = (parts[:, 0] + 1j * parts[:, 1]).astype(dtype)
-        elif name == "int32_data" and dtype in ("uint4", "int4", "float4_e2m1fn", "uint2", "int2"):
-            return unpacked(memoryview(np.array(found, np.uint8).tobytes()), dtype, shape)
-        elif name == "int32_data" and kind.kind in "fV":  # their bits
-            array = np.array(found, np.uint32).astype(f"u{kind.itemsize}").view(kind)
+        elif name == "int32_data":  # of float16 and the like their bits
+            stored = np.array(found, np.int32)
+            array = stored.astype(f"u{kind.itemsize}" if kind.kind in "fV" else kind)
+            wrong = stored[stored != array]
+            if wrong.size:
+                raise InvalidOperation(f"it has {wrong[0]}, which is no {dtype}")
+            if dtype in ("uint4", "int4", "float4_e2m1fn", "uint2", "int2"):
+                return unpacked(memoryview(array.tobytes()), dtype, shape)
+            array = array.view(kind)
         else:
-            array = np.array(found, np.dtype(f"{kind.kind}8") if kind.kind in "iu" else None)
-            array = array.astype(kind)
+            array = np.array(found).astype(kind)
+            if kind.kind == "u" and np.any(array != np.array(found, np.uint64)):
+                raise InvalidOperation(f"it has {max(found)}, which is no {dtype}")
         if array.size != items:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
         return array.reshape(shape)
@@ -375,7 +388,7 @@ def _decoded(value: bytes | str) -> str:
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-def _texts(values: Sequence[Any]) -> tuple[str, ...]:
+def _texts(values: Iterable[Any]) -> tuple[str, ...]:
     return tuple(map(_decoded, values))
 
 

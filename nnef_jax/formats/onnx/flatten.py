@@ -18,7 +18,14 @@ from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import Meaning, defined, is_defined, meaning_of, specialised
+from nnef_jax.formats.onnx.operators import (
+    Meaning,
+    defined,
+    is_defined,
+    meaning_of,
+    require_declared,
+    specialised,
+)
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps
@@ -143,9 +150,11 @@ class NodeFlattener:
     ) -> Sequence[Any]:
         meaning = self._meaning(node)
         with placed(node.title, node.span):
+            version = self.versions.get(node.domain, 1)
+            if _key(node) not in self.document.functions:
+                require_declared(node, version)
             if meaning is None:
                 return self._called(node, self._function(node, operands), operands)
-            version = self.versions.get(node.domain, 1)
 
             def within(graph: ModelGraph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
                 return self.within(node, graph, inner, found, given)
@@ -158,6 +167,9 @@ class NodeFlattener:
         """Flatten the nodes of a function."""
         if self.depth >= _DEEPEST:
             raise InvalidOperation("functions call each other without end")
+        if any(x is not None for x in operands[len(function.inputs) :]):
+            most = len(function.inputs)
+            raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
         self.graph.meter.spend(CALL + len(function.nodes), node.title, node.span)
         given = dict(zip(function.inputs, operands, strict=False))
         found = {name: given.get(name) for name in function.inputs}

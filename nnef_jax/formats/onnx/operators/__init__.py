@@ -21,6 +21,7 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter
+from nnef_jax.similar import did_you_mean
 
 Meaning = Callable[[NodeSite], Any]
 FAMILIES = (
@@ -69,6 +70,21 @@ def _schema(domain: str, name: str, version: int) -> Any:
         return defs.get_schema(name, max(min(version, _NEWEST), 0), domain)
     except defs.SchemaError:
         return None
+
+
+def require_declared(node: Node, version: int) -> None:
+    """Raise InvalidOperation for inputs, outputs and attributes that the standard does not have."""
+    schema = _schema(node.domain, node.operator, version)
+    if schema is None:
+        return
+    sides = ("inputs", node.inputs, schema.max_input), ("outputs", node.outputs, schema.max_output)
+    for what, names, most in sides:
+        if any(names[most:]):
+            raise InvalidOperation(f"it has {len(names)} {what}, the operator has {most} at most")
+    for name in (*node.attributes, *node.references):
+        if name not in schema.attributes:
+            hint = did_you_mean(name, schema.attributes)
+            raise InvalidOperation(f"the operator has no attribute '{name}'", hint)
 
 
 def is_defined(domain: str, name: str, version: int) -> bool:
