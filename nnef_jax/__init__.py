@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
     from nnef_jax.tensor_spec import TensorSpec as TensorSpec
+    from nnef_jax.trimming import trim as trim
     from nnef_jax.viewing.page import view as view
 
 _HOMES = {
@@ -70,6 +71,7 @@ _HOMES = {
     "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",
+    "trim": "nnef_jax.trimming",
     "view": "nnef_jax.viewing.page",
     "weight_statistics": "nnef_jax.measure.weight_statistics",
     "write_tensor": "nnef_jax.storage.tensorfile",

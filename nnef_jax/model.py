@@ -23,6 +23,7 @@ from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.execution.run_options import Prepared, is_watched
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.trimming import is_length
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -74,6 +75,14 @@ class Model:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return the outputs of a call, in order."""
         return tuple(map(spec_of, self.graph.output_names, self.graph.outputs))
+
+    @property
+    def lengths(self) -> tuple[str, ...]:
+        """Return names to `capture`: how many items outputs have, for `nnef_jax.trim`.
+
+        There are some where values decide that, as of `NonZero`, none otherwise.
+        """
+        return tuple(filter(is_length, self.graph.aliases))
 
     @property
     def params(self) -> dict[str, jax.Array]:

@@ -256,7 +256,7 @@ class Entry:
         if not probe.results:
             return shown
         found = (outputs, state) if self.takes_state else (outputs,)
-        found = (*found, shown) if probe.capture else found
+        found = (*found, shown) if probe.capture is not None else found
         return found[0] if len(found) == 1 else found
 
 

@@ -34,13 +34,13 @@ class Probe:
     Args:
         edits: a function of the tensor for each name, None for one of the arrays.
         arrays: what takes the place of tensors, by name.
-        capture: names of tensors that are returned, as they are after edits.
+        capture: names of tensors that are returned, as they are after edits; None for no dict.
         results: whether the network's results are returned too.
     """
 
     edits: tuple[tuple[str, Edit | None], ...] = ()
     arrays: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    capture: tuple[str, ...] = ()
+    capture: tuple[str, ...] | None = None
     results: bool = True
 
     @classmethod
@@ -60,12 +60,12 @@ class Probe:
                 if arrays[name].dtype.kind not in "biufcV":
                     raise InputError(message)
         edits = tuple((name, x if callable(x) else None) for name, x in given.items())
-        names = () if capture is None else names_of("capture", capture, "names of tensors")
+        names = None if capture is None else names_of("capture", capture, "names of tensors")
         return cls(edits, arrays, names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
         """Return the tensors to show by name. Raises InputError for names that nothing has."""
-        found = [name for wanted in self.capture for name in _matches(graph, wanted)]
+        found = [name for wanted in self.capture or () for name in _matches(graph, wanted)]
         return {name: graph.values[name] for name in found}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:

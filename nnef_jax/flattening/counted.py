@@ -18,6 +18,7 @@ from nnef_jax.flattening.counted_kinds import followed
 from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.formats.base import Options
+from nnef_jax.trimming import length_name
 
 
 class CountedEmission(Emission):
@@ -53,10 +54,16 @@ class CountedEmission(Emission):
                 self.counts.update(dict.fromkeys(_listed(result), where))
         return results
 
-    def ended(self, x: Value, span: Span) -> Value:
-        """Return an output of the network, whose padding can be told from its items."""
+    def ended(self, x: Value, name: str, span: Span) -> Value:
+        """Return an output of the network, with its length under a name of its own.
+
+        Where its items leave a number for that, its padding can be told from these too.
+        """
         count = self.counts.get(x)
-        if count is None or count.marked:
+        if count is None:
+            return x
+        self.builder.aliases[length_name(name, count.axis)] = count.items
+        if count.marked:
             return x
         dtype = x.type.dtype
         signed = is_integer(dtype) and not dtype.startswith("u")

@@ -198,7 +198,7 @@ def test_numbers_that_their_type_does_not_have(
         return found
 
     np.testing.assert_array_equal(nnef_jax.load(made(right))(), np.float32([wanted]))
-    with pytest.raises(NnefError, match="initializer 'b': .*which is no"):
+    with pytest.raises(NnefError, match=r"initializer 'b': it has .*, which is no"):
         nnef_jax.load(made(wrong))
 
 

@@ -81,7 +81,7 @@ class NodeFlattener:
             raise SemanticError(f"nothing gives output '{port.name}'", span=top.span)
         if isinstance(value, Constant):
             return self.graph.tensor(value, port.name, top.span)
-        return self.graph.ended(value, top.span)
+        return self.graph.ended(value, port.name, top.span)
 
     def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
         """Flatten what some names need, and add all that becomes known to `found`."""

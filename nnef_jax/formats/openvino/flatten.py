@@ -41,7 +41,7 @@ def flatten(
             feeds[layer.id, port.id] = value
         feeds = pre_processed(net, feeds, flattener.site)
         found = flattener.run(net, feeds, [end for end in ends.outputs.values()])
-        outputs = [flattener.value(net, end, found) for end in ends.outputs.values()]
+        outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
 
@@ -135,14 +135,14 @@ class Flattener:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
-    def value(self, net: Net, end: End, found: Mapping[End, Tensor]) -> Value:
-        """Return what is at an output port as a tensor of the graph."""
+    def value(self, net: Net, name: str, end: End, found: Mapping[End, Tensor]) -> Value:
+        """Return what is at an output port as a tensor of the graph, an output of this name."""
         layer, tensor = net.by_id[end[0]], found.get(end)
         site = self.site(layer, net, ())
         with placed(str(layer), layer.span):
             if tensor is None:
                 raise InvalidOperation("nothing gives the output that is read of it")
-            return self.graph.ended(site.tensor(tensor), layer.span)
+            return self.graph.ended(site.tensor(tensor), name, layer.span)
 
     def body(
         self,

@@ -36,8 +36,13 @@ from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
-from nnef_jax.formats.tract.unsupported import refuse_readers_of_padding, refuse_unsupported
+from nnef_jax.formats.tract.unsupported import (
+    padded_outputs,
+    refuse_readers_of_padding,
+    refuse_unsupported,
+)
 from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
+from nnef_jax.trimming import length_name
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200
@@ -74,6 +79,8 @@ def flatten(
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         refuse_readers_of_padding(flat)
+        for value, name, axis in padded_outputs(flat):
+            flat.aliases[length_name(name, axis, "places")] = value
         return flat, graph.said
 
 

@@ -29,7 +29,15 @@ def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -
 
 
 # Operations whose number of results depends on the data: they are padded to the most possible.
-_PADDED = ("non_zero", "non_max_suppression")
+_PADDED = {"non_zero": 1, "non_max_suppression": 0}  # with the axis of results
+
+
+def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
+    """Yield the outputs that are padded, with their names and the axis."""
+    for operation in graph.operations:
+        for name, value in zip(graph.output_names, graph.outputs, strict=True):
+            if operation.kind in _PADDED and value in operation.writes():
+                yield value, name, _PADDED[operation.kind]
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
