@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
@@ -51,7 +52,7 @@ def roi_align(
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
     # Places between items need more digits than half precision.
-    regions = regions.astype(jnp.promote_types(regions.dtype, jnp.float32))
+    regions = regions.astype(np.promote_types(regions.dtype, np.float32))
     regions = regions if sampling_ratio else lax.stop_gradient(regions)
     turned, bins = regions.shape[1] == 5, output_size[::-1]  # along x, along y
 

@@ -180,8 +180,6 @@ def loss_of(
 ) -> tuple[Array, dict[str, Any]]:
     """Return the loss where something is added to tensors, and what these are then, by name."""
     edits = {name: lambda x, y=y: x + y for name, y in added.items()}
-    if not added:
-        return scalar(loss(model.apply(params, *inputs))), {}
     outputs, inside = model.apply(params, *inputs, edit=edits, capture=list(added))
     return scalar(loss(outputs)), inside
 
@@ -192,4 +190,4 @@ def scalar(value: Any) -> Array:
     if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
         said = f"it returns {found.dtype}{list(found.shape)}"
         raise TypeError(f"loss must return a single real number, {said}")
-    return found.astype(jnp.promote_types(found.dtype, jnp.float32))
+    return found.astype(np.promote_types(found.dtype, np.float32))

@@ -61,8 +61,7 @@ class Question:
         names = self.model.graph.output_names
         inside = self.output != "" and self.output not in names
         wanted = [*capture, self.output] if inside else capture
-        results = self.model(*inputs, edit=edits, capture=wanted)
-        outputs, found = results if wanted else (results, {})
+        outputs, found = self.model(*inputs, edit=edits, capture=wanted)
         if inside:
             outputs = found[self.output]
         elif self.output and len(names) > 1:

@@ -83,7 +83,7 @@ class TensorStatistics(Moments):
 @partial(jax.jit, static_argnames="axis")
 def measure(x: Array, *, axis: int | None) -> tuple[dict[str, Array], Array | None]:
     """Return the numbers of a `TensorStatistics` by name, and `alive` for an axis of units."""
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32) if x.dtype.kind == "f" else jnp.float32)
+    x = x.astype(np.promote_types(x.dtype, np.float32) if x.dtype.kind == "f" else np.float32)
     ok = jnp.isfinite(x)
     count = jnp.sum(ok)
     values = jnp.where(ok, x, 0)

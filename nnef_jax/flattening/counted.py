@@ -68,7 +68,9 @@ class CountedEmission(Emission):
         dtype = x.type.dtype
         signed = is_integer(dtype) and not dtype.startswith("u")
         padding = np.nan if is_float(dtype) else -1 if signed else 0
-        return PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span).masked("x", padding)
+        step = PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span)
+        self.builder.aliases[name] = found = step.masked("x", padding)
+        return found
 
     def items_of(self, x: Value) -> list[int | Value]:
         """Return the extents that a tensor has without its padding: tensors [1] where computed."""
