@@ -101,6 +101,12 @@ def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
         nnef_jax.load(external(inner, "short.bin", length="many"))
 
 
+def test_nodes_may_stand_before_what_they_read() -> None:
+    nodes = [node("Sub", "b a"), node("Neg", "x", "a"), node("Add", "a x", "b")]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.testing.assert_array_equal(nnef_jax.load(model(nodes))(x), x)
+
+
 def test_all_unsupported_operators_are_named_at_once() -> None:
     nodes = [
         node("Splurge", "x", "a", name="one"),
@@ -119,7 +125,8 @@ def test_all_unsupported_operators_are_named_at_once() -> None:
     ("made", "message"),
     [
         (lambda: model([node("Add", "x z")]), "reads 'z', which nothing before it gives"),
-        (lambda: model([node("Add", "x y", "z"), node("Relu", "z")]), "reads 'y', which nothing"),
+        (lambda: model([node("Add", "x y", "z"), node("Relu", "z")]), "reads 'z', which nothing"),
+        (lambda: model([node("Conv", "x x", domain="com.microsoft.nchwc")]), "ORT_ENABLE_EXTENDED"),
         (lambda: model([node("Relu", "x", "z")]), "nothing gives output 'y'"),
         (lambda: model([node("Add", "x b")], weights={"b": np.zeros(4, "f4")}), "Add"),
         (lambda: model([node("Relu", "x")], [tensor("x", None)]), "its rank is open"),

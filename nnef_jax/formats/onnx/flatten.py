@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +30,10 @@ from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps
 _DEEPEST = 100  # functions in functions
+_HINTS = {
+    "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
+    "have it write one with graph_optimization_level ORT_ENABLE_EXTENDED",
+}
 
 
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
@@ -92,9 +96,9 @@ class NodeFlattener:
         self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
         raise_all(
             [
-                UnsupportedError(self._unsupported(node), span=node.span)
-                for node in needed
-                if not self._is_known(node)
+                UnsupportedError(self._unsupported(x), span=x.span, hint=_HINTS.get(x.domain, ""))
+                for x in needed
+                if not self._is_known(x)
             ]
         )
         for node in needed:
@@ -226,8 +230,11 @@ def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
     return inner.entered(x)
 
 
-def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterator[Node]:
-    """Return the nodes that outputs depend on, in the order of the file."""
+def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterable[Node]:
+    """Return the nodes that outputs depend on, in the order of the file where it is one.
+
+    onnxruntime runs files whose nodes read what later ones give: its converters write them.
+    """
     by_output = {name: node for node in nodes for name in node.outputs if name}
     waiting, needed = list(wanted), set[Node]()
     while waiting:
@@ -235,4 +242,14 @@ def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterator[Node]:
         if node is not None and node not in needed:
             needed.add(node)
             waiting += node.reads
-    return (node for node in nodes if node in needed)
+    opened, ordered = set[Node](), dict[Node, None]()
+    for node in nodes:
+        stack = [node] if node in needed else []
+        while stack:
+            opened.add(last := stack[-1])
+            before = [] if last in ordered else [by_output.get(name) for name in last.reads]
+            before = [x for x in before if x is not None and x not in opened]
+            if not before:
+                ordered[stack.pop()] = None
+            stack += before
+    return ordered
