@@ -17,6 +17,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "adaptive": ("adaptive_avg_pool", "adaptive_max_pool"),
     "branch": ("branch",),
     "conv": ("conv", "deconv"),
+    "coupling": ("pairwise_coupling",),
     "deformable": ("deformable_conv",),
     "detection": ("non_max_suppression", "non_zero", "sorted_suppression"),
     "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),

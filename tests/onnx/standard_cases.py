@@ -148,6 +148,8 @@ CASES = [
     _learned("Imputer", [given([[1, np.nan], [np.nan, 7]], "float32")],
              imputed_value_floats=[3.0, 4.0], replaced_value_float=float("nan")),
     _learned("OneHotEncoder", [given([[1, 2], [5, 3]], "int64")], cats_int64s=[1, 3, 2]),
+    _learned("OneHotEncoder.all", [given([[1, 2], [1, 3]], "int64")], cats_int64s=[1, 3, 2],
+             zeros=0),
     *(
         _learned(f"LinearRegressor.{transform}", [positive(5, 4)], coefficients=_drawn(8, 4, 0),
                  intercepts=[0.1, 0.2], targets=2, post_transform=transform)
@@ -175,6 +177,13 @@ CASES = [
     *(
         _learned(f"SVMClassifier.{kind}", [real(9, 3)], _BOTH, kernel_type=kind, **_MACHINE)
         for kind in ("LINEAR", "POLY", "RBF", "SIGMOID")
+    ),
+    *(
+        _learned(f"SVMClassifier.shares_{count}", [real(9, 3)], _BOTH, kernel_type="RBF",
+                 prob_a=_drawn(pairs, 4), prob_b=_drawn(pairs, 5),
+                 **{**_MACHINE, "rho": _drawn(pairs, 3), "coefficients": _drawn(5 * count - 5, 2),
+                    "vectors_per_class": sizes, "classlabels_ints": list(range(count))})
+        for count, pairs, sizes in ((2, 1, [2, 3]), (3, 3, [2, 1, 2]))
     ),
     _learned("SVMRegressor.alone", [real(9, 3)], support_vectors=_drawn(15, 6), n_supports=5,
              coefficients=_drawn(5, 7), rho=[0.1], kernel_type="RBF", kernel_params=[0.4, 0.0, 0.0],

@@ -208,11 +208,12 @@ def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> Non
 
 
 def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
-    """Others are tested by documents around them: structure, and complex numbers."""
+    """Others are tested by documents around them: structure, complex numbers, probabilities."""
     used = {case.operation for case in op_cases.ALL_CASES}
     names = meanings().keys() & {case.operation for case in tract_cases.ALL_CASES}
     used |= {meanings()[name].kind for name in names}
     used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {
         "branch", "constant", "loop", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
+        "pairwise_coupling",
     }  # fmt: skip

@@ -158,14 +158,17 @@ def _feature_vectorizer(site: NodeSite) -> Any:
 
 @operator("OneHotEncoder", domain=DOMAIN)
 def _one_hot_encoder(site: NodeSite) -> Any:
+    """Mark categories; one that is none of them gives NaN with `zeros` 0, an error of runtimes."""
     if "cats_strings" in site.node.attributes:
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
-    if not site.flag("zeros", True):
-        raise InvalidOperation("'zeros' 0 refuses categories when it runs, which JAX cannot")
     categories = site.constant(site.ints("cats_int64s"), "int64")
-    x = site.unsqueezed(site.operand(0), (site.rank(),))
+    x, axis = site.unsqueezed(site.operand(0), (site.rank(),)), site.rank()
     categories = site.cast(categories, site.dtype_of())
-    return site.cast(site.term("eq", x, categories), site.computed("float32"))
+    is_it = site.term("eq", x, categories)
+    found = site.cast(is_it, site.computed("float32"))
+    if site.flag("zeros", True):
+        return found
+    return site.chosen(site.insert("any_reduce", {"input": is_it}, axes=(axis,)), found, np.nan)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)

@@ -100,44 +100,16 @@ def _classifier(site: NodeSite) -> Any:
     votes = _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
     label = labelled(site, labels, best(site, votes))
     if site.numbers("prob_a", ()):
-        return label, transformed(site, _probabilities(site, scores, pairs, count), transform)
+        return label, transformed(site, _probabilities(site, scores, count), transform)
     if count > 2:
         return label, transformed(site, scores, transform)
     return label, transformed(site, beside(site, site.term("neg", scores), scores), transform)
 
 
-def _probabilities(site: NodeSite, scores: Any, pairs: list[tuple[int, int]], count: int) -> Any:
-    """Return probabilities of classes that agree best with those of pairs (Wu, Lin, Weng 2004).
-
-    They solve linear equations, which runtimes solve to about 0.005 in some steps.
-    """
+def _probabilities(site: NodeSite, scores: Any, count: int) -> Any:
+    """Return probabilities of classes by those of pairs."""
     slopes, offsets = (parameter(site, n, [site.numbers(n)]) for n in ("prob_a", "prob_b"))
     odds = site.term("add", site.term("mul", scores, slopes), offsets)
     shares = site.term("sigmoid", site.term("neg", odds))
     shares = site.insert("clamp", {"x": shares, "a": 1e-7, "b": 1 - 1e-7})
-    if count == 2:
-        return beside(site, shares, site.term("sub", 1.0, shares))
-    # Row t of the error of pair (i,j): the share of j times p(i) less that of i times p(j).
-    firsts, seconds = np.zeros((1, len(pairs), count)), np.zeros((1, len(pairs), count))
-    for p, (i, j) in enumerate(pairs):
-        firsts[0, p, i], seconds[0, p, j] = 1, 1
-    dtype = site.dtype_of(scores)
-    share = site.unsqueezed(shares, (2,))
-    first, second = (site.constant(x, dtype) for x in (firsts, seconds))
-    error = site.term(
-        "sub",
-        site.term("mul", site.term("sub", 1.0, share), first),
-        site.term("mul", share, second),
-    )
-    square = site.insert("matmul", {"A": error, "B": error}, transposeA=True, transposeB=False)
-    # With a sum of 1: a row and a column of ones around the squares.
-    around = ((0, 0), (0, 1), (0, 1))
-    bordered = site.insert("pad", {"input": square}, padding=around, border="constant", value=1.0)
-    corner = np.zeros((1, count + 1, count + 1))
-    corner[0, -1, -1] = 1
-    system = site.term("sub", bordered, site.constant(corner, dtype))
-    solved = site.insert("inverse", {"input": system})
-    window = {"axes": (1, 2), "begin": (0, count), "end": (count, count + 1), "stride": (1, 1)}
-    return site.insert(
-        "squeeze", {"input": site.insert("slice", {"input": solved}, **window)}, axes=(2,)
-    )
+    return site.insert("pairwise_coupling", {"shares": shares}, count=count)

@@ -1,0 +1,78 @@
+"""Probabilities of classes from those of pairs of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.ops import require, rules
+
+_MOST = 100  # steps, more for more classes
+_ERROR = 0.005  # that all classes may have together
+
+
+def _type(shares: TensorType, count: int) -> TensorType:
+    require.real(shares=shares)
+    require.layout(f"[n,{count * (count - 1) // 2}]", shares=shares)
+    return TensorType((shares.shape[0], count), shares.dtype)
+
+
+@rules.rule("pairwise_coupling", _type)
+def pairwise_coupling(shares: Any, count: int) -> Array:
+    """Return probabilities [n,count] of classes from those of the first of two, of each pair.
+
+    Pairs are (0,1), (0,2) ... (1,2) ... Source: Wu, Lin and Weng 2004, algorithm 2, which ends at
+    the error at which libsvm, scikit-learn and onnxruntime end it. Derivatives are those without
+    an error.
+    """
+    x = widened(jnp.asarray(shares))
+    i, j = np.triu_indices(count, 1)
+    empty = jnp.zeros((len(x), count, count), x.dtype)
+    found = jax.vmap(_coupled)(empty.at[:, i, j].set(x).at[:, j, i].set(1 - x))
+    return found.astype(jnp.result_type(shares))
+
+
+def _errors(shares: Array) -> Array:
+    """Return the matrix of a quadratic form: by how much probabilities disagree with shares."""
+    return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
+
+
+def _exact(shares: Array) -> Array:
+    """Return probabilities with the least error: multiples of 1 by the form are equal for all."""
+    weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
+    return weights / jnp.sum(weights)
+
+
+@jax.custom_jvp
+def _coupled(shares: Array) -> Array:
+    form, count = _errors(shares), len(shares)
+
+    def better(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
+        p, moved, error = state  # the form by p, and by p twice
+        step = (error - moved[t]) / form[t, t]
+        error = (error + step * (step * form[t, t] + 2 * moved[t])) / (1 + step) ** 2
+        return p.at[t].add(step) / (1 + step), (moved + step * form[t]) / (1 + step), error
+
+    def is_far(state: tuple[Array, Array]) -> Array:
+        moved = form @ state[1]
+        error = jnp.max(jnp.abs(moved - state[1] @ moved))
+        return (state[0] < max(_MOST, count)) & (error >= _ERROR / count)
+
+    def improved(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        moved = form @ state[1]
+        start = state[1], moved, state[1] @ moved
+        return state[0] + 1, lax.fori_loop(0, count, better, start)[0]
+
+    start = jnp.full(count, 1 / count, shares.dtype)
+    return lax.while_loop(is_far, improved, (jnp.int32(0), start))[1]
+
+
+@_coupled.defjvp
+def _coupled_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    return _coupled(*primals), jax.jvp(_exact, primals, tangents)[1]
