@@ -212,10 +212,11 @@ class Site(ABC, Generic[_Graph]):
         return self.insert("unsqueeze", {"input": found}, axes=rest) if rest else found
 
 
-def decides(operands: Iterable[Any]) -> bool:
+def decides(operands: Iterable[Any], reals: int = 1) -> bool:
     """Tell whether results are known when the network is read: operands are, and decide shapes.
 
-    Those that follow from shapes do, and few whole numbers. Weights stay in the graph.
+    Those that follow from shapes do, and few whole numbers, and so many `reals`. Weights stay in
+    the graph.
     """
     flat = [*_listed(operands)]
     known = [x for x in flat if isinstance(x, Constant)]
@@ -223,13 +224,15 @@ def decides(operands: Iterable[Any]) -> bool:
         return False
     if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in known):
         return False
-    return any(x.derived for x in known) or all(map(_is_few, known))
+    return any(x.derived for x in known) or all(_is_few(x, reals) for x in known)
 
 
-def _is_few(x: Constant) -> bool:
-    """Tell whether a tensor is a number, or few whole ones, but no matrix of codes."""
-    is_whole = x.array.ndim < 2 or x.type in ("int32", "int64", "bool")
-    return x.array.size <= (1 if x.array.dtype.kind == "f" or not is_whole else _FEW)
+def _is_few(x: Constant, reals: int) -> bool:
+    """Tell whether a tensor is few real numbers or whole ones, but no matrix of codes."""
+    if x.array.dtype.kind == "f":
+        return x.array.size <= reals
+    is_codes = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
+    return x.array.size <= (1 if is_codes else _FEW)
 
 
 def _listed(operands: Iterable[Any]) -> Iterator[Any]:

@@ -22,6 +22,8 @@ from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
+_SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
+
 
 @dataclass(slots=True, eq=False)
 class NodeSite(Site[NodeGraph]):
@@ -156,7 +158,7 @@ class NodeSite(Site[NodeGraph]):
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         """Add an operation, unless its operands are known and decide shapes: it is computed."""
-        if decides(operands.values()):
+        if decides(operands.values(), _SCALES if kind == "cast" else 1):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
         # `super()` without arguments is of another class where a dataclass has slots.
