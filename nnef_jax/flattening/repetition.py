@@ -32,8 +32,8 @@ class RepeatedBody:
     def _enter(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
-    def seen(self, x: Tensor) -> Tensor:
-        """Return what a tensor of around is inside."""
+    def seen(self, x: Any) -> Any:
+        """Return a tensor of the outer graph as it is inside, anything else as it is."""
         return self.graph.entered(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:

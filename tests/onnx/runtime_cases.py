@@ -138,6 +138,15 @@ CASES = [
         {"hidden_size": 4, "input_forget": 1, "direction": "reverse"},
         outputs=_ALL3, domain="",
     ),
+    *(
+        Case(  # one item: of several onnxruntime quantises as many together as a thread has
+            f"lstm_dynamic_{dtype}", "DynamicQuantizeLSTM",
+            (real(5, 1, 3), whole(dtype, 2, 3, 16), whole(dtype, 2, 4, 16), real(2, 32),
+             *(None,) * 4, positive(2, 16), zeros, positive(2, 16), zeros),
+            {"hidden_size": 4, "direction": "bidirectional"}, (1, 2, 8, 9, 10, 11), _ALL3,
+        )
+        for dtype, zeros in ((_I8, given([[0] * 16] * 2, _I8)), (_U8, given([[120] * 16] * 2, _U8)))
+    ),
     Case("gru", "GRU", _gru(), {"hidden_size": 4}, outputs=_ALL2, domain=""),
     Case(
         "gru_both", "GRU", _gru(2, _LENGTHS, real(2, 2, 4)),
@@ -322,6 +331,12 @@ CASES = [
         for name, attributes in (
             ("LeakyRelu", {"alpha": 0.1}), ("Sigmoid", {}), ("GlobalAveragePool", {}),
         )
+    ),
+    Case(
+        "qlinear_conv", "QLinearConv",
+        (whole(_U8, 1, 5, 4, 2), _SCALE, given(3, _U8), whole(_I8, 3, 2, 2, 2), positive(3),
+         given([0] * 3, _I8), given(0.05, "float32"), given(9, _U8)),
+        {"channels_last": 1, "strides": [2, 1], "pads": [1, 0, 0, 1]}, (3, 4, 5), atol=1,
     ),
     Case(
         "qlinear_averagepool", "QLinearAveragePool",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.integer_products import dynamic_product
+from nnef_jax.formats.onnx.operators.quantizers import is_zero
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 _DEFAULTS = {"LSTM": ("Sigmoid", "Tanh", "Tanh"), "GRU": ("Sigmoid", "Tanh"), "RNN": ("Tanh",)}
@@ -97,9 +99,12 @@ def _gates(at: NodeSite, x: Any, count: int) -> list[Any]:
 
 
 def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
-    result = at.insert(
-        "matmul", {"A": x, "B": at.tensor(filter)}, transposeA=False, transposeB=True
-    )
+    """Multiply by a filter [gates,items], or by levels [items,gates] with scale and zero point."""
+    if isinstance(filter, tuple):
+        result = dynamic_product(at, x, *cast("tuple[Any, ...]", filter))
+    else:
+        a, b = at.aligned(at.tensor(x), at.tensor(filter))
+        result = at.insert("matmul", {"A": a, "B": b}, transposeA=False, transposeB=True)
     return result if bias is None else at.term("add", result, bias)
 
 
@@ -160,7 +165,7 @@ def _layer(kind: str) -> Callable[[NodeSite], tuple[Any, ...]]:
         ways = directions[site.choice("direction", *directions, default="forward")]
         batch_first = site.flag("layout")
         x = site.transposed(site.tensor(0), (1, 0, 2)) if batch_first else site.tensor(0)
-        hidden = site.shape(2)[-1]
+        hidden = site.shape(2)[1 if _is_quantized(site) else 2]
         if site.int("hidden_size", hidden) != hidden:
             raise InvalidOperation(f"'hidden_size' is not {hidden}, as input 2 has it")
         if site.shape(1)[0] != len(ways):
@@ -192,6 +197,11 @@ def _layer(kind: str) -> Callable[[NodeSite], tuple[Any, ...]]:
 
 for _kind in _GATES:
     operator(_kind)(_layer(_kind))
+operator("DynamicQuantizeLSTM", domain="com.microsoft")(_layer("LSTM"))
+
+
+def _is_quantized(site: NodeSite) -> bool:
+    return site.node.operator == "DynamicQuantizeLSTM"
 
 
 def _start(site: NodeSite, x: Value, cell: NodeCell, i: int, way: int, batch_first: bool) -> Any:
@@ -210,6 +220,15 @@ def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
     return site.insert("squeeze", {"input": part}, axes=(axis,))
 
 
+def _filter(site: NodeSite, i: int, way: int) -> Any:
+    """Return the filter of a direction that input 1 or 2 is, as products take it."""
+    if not _is_quantized(site):
+        return _of(site, i, way)
+    scale, zero = 2 * i + 6, 2 * i + 7
+    no_zero = is_zero(site.optional(zero))
+    return _of(site, i, way), _of(site, scale, way), None if no_zero else _of(site, zero, way)
+
+
 def _run(
     site: NodeSite, cell: NodeCell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
 ) -> list[Any]:
@@ -217,7 +236,7 @@ def _run(
 
     After the end of a sequence states stay and outputs are 0.
     """
-    w, r = _of(site, 1, way), _of(site, 2, way)
+    w, r = (_filter(site, i, way) for i in (1, 2))
     bias, rest = None, None
     if site.has(3):
         items = _GATES[cell.kind] * cell.hidden
@@ -236,12 +255,13 @@ def _run(
     peepholes = _of(site, 7, way) if cell.kind == "LSTM" and site.has(7) else None
     if peepholes is not None:
         peepholes = site.unsqueezed(peepholes, (0,))
-    products = _product(site, x, site.unsqueezed(w, (0,)), bias)
+    products = _product(site, x, w, bias)
     body = RepeatedBody(site)
     at = body.at
     now = body.item(products, 0, reverse=reverse)
     before = [body.state(s) for s in states]
-    r, rest, peepholes = (None if v is None else body.seen(v) for v in (r, rest, peepholes))
+    r = tuple(map(body.seen, r)) if isinstance(r, tuple) else body.seen(r)
+    rest, peepholes = map(body.seen, (rest, peepholes))
     after = _next(at, cell, now, before, r, rest, peepholes)
     shown = after[0]
     mask = _mask(site, x)

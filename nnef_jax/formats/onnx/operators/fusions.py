@@ -12,11 +12,10 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import meaning_of, operator
 from nnef_jax.formats.onnx.operators.cells import PARAMETERS, activation
-from nnef_jax.formats.onnx.operators.integer_products import product
+from nnef_jax.formats.onnx.operators.integer_products import dynamic_product, product
 from nnef_jax.formats.onnx.operators.quantizers import (
     MICROSOFT,
     dequantized,
-    dynamically,
     quantized,
     spread,
 )
@@ -99,31 +98,21 @@ def _qgemm(site: NodeSite) -> Any:
     return _as_quantized(site, found, 7, site.dtype_of(8)) if site.has(7) else found
 
 
-def _real_product(
-    site: NodeSite, a: Any, b: Any, zeros: tuple[Any, Any], scales: tuple[Any, Any], bias: int
-) -> Any:
-    if site.shape(scales[0]) not in ((), (1,)):
-        raise InvalidShape(
-            f"the scale of the left matrix has the shape {show(site.shape(scales[0]))}"
-        )
-    scale = site.term("mul", *scales)
-    total = product(site, a, b, zeros)
-    found = site.term("mul", site.cast(total, site.dtype_of(scale)), scale)
-    return site.term("add", found, site.operand(bias)) if site.has(bias) else found
-
-
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
 def _matmul_integer_to_float(site: NodeSite) -> Any:
-    zeros = site.optional(4), site.optional(5)
-    scales = site.operand(2), site.operand(3)
-    return _real_product(site, site.operand(0), site.operand(1), zeros, scales, 6)
+    if site.shape(2) not in ((), (1,)):
+        raise InvalidShape(f"the scale of the left matrix has the shape {show(site.shape(2))}")
+    scale = site.term("mul", site.operand(2), site.operand(3))
+    total = product(site, site.operand(0), site.operand(1), (site.optional(4), site.optional(5)))
+    found = site.term("mul", site.cast(total, site.dtype_of(scale)), scale)
+    return site.term("add", found, site.operand(6)) if site.has(6) else found
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def _dynamic_quantize_matmul(site: NodeSite) -> Any:
-    a, scale, zero = dynamically(site, site.tensor(0))
-    zeros, scales = (zero, site.optional(3)), (scale, site.operand(2))
-    return _real_product(site, a, site.operand(1), zeros, scales, 4)
+    levels, scale = site.operand(1), site.operand(2)
+    found = dynamic_product(site, site.tensor(0), levels, scale, site.optional(3))
+    return site.term("add", found, site.operand(4)) if site.has(4) else found
 
 
 @operator("MatMulNBits", domain=MICROSOFT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from string import ascii_lowercase
 from typing import Any
 
@@ -9,7 +10,7 @@ from lowering.extents import differ
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import kernel_of, windows_of
-from nnef_jax.formats.onnx.operators.quantizers import is_zero
+from nnef_jax.formats.onnx.operators.quantizers import dynamically, is_zero
 
 
 def product(
@@ -71,6 +72,13 @@ def _centred(site: NodeSite, x: Any, zero: Any) -> tuple[Any, Any]:
     return site.term("sub", site.cast(x, "int32"), site.cast(zero, "int32")), 0
 
 
+def dynamic_product(site: NodeSite, x: Any, levels: Any, scale: Any, zero: Any) -> Any:
+    """Multiply real numbers, quantised by their range, by levels; scales are one, or a column's."""
+    x, x_scale, x_zero = dynamically(site, x)
+    total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))
+    return site.term("mul", total, site.term("mul", x_scale, scale))
+
+
 @operator("MatMulInteger")
 def _matmul_integer(site: NodeSite) -> Any:
     zero_points = site.optional(2), site.optional(3)
@@ -91,7 +99,14 @@ def _conv_integer(site: NodeSite) -> Any:
 
 
 @operator("QLinearConv")
+@operator("QLinearConv", domain="com.microsoft")
 def _qlinear_conv(site: NodeSite) -> Any:
+    if site.flag("channels_last"):
+        rank, attributes = site.rank(), {**site.node.attributes, "channels_last": 0}
+        x = site.transposed(site.operand(0), (0, rank - 1, *range(1, rank - 1)))
+        node = replace(site.node, attributes=attributes)
+        found = _qlinear_conv(replace(site, node=node, operands=[x, *site.operands[1:]]))
+        return site.transposed(found, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
     zero_points, scales = ([site.operand(i), site.operand(i + 3)] for i in (2, 1))
     output = site.operand(7), site.operand(6)
