@@ -1,0 +1,33 @@
+"""Files of exporters, quantisers, optimisers and converters compute what onnxruntime does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nnef_jax
+
+pytest.importorskip("onnx")
+
+from tests.onnx.exports import FOLDER, RESULTS
+
+NAMES = [path.stem for path in sorted(FOLDER.glob("*.onnx"))]
+_HALVES = 2**-9  # two units of float16: onnxruntime rounds less often on a CPU than the file says
+
+
+def test_files_are_there() -> None:
+    assert len(NAMES) == 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_those_of_onnxruntime(name: str) -> None:
+    with np.load(RESULTS) as recorded:
+        found: Any = nnef_jax.load(FOLDER / f"{name}.onnx")(recorded[f"{name}/x"])
+        for i, x in enumerate(found if isinstance(found, tuple) else (found,)):
+            y = recorded[f"{name}/{i}"]
+            assert x.shape == y.shape
+            size = float(np.abs(y).max())
+            accuracy = _HALVES if name.endswith("float16") else 1e-5
+            np.testing.assert_allclose(x, y, rtol=0, atol=accuracy * max(size, 1.0))
