@@ -15,7 +15,8 @@ from tests.onnx.node_suite import cases, run
 _LISTED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
 REFUSED = dict(line.split(maxsplit=1) for line in _LISTED)
 _GROUP = 40
-pytestmark = pytest.mark.optimised  # a cast to float8 differs otherwise
+# Without `xla_cpu_use_fusion_emitters`, which only tests switch off, XLA casts to float8 wrongly.
+pytestmark = pytest.mark.optimised
 
 
 def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
