@@ -52,6 +52,7 @@ class Adversarial(Result):
         method: the name of the attack.
         norm: "linf", the largest change of an entry, or "l2", the root of the sum of squares.
         of: the name of the tensor.
+        output: the name of the tensor that scores are of.
     """
 
     x: Array
@@ -64,6 +65,7 @@ class Adversarial(Result):
     method: str = static()
     norm: str = static()
     of: str = static()
+    output: str = static()
 
     @property
     def perturbation(self) -> Array:
@@ -76,7 +78,8 @@ class Adversarial(Result):
         numbers = [("found", self.found), (self.norm, self.distance), ("margin", self.margin)]
         heads, columns = zip(*classes, *numbers, strict=True)
         rows = zip(range(len(self.found)), *map(np.asarray, columns), strict=True)
-        return table_of(f"{self.method} of {self.of}", ["item", *heads], rows)
+        title = f"{self.method} of {self.of} for {self.output}"
+        return table_of(title, ["item", *heads], rows)
 
     def plot(self, ax: Any = None, *, items: int = 6) -> Any:
         """Draw the first items: the originals, below what was added, and below what results.
@@ -116,8 +119,7 @@ def fgsm(
 ) -> Adversarial:
     """Attack by one step along the gradient's sign (Goodfellow et al. 2014, arXiv:1412.6572).
 
-    The gradient is that of the cross-entropy of `output`, which must be logits: of a network that
-    ends in softmax give `output=` what it reads.
+    The gradient is that of the cross-entropy of `output`, which must be logits.
 
     >>> nnef_jax.analysis.fgsm(model, images, epsilon=16, bounds=(0, 255)).found
 
@@ -132,7 +134,7 @@ def fgsm(
     The other arguments, and errors, are those of `saliency`.
     """
     attack = _attack(model, inputs, target, output, wrt, params, targeted, "linf", bounds)
-    return _fgsm(attack, _sizes(attack.question, epsilon))
+    return _fgsm(attack, sizes_of(attack.question, "epsilon", epsilon))
 
 
 @jax.jit
@@ -149,7 +151,7 @@ def pgd(
     epsilon: Any,
     norm: Norm = "linf",
     steps: int = 40,
-    step: float | None = None,
+    step_size: Any = None,
     key: Array | None = None,
     target: Target = None,
     targeted: bool = False,
@@ -168,7 +170,8 @@ def pgd(
         epsilon: how far the result may be from the original: a number, or one for each item.
         norm: what is measured by: "linf" or "l2".
         steps: how many gradients are computed.
-        step: the length of a step as a share of epsilon, by default 2.5 / steps.
+        step_size: the length of a step in units of the input: a number, or one for each item. By
+            default 2.5 epsilon / steps, as there.
         key: of `jax.random`, to start at a random point that near; by default at the original.
 
     The other arguments, and errors, are those of `fgsm`.
@@ -177,20 +180,21 @@ def pgd(
     require_count("steps", steps)
     if key is not None:
         require_key(key)
-    share = _STEPS / steps if step is None else require_real("step", step)
     attack = _attack(model, inputs, target, output, wrt, params, targeted, norm, bounds)
-    return _pgd(attack, _sizes(attack.question, epsilon), share, key, steps)
+    size = sizes_of(attack.question, "epsilon", epsilon)
+    length = _STEPS / steps * size if step_size is None else step_size
+    return _pgd(attack, size, sizes_of(attack.question, "step_size", length), key, steps)
 
 
 @partial(jax.jit, static_argnames="steps")
 def _pgd(
-    attack: Attack, epsilon: Array, share: float, key: Array | None, steps: int
+    attack: Attack, epsilon: Array, step_size: Array, key: Array | None, steps: int
 ) -> Adversarial:
     attack = attack.begun()
     size = attack.sizes(epsilon)
     start = attack.original if key is None else attack.random(key, size)
-    shares = jnp.full(steps, share, size.dtype)
-    return _result(attack, "PGD", attack.descended(start, size, shares))
+    found = attack.descended(start, size, attack.sizes(step_size), steps)
+    return _result(attack, "PGD", found)
 
 
 def smallest_perturbation(
@@ -263,6 +267,7 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
         method=method,
         norm=attack.norm,
         of=question.wrt,
+        output=question.output or "outputs",
     )
 
 
@@ -297,13 +302,13 @@ def _attack(
     return Attack(question, bounds, targeted, norm)
 
 
-def _sizes(question: Question, epsilon: Any) -> Any:
+def sizes_of(question: Question, name: str, value: Any) -> Any:
     """Return a length, or one for each item."""
-    sizes = array_of("epsilon", epsilon)
+    sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):
-        message = f"epsilon is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
+        message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
         raise InputError(message, hint="give a number, or one for each item")
     if not isinstance(sizes, Tracer):
         for extreme in (np.min, np.max):
-            require_real("epsilon", float(extreme(np.asarray(sizes), initial=0)))
+            require_real(name, float(extreme(np.asarray(sizes), initial=0)))
     return sizes

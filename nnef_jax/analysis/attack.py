@@ -130,17 +130,17 @@ class Attack:
         radius = jax.random.uniform(other, size.shape, x.dtype) ** (1 / max(1, x[:1].size))
         return self._within(x + size * radius * direction / self.length(direction))
 
-    def descended(self, x: Array, size: Array, steps: Array) -> Array:
-        """Return the point with the smallest margin on a way of steps, shares of the size."""
+    def descended(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
+        """Return the point with the smallest margin on a way of steps of that size."""
 
-        def move(state: tuple[Array, ...], share: Array) -> tuple[tuple[Array, ...], None]:
+        def move(state: tuple[Array, ...], __: None) -> tuple[tuple[Array, ...], None]:
             x, best, least = state
             gradient, (margin, _) = self.gradient(x)
             best, least = self._better(x, margin, best, least)
-            return (self.near(self.moved(x, gradient, share * size), size), best, least), None
+            return (self.near(self.moved(x, gradient, step_size), size), best, least), None
 
         start = x, x, jnp.full(x.shape[:1], jnp.inf)
-        (x, best, least), _ = lax.scan(move, start, steps)
+        (x, best, least), _ = lax.scan(move, start, None, length=steps)
         return self._better(x, self.reached(x)[0], best, least)[0]
 
     def _better(self, x: Array, margin: Array, best: Array, least: Array) -> tuple[Array, Array]:

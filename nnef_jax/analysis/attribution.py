@@ -30,6 +30,7 @@ class Attribution(Result):
             whose values add up to that: 0 for a path of infinitely many steps.
         method: the name of the function that computed them.
         of: the name of the tensor that the values are of.
+        output: the name of the tensor that scores are of.
     """
 
     values: Array
@@ -39,6 +40,7 @@ class Attribution(Result):
     gap: Array | None = None
     method: str = static()
     of: str = static()
+    output: str = static()
 
     def table(self) -> Table:
         """Return a table with a row for each item: class, score, sum and largest attribution."""
@@ -52,7 +54,7 @@ class Attribution(Result):
             rows.append(tuple(row))
         heads = ["item", *(["class"] if self.classes is not None else []), "score", "sum"]
         heads += ["largest", "at", *(["gap"] if self.gap is not None else [])]
-        return table_of(f"{self.method} of {self.of}", heads, rows)
+        return table_of(f"{self.method} of {self.of} for {self.output}", heads, rows)
 
     def plot(self, ax: Any = None, *, items: int = 16) -> Any:
         """Draw the attributions of the first items over these, each in a scale of its own.
@@ -86,19 +88,14 @@ def attributed(
         gap=gap,
         method=method,
         of=of or question.wrt,
+        output=question.output or "outputs",
     )
 
 
 def line_from(question: Question, baseline: Array) -> tuple[Array, Question, Array]:
-    """Return the tensor, the question with its classes, and the baseline in the tensor's shape."""
+    """Return the tensor, the question with its classes, and the tensor at the baseline."""
     x = question.value()
-    start = jnp.asarray(baseline, x.dtype)
-    try:
-        start = jnp.broadcast_to(start, x.shape)
-    except ValueError:
-        message = f"baseline is {show(start.shape)}, '{question.wrt}' is {show(x.shape)}"
-        raise InputError(message, hint="give a number, or an array that broadcasts") from None
-    return x, question.settled(x), start
+    return x, question.settled(x), question.start(baseline)
 
 
 def middles(steps: int, x: Array) -> Array:

@@ -50,8 +50,8 @@ def saliency(
         target: whose score is explained: a class, an integer for each item, or by default the class
             with the highest score. It is the mean of `output[:, target]`. A function of the outputs
             returns scores [batch] instead; what is compiled is kept for each object.
-        output: the name of an output, or of a tensor inside, such as what softmax reads. By default
-            the only output; a function gets all of several.
+        output: the name of an output, or of a tensor inside. By default the only output, or what a
+            softmax or sigmoid at its end reads: the result says which. A function gets the outputs.
         wrt: the name of the tensor that explains: an input, by default the first real one, or the
             result of an operation, such as the embeddings of integer ids.
         params: arrays by label, as of `model.params`, which may be traced.
@@ -91,7 +91,8 @@ def integrated_gradients(
     >>> found = nnef_jax.analysis.integrated_gradients(model, images)
 
     Args:
-        baseline: where the line starts: a number, or an array that broadcasts to the tensor.
+        baseline: where the line starts: a number, or an array that broadcasts to the tensor. Of a
+            tensor inside it is that of the real inputs that it is computed from, if any.
         steps: how many gradients are computed.
 
     The other arguments, and errors, are those of `saliency`.

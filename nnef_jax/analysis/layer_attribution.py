@@ -96,7 +96,7 @@ def layer_conductance(
 
     Args:
         layer: the name of a tensor inside.
-        baseline: where the line of inputs starts.
+        baseline: where the line starts, as that of `integrated_gradients`.
         steps: how many gradients at the layer are computed, each in the middle of a step.
 
     The other arguments, and errors, are those of `saliency`.

@@ -40,7 +40,7 @@ def occlusion(
         window: extents along the last axes; an integer stands for all axes after the first two, of
             batch and channel, or for the only one after the batch. Axes before these are covered.
         stride: steps between windows, by default half the window.
-        baseline: what covers: a number, or an array that broadcasts to the tensor.
+        baseline: what covers, as that of `integrated_gradients`.
 
     The other arguments, and errors, are those of `saliency`.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +14,7 @@ from jax import Array
 from jax.core import Tracer
 
 from lowering.extents import show
-from lowering.graph import Graph, Value, is_float
+from lowering.graph import Graph, Operation, Value, is_float
 from nnef_jax.call_arguments import arguments_of
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import hint_for
@@ -21,6 +22,8 @@ from nnef_jax.model import Edits, Model, Params
 from nnef_jax.options import numpy_of, require, shown
 
 Target = Any  # None, a class, a class for each item, or a function of outputs
+_SATURATES = ("softmax", "log_softmax", "sigmoid")
+_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze")
 
 
 @jax.tree_util.register_dataclass
@@ -49,6 +52,20 @@ class Question:
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
+
+    def start(self, baseline: Any) -> Array:
+        """Return the tensor at a baseline of the real inputs that it is computed from.
+
+        Without any, of an input or of what follows from ids, it is the tensor's own baseline.
+        """
+        x, value, inputs = self.value(), self.graph.values[self.wrt], list(self.inputs)
+        needed = self.graph.dependencies([value])
+        found = [v in needed and is_float(v.type.dtype) for v in self.graph.inputs]
+        if self.position is not None or not any(found):
+            return _filled(self.wrt, baseline, x)
+        for i, v in enumerate(self.graph.inputs):
+            inputs[i] = _filled(v.name, baseline, inputs[i]) if found[i] else inputs[i]
+        return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
         """Return outputs and captured tensors for another value of the tensor that explains."""
@@ -166,6 +183,7 @@ def ask(
     names = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
         output = next(iter(names)) if len(names) == 1 else ""
+        output = output if callable(target) or not output else _logits(graph, output)
     if output and output not in names:
         names = {output: tensor_named(graph, "output", output)}
     if output == "" and not callable(target):
@@ -252,6 +270,52 @@ def array_from(name: str, returned: Any) -> Array:
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
     return jnp.asarray(returned)
+
+
+def _filled(name: str, baseline: Any, x: Any) -> Array:
+    start = jnp.asarray(baseline, x.dtype)
+    try:
+        return jnp.broadcast_to(start, x.shape)
+    except ValueError:
+        message = f"baseline is {show(start.shape)}, '{name}' is {show(x.shape)}"
+        raise InputError(message, hint="give a number, or an array that broadcasts") from None
+
+
+def _logits(graph: Graph, output: str) -> str:
+    """Return the tensor that scores are of: what a softmax or sigmoid at the end reads.
+
+    Warns where an output of one has no such tensor of its shape.
+    """
+    makers = {value: x for x in graph.operations for value in x.writes()}
+    final = value = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
+    while (maker := makers.get(value)) is not None and maker.kind in _PASSES:
+        value = next(maker.reads())
+    read = None if maker is None else _saturated(maker, makers)
+    if read is None:
+        return output
+    wanted = (*final.type.shape, 1, 1)[:2]
+    if graph.values.get(read.name) is read and (*read.type.shape, 1, 1)[:2] == wanted:
+        return read.name
+    message = f"'{output}' is what '{value.name}' saturates to, gradients vanish there"
+    warnings.warn(f"{message}: name a tensor before it by output=", stacklevel=4)
+    return output
+
+
+def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
+    """Return what a softmax or sigmoid reads, one of single operations too; None of others."""
+    if operation.kind in _SATURATES:
+        return next(operation.reads())
+    reads = [*operation.reads()]
+    if operation.kind != "div" or len(reads) != 2:
+        return None
+    above, below = map(makers.get, reads)
+    if above is None or below is None or (above.kind, below.kind) != ("exp", "sum_reduce"):
+        return None
+    exponent = next(above.reads())
+    shifted = makers.get(exponent)
+    is_shifted = shifted is not None and shifted.kind == "sub"
+    found = next(shifted.reads()) if shifted is not None and is_shifted else exponent
+    return found if next(below.reads()) is reads[0] else None
 
 
 def _first_real(graph: Graph) -> Value:

@@ -71,11 +71,22 @@ def test_before_and_after_are_the_classes_that_have_the_highest_scores() -> None
 @pytest.mark.parametrize(("norm", "key"), [("linf", None), ("l2", KEY)])
 def test_pgd_reaches_the_optimum_of_a_linear_margin(norm: str, key: Any) -> None:
     wanted = np.sign(D) if norm == "linf" else D / np.linalg.norm(D)
-    found = analysis.pgd(linear(), X, epsilon=0.5, norm=norm, key=key, step=1.0, target=margin)
+    found = analysis.pgd(linear(), X, epsilon=0.5, norm=norm, key=key, step_size=0.5, target=margin)
     # Margins that are 1e-7 higher in 32 bits lie 3e-4 beside the optimum on the sphere.
     close(found.x, X - 0.5 * wanted, atol=1e-3)
     close(found.distance, np.full(6, 0.5))
     close(found.margin, MARGINS - 0.5 * wanted @ D)
+
+
+def test_steps_of_pgd_are_as_long_as_they_are_said_to_be() -> None:
+    attack = partial(analysis.pgd, linear(), X, epsilon=0.1, target=margin)
+    close(attack(step_size=0.03, steps=1).distance, np.full(6, 0.03))
+    close(attack(step_size=0.03, steps=3).x, X - 0.09 * np.sign(D))
+    close(attack(step_size=0.03, steps=5).x, X - 0.1 * np.sign(D))
+    each = np.linspace(0.01, 0.06, 6, dtype=np.float32)
+    close(attack(step_size=each, steps=1).distance, each)
+    close(attack(steps=50).distance, np.full(6, 0.1))  # steps of 0.005
+    close(attack(epsilon=4 * each, steps=5).distance, 4 * each)
 
 
 def test_attacks_keep_the_bounds() -> None:
@@ -197,6 +208,8 @@ def test_wrong_arguments_are_told() -> None:
         (lambda: fgsm(target=3), InputError, "target 3 is no class"),
         (lambda: pgd(norm="l1"), ValueError, "'linf' or 'l2'"),
         (lambda: pgd(steps=0), ValueError, "steps must be at least 1"),
+        (lambda: pgd(step_size=-1), ValueError, "step_size must be at least 0"),
+        (lambda: pgd(step_size=np.ones(5)), InputError, r"step_size is \[5\], 'x' has 6 items"),
         (lambda: pgd(key=1), TypeError, "key must be one of"),
         (lambda: analysis.pgd(classifier(), X, epsilon=1, output="z"), InputError, "one score"),
         (lambda: climb(target=None), InputError, "target must say"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+import nnef_jax
 from nnef_jax import InputError, analysis
 from tests.analysis.known_networks import (
     TABLE,
@@ -28,7 +30,9 @@ from tests.analysis.known_networks import (
     recurrent,
 )
 from tests.helpers import model_of
+from tests.tract_text import graph
 
+DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 X = normal(5, 4)
 CLASSES = np.array([2, 0, 1, 1, 2])
 CLOSE: Any = {"rtol": 1e-5, "atol": 1e-6}
@@ -170,6 +174,66 @@ def test_occlusion_is_the_mean_fall_over_the_windows_that_cover_a_position() -> 
     close(
         analysis.occlusion(linear(), X, window=1, target=1).values, W[1] * X, rtol=1e-3, atol=1e-5
     )
+
+
+def test_the_baseline_of_a_tensor_inside_is_that_of_the_inputs_it_follows_from() -> None:
+    find = partial(analysis.integrated_gradients, output="logits", wrt="h", target=CLASSES)
+    found = find(classifier(), X, baseline=0.5)
+    close(found.values, W[CLASSES] * (np.tanh(X) - np.tanh(0.5)))
+    close(found.gap, np.zeros(5), atol=1e-5)
+    found = find(classifier(), X, baseline=C)
+    close(found.values, W[CLASSES] * (np.tanh(X) - np.tanh(C)))
+    covered = analysis.occlusion(quadratic(), X, wrt="h", window=1, target=1, baseline=0.5)
+    close(covered.values, W[1] * (X**2 - 0.25), rtol=1e-3, atol=1e-5)
+    # What follows from ids alone has a baseline of its own.
+    ids = np.array([[0, 1, 2], [4, 4, 3]])
+    table = analysis.integrated_gradients(looked_up(), ids, wrt="e", target=2)
+    close(table.values[..., 2], TABLE[ids][..., 2] ** 2)
+
+
+@pytest.mark.parametrize(
+    "end", ["softmax(h)", "sigmoid(h)", "log(softmax(h))", "reshape(softmax(h), shape = [0,3,1])"]
+)
+def test_scores_are_of_logits_where_they_are_known(end: str) -> None:
+    body = "x = external<scalar>(shape = [0,3]);\nh = mul(x, 9.0);\n"
+    if "(softmax" in end:
+        body, end = body + "p = softmax(h);\n", end.replace("softmax(h)", "p")
+    model = model_of(document(f"{body}y = {end};\n"))
+    x = X[:, :3]
+    found = analysis.saliency(model, x, target=1)
+    close(found.values, np.tile(9 * np.eye(3)[1], (5, 1)))
+    assert found.output == "h" and str(found).startswith("saliency of x for h")
+    assert analysis.fgsm(model, x, epsilon=0.1).output == "h"
+    kept = analysis.saliency(model, x, target=1, output="y")
+    assert kept.output == "y" and not np.allclose(kept.values, found.values)
+
+
+def test_scores_of_single_operations_are_of_logits_too() -> None:
+    body = "x = external<scalar>(shape = [0,3]);\nh = mul(x, 9.0);\ny = softmax(h);\n"
+    model = model_of(document(body), expand="all")
+    close(analysis.saliency(model, X[:, :3], target=1).values, np.tile([0, 9, 0], (5, 1)))
+
+
+def test_logits_are_found_in_each_format() -> None:
+    text = graph("h = mul(x, 9.0);\ny = tract_core_softmax(h, axes = [1]);", x="[2,3] f32")
+    assert analysis.saliency(model_of(text), X[:2, :3]).output == "h"
+    scans, found = 20 * np.abs(normal(1, 1, 8, 8)), {}
+    for format in ("model", "ir"):
+        model = nnef_jax.load(DIGITS / format)
+        found[format] = analysis.saliency(model, scans, target=3)
+    values = found["model"].values
+    assert np.abs(values).max() > 0.005
+    close(found["ir"].values, values, atol=1e-6)
+    logits = nnef_jax.load(DIGITS / "model").cut(outputs=["logits"])
+    close(values, analysis.saliency(logits, scans, target=3).values)
+
+
+def test_what_saturates_without_logits_is_warned_of() -> None:
+    body = "x = external<scalar>(shape = [0,4]);\ns = softmax(x);\n"
+    model = model_of(document(body + "y = reshape(s, shape = [0,2,2]);\n"))
+    with pytest.warns(UserWarning, match="'y' is what 's' saturates to.*name a tensor before it"):
+        found = analysis.saliency(model, X, target=1)
+    assert found.output == "y"
 
 
 def test_conductance_adds_up_by_unit() -> None:
@@ -336,4 +400,4 @@ def test_inputs_may_be_given_by_name() -> None:
 def test_an_empty_batch_has_empty_results() -> None:
     found = analysis.saliency(linear(), X[:0], target=1)
     assert found.values.shape == (0, 4) and found.to_dict()["scores"] == []
-    assert str(found) == "saliency of x"
+    assert str(found) == "saliency of x for y"

@@ -86,6 +86,7 @@ def test_values_of_captum() -> None:
     equal(flow.values, wanted, atol=1e-2 * float(wanted.detach().abs().max()))
 
 
+@pytest.mark.filterwarnings("ignore:Input Tensor 0 did not already require gradients")
 def test_attacks_of_captum() -> None:
     robust = pytest.importorskip("captum.robust")
     net, x, classes = network(), torch.tensor(X, requires_grad=True), torch.tensor(CLASSES)
@@ -96,3 +97,17 @@ def test_attacks_of_captum() -> None:
     )
     found = analysis.fgsm(MODEL, X, epsilon=0.1, target=CLASSES, bounds=bounds)
     equal(found.x, wanted)
+    options: Any = {"epsilon": 0.1, "target": CLASSES, "bounds": bounds, "steps": 3}
+    wanted = robust.PGD(net, loss, lower_bound=bounds[0], upper_bound=bounds[1]).perturb(
+        x, 0.1, 0.03, 3, classes
+    )
+    equal(analysis.pgd(MODEL, X, step_size=0.03, **options).x, wanted)
+
+
+def test_a_tensor_inside_of_captum() -> None:
+    net, x, classes = network(), torch.tensor(X, requires_grad=True), torch.tensor(CLASSES)
+    question: Any = {"target": CLASSES, "wrt": "maps", "steps": 20}
+    method = attr.LayerIntegratedGradients(net, net[1])
+    wanted = method.attribute(x, target=classes, n_steps=20, method="riemann_middle")
+    equal(analysis.integrated_gradients(MODEL, X, **question).values, wanted, atol=1e-6)
+    assert np.abs(wanted.detach().numpy()).max() > 0.01
