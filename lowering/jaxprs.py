@@ -314,6 +314,12 @@ def inner(equation: Any) -> list[Any]:
     return [x for x in found if isinstance(x, core.ClosedJaxpr)]
 
 
+def recomputed(equation: Any) -> Any:
+    """Return the function whose values a derivative computes again, None of another equation."""
+    is_one = primitive(equation) == "remat2"
+    return core.ClosedJaxpr(equation.params["jaxpr"], []) if is_one else None
+
+
 def innermost(jaxpr: Any) -> Iterator[Any]:
     """Return the equations of a function and of those in it that hold no functions themselves."""
     for equation in jaxpr.eqns:

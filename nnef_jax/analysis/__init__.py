@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.adversarial import pgd as pgd
     from nnef_jax.analysis.adversarial import smallest_perturbation as smallest_perturbation
     from nnef_jax.analysis.attribution import Attribution as Attribution
+    from nnef_jax.analysis.certified import Bounds as Bounds
+    from nnef_jax.analysis.certified import bounds as bounds
     from nnef_jax.analysis.comparison import Comparison as Comparison
     from nnef_jax.analysis.comparison import TensorDifference as TensorDifference
     from nnef_jax.analysis.comparison import compare as compare
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 _NAMES = {  # by module
     "adversarial": ("Adversarial", "fgsm", "pgd", "smallest_perturbation"),
     "attribution": ("Attribution",),
+    "certified": ("Bounds", "bounds"),
     "comparison": ("Comparison", "TensorDifference", "compare"),
     "dataset_statistics": ("Statistics", "activation_statistics", "gradient_statistics"),
     "gradients": ("integrated_gradients", "saliency", "smoothgrad"),

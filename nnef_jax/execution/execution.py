@@ -80,7 +80,8 @@ class Execution:
     def _with(self, options: RunOptions) -> Execution:
         known, (params, state) = self.definition, self.own.leaves()
         definition = Definition(replace(known.network, data=known.unread), options, known.cache)
-        return Execution(OwnArrays.of(definition, {**params, **state}))
+        arrays = GivenArrays if self.own.are_traced else OwnArrays
+        return Execution(arrays.of(definition, {**params, **state}))
 
     def for_one_call(self, inputs: Inputs) -> Execution:
         """Return the execution that answers a single call soonest: mostly the network as written.

@@ -1,0 +1,328 @@
+"""Certified bounds: equal to those of the papers, and never passed."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import nnef_jax
+from lowering import jaxprs
+from lowering.graph import is_float
+from nnef_jax import InputError, UnsupportedError, analysis
+from nnef_jax.analysis.intervals import Interval, interval
+from nnef_jax.analysis.linear_bounds import Walk
+from nnef_jax.model import Model
+from tests import op_cases
+from tests.analysis import networks
+from tests.analysis.known_networks import B, W, document, linear, looked_up, normal
+from tests.helpers import model_of
+from tests.op_cases import ALL_CASES
+from tests.reference import crown
+from tests.tract_text import graph
+
+METHODS = ("interval", "crown-ibp", "crown")
+X = normal(3, 4)
+close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+
+DENSE = {"w1": normal(7, 4), "b1": normal(1, 7), "w2": normal(6, 7), "b2": normal(1, 6)}
+DENSE |= {"w3": normal(3, 6), "b3": normal(1, 3)}
+
+
+TOLERANCES: dict[str, Any] = {
+    "float32": {"rtol": 2e-5, "atol": 6e-4},  # rounding is counted in, at its worst
+    "float64": {"rtol": 1e-9, "atol": 1e-9},
+}
+
+
+@cache
+def dense(activation: str, dtype: str = "float32", end: str = "copy(z)") -> nnef_jax.Model:
+    """Three layers, with an activation of § after the first two."""
+    body, x = "x = external<scalar>(shape = [0,4]);\n", "x"
+    for i in (1, 2, 3):
+        w, b = DENSE[f"w{i}"].shape, DENSE[f"b{i}"].shape
+        body += f"w{i} = variable<scalar>(shape = {[*w]}, label = 'w{i}');\n"
+        body += f"b{i} = variable<scalar>(shape = {[*b]}, label = 'b{i}');\n"
+        result = f"h{i}" if i < 3 else "z"
+        body += f"{result} = linear({x}, w{i}, b{i});\n"
+        if i < 3:
+            body, x = body + f"a{i} = {activation.replace('§', f'h{i}')};\n", f"a{i}"
+    return model_of(document(body + f"y = {end};\n"), data=DENSE, dtype=dtype)
+
+
+def sigmoid(x: Any) -> Any:
+    return 1 / (1 + np.exp(-x))
+
+
+def leaky(alpha: float) -> tuple[Any, Any]:
+    return lambda x: np.where(x < 0, alpha * x, x), crown.leaky_relu(alpha)
+
+
+CURVES = {
+    "relu(§)": leaky(0),
+    "max(§, 0.0)": leaky(0),
+    "leaky_relu(§, alpha = 0.125)": leaky(0.125),
+    "prelu(§, 0.25)": leaky(0.25),
+    "sigmoid(§)": (sigmoid, crown.sigmoidal(sigmoid, lambda x: sigmoid(x) * sigmoid(-x))),
+    "tanh(§)": (np.tanh, crown.sigmoidal(np.tanh, lambda x: 1 - np.tanh(x) ** 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("activation", CURVES)
+def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, dtype: str) -> None:
+    layers = [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in (1, 2, 3)]
+    curve, sizes = CURVES[activation], (0.0625, 0.25, 0.5)
+    with jax.enable_x64(dtype == "float64"):
+        x = np.asarray(X, dtype)
+        found = analysis.bounds(dense(activation, dtype), x, epsilon=sizes, target=1)
+        close = partial(np.testing.assert_allclose, **TOLERANCES[dtype])
+        for item, epsilon in enumerate(sizes):
+            ends = np.float64(X[item]) - epsilon, np.float64(X[item]) + epsilon
+            (low, high), (least, most) = crown.bounds(layers, *curve, *ends)
+            low, high = np.maximum(low, least), np.minimum(high, most)
+            close(found.lower[item], low)
+            close(found.upper[item], high)
+            assert (np.asarray(found.lower[item]) <= low).all()  # what rounding takes is outside
+            assert (np.asarray(found.upper[item]) >= high).all()
+            # Margins are of the last layer, less the row of the class.
+            weight, bias = layers[2]
+            last = weight[1] - weight, bias[1] - bias
+            (low, _), _ = crown.bounds([*layers[:2], last], *curve, *ends)
+            close(found.margins[item], np.maximum(low, least[1] - most))
+            assert found.margins[item, 1] == 0
+
+
+CONVOLVED = {"f": normal(3, 2, 3, 3), "m": normal(1, 3), "v": np.abs(normal(1, 3)) + 0.5}
+CONVOLVED |= {"w": normal(4, 18) / 3}
+
+
+@cache
+def convolved(pool: str = "avg_pool", activation: str = "leaky_relu(n, alpha = 0.2)") -> Any:
+    """Convolution, batch normalisation, an activation, pooling and a dense layer."""
+    body = f"""
+    x = external<scalar>(shape = [0,2,6,5]);
+    f = variable<scalar>(shape = [3,2,3,3], label = 'f');
+    m = variable<scalar>(shape = [1,3], label = 'm');
+    v = variable<scalar>(shape = [1,3], label = 'v');
+    c = conv(x, f, 0.25, padding = [(1,1), (1,1)]);
+    n = batch_normalization(c, m, v, offset = 0.5, scale = 1.5, epsilon = 0.01);
+    r = {activation};
+    p = {pool}(r, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,1)]);
+    s = slice(p, axes = [3], begin = [0], end = [2]);
+    t = transpose(s, axes = [0,2,3,1]);
+    w = variable<scalar>(shape = [4,18], label = 'w');
+    q = reshape(t, shape = [0,18]);
+    y = linear(q, w, 0.0);
+"""
+    return model_of(document(body), data=CONVOLVED)
+
+
+def matrix_of(function: Any, count: int) -> tuple[Any, Any]:
+    """The layer that an affine function of flat items is, from what it makes of units."""
+    constant = function(np.zeros((1, count)))[0]
+    return (function(np.eye(count)) - constant).T, constant
+
+
+def test_linear_bounds_of_a_convolutional_network_are_those_of_its_matrices() -> None:
+    model = convolved()
+
+    def first(x: Any) -> Any:
+        x = np.float32(x).reshape(-1, 2, 6, 5)
+        return np.float64(model.intermediates(x, names=["n"])["n"]).reshape(len(x), -1)
+
+    head = model.cut(inputs=["r"])
+
+    def second(r: Any) -> Any:
+        return np.float64(head(np.float32(r).reshape(-1, 3, 6, 5)))
+
+    layers = [matrix_of(first, 60), matrix_of(second, 90)]
+    x = normal(1, 2, 6, 5)
+    found = analysis.bounds(model, x, epsilon=0.1)
+    flat = np.float64(x).reshape(-1)
+    (low, high), (least, most) = crown.bounds(layers, *leaky(0.2), flat - 0.1, flat + 0.1)
+    low, high = np.maximum(low, least), np.minimum(high, most)
+    close(found.lower[0], low, rtol=1e-5, atol=6e-4)
+    close(found.upper[0], high, rtol=1e-5, atol=6e-4)
+
+
+def test_intervals_are_of_centres_and_radii() -> None:
+    low, high = X - 0.1, X + 0.1
+    for i in (1, 2, 3):
+        w, b = DENSE[f"w{i}"], DENSE[f"b{i}"]
+        centre, radius = (low + high) / 2 @ w.T + b, (high - low) / 2 @ np.abs(w).T
+        low, high = centre - radius, centre + radius
+        if i < 3:
+            low, high = np.maximum(low, 0), np.maximum(high, 0)
+    found = analysis.bounds(dense("relu(§)"), X, epsilon=0.1, method="interval")
+    close(found.lower, low, atol=2e-4)
+    close(found.upper, high, atol=2e-4)
+
+
+def residual() -> nnef_jax.Model:
+    """A gate, a residual, a maximum of several and a softmax of what is added up."""
+    body = """
+    x = external<scalar>(shape = [0,2,6]);
+    a = silu(x);
+    b = add(mul(x, 0.5), a);
+    c = concat([b, elu(sub(b, x))], axis = 2);
+    d = clamp(c, -0.5, 0.75);
+    e = max_reduce(d, axes = [1]);
+    s = sqrt(add(sqr(e), 0.1));
+    z = squeeze(div(e, s), axes = [1]);
+    y = softmax(z);
+"""
+    return model_of(document(body))
+
+
+NETWORKS: dict[str, Any] = {
+    "relu": (lambda: dense("relu(§)"), X, 0.3, None),
+    "tanh": (lambda: dense("tanh(§)"), X, 0.3, None),
+    "softplus": (lambda: dense("softplus(§)"), X, 0.3, None),
+    "gelu": (lambda: dense("gelu(§)"), X, 0.3, None),
+    "average": (convolved, normal(3, 2, 6, 5), 0.05, None),
+    "maximum": (lambda: convolved("max_pool", "relu(n)"), normal(3, 2, 6, 5), 0.05, None),
+    "residual": (residual, normal(3, 2, 6), 0.2, None),
+    "softmax": (lambda: dense("relu(§)", end="softmax(z)"), X, 2.0, (-2, 2)),
+}
+POINTS = 100_000
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_point_of_many_passes_a_bound(name: str) -> None:
+    made, x, epsilon, ends = NETWORKS[name]
+    model, random = made(), np.random.default_rng(1)
+    x = x if ends is None else x.clip(*ends)
+    options: Any = {"epsilon": epsilon, "bounds": ends, "output": "y"}
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        each = analysis.bounds(model, x, method=method, **options)
+        found[method] = np.asarray(each.lower), np.asarray(each.upper)
+        assert np.isfinite(found[method]).all()
+    (low, high), _, (narrow_low, narrow_high) = found.values()
+    assert (narrow_low >= low).all() and (narrow_high <= high).all()
+    run, left = jax.jit(partial(model.apply, model.params)), POINTS
+    while left > 0:
+        count = min(left, 5_000)
+        for moved in (random.uniform(-1, 1, (count, *x.shape)), random.choice([-1, 1], x.shape)):
+            points = np.float32(x + epsilon * moved).reshape(-1, *x.shape[1:])
+            points = points if ends is None else points.clip(*ends)
+            y = np.asarray(run(points)).reshape(-1, *low.shape)
+            for method, (low, high) in found.items():
+                assert (y >= low).all() and (y <= high).all(), method
+        left -= count * len(x)
+
+
+def first_of_each_operation() -> list[Any]:
+    """A case of each operation that has real results, with what no rule bounds left out."""
+    refused = {"logarithmic_quantize"}  # which computes with the bits of numbers
+    found: dict[str, Any] = {}
+    for case in ALL_CASES:
+        if case.operation not in refused:
+            found.setdefault(case.operation, case)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_operations_are_bounded(part: int) -> None:
+    count = 0
+    for case in first_of_each_operation()[part::4]:
+        model = Model(model_of(op_cases.document(case)).execution.literal())
+        given = [np.asarray(x) for x in op_cases.inputs(case)]
+        varies = [i for i, x in enumerate(given) if is_float(str(x.dtype))][:1]
+        if not varies:
+            continue
+        closed = jaxprs.inlined(jax.make_jaxpr(lambda *x, model=model: model(*x))(*given))
+        box = [
+            Interval(jnp.asarray(x - 0.05), jnp.asarray(x + 0.05)) if i in varies else x
+            for i, x in enumerate(map(jnp.asarray, given))
+        ]
+        found = jax.jit(
+            lambda box, closed=closed: Walk(closed, box, linear=True, sharp=True).results
+        )
+        ends = [(np.asarray(x.low), np.asarray(x.high)) for x in map(interval, found(box))]
+        run, random = jax.jit(jaxprs.as_function(closed)), np.random.default_rng(0)
+        for change in (random.uniform, lambda a, b, n, random=random: random.choice([a, b], n)):
+            for _ in range(5):
+                moved = [
+                    np.float32(x + change(-0.05, 0.05, x.shape)) if i in varies else x
+                    for i, x in enumerate(given)
+                ]
+                for y, (low, high) in zip(map(np.asarray, run(*moved)), ends, strict=True):
+                    # Weights that are known are rounded otherwise in another program.
+                    near = 1e-6 * (1 + np.abs(y)) if y.dtype == np.float32 else 0
+                    fits = (low <= y + near) & (y <= high + near) | (y != y)
+                    assert fits.all(), case.name
+        count += 1
+    assert count > 15
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("activation", ["relu(§)", "tanh(§)"])
+def test_bounds_have_gradients(method: Any, activation: str) -> None:
+    with jax.enable_x64(True):
+        model, x = dense(activation, "float64"), np.float64(X)
+
+        def loss(params: Any) -> Any:
+            found = analysis.bounds(model, x, epsilon=0.2, target=1, method=method, params=params)
+            return jax.nn.logsumexp(-found.margins, axis=1).sum()
+
+        params = dict(model.params)
+        gradient, change = jax.jit(jax.grad(loss))(params), np.float64(normal(7, 4)) / 1e6
+        there, back = ({**params, "w1": params["w1"] + c} for c in (change, -change))
+        measured = (loss(there) - loss(back)) / 2
+        assert all(np.isfinite(x).all() for x in gradient.values())
+        np.testing.assert_allclose((gradient["w1"] * change).sum(), measured, rtol=1e-4)
+
+
+def test_bounds_are_functions_of_jax() -> None:
+    find = partial(analysis.bounds, dense("relu(§)"), method="crown")
+    whole = find(X, epsilon=[0.1, 0.2, 0.3])
+
+    def one(params: Any, x: Any, epsilon: Any) -> Any:
+        return find(x[None], epsilon=epsilon, params=params).lower[0]
+
+    sizes = np.float32([0.1, 0.2, 0.3])
+    close(jax.jit(jax.vmap(one, (None, 0, 0)))(find.args[0].params, X, sizes), whole.lower)
+
+
+def test_networks_of_one_batch_and_tensors_inside_are_bounded() -> None:
+    w = normal(3, 4)
+    found = analysis.bounds(networks.linear(w), X[:2], epsilon=0.5)
+    close(found.lower, X[:2] @ w.T - 0.5 * np.abs(w).sum(1), atol=2e-5)
+    ids = np.array([[0, 1, 2], [4, 4, 3]])
+    table = analysis.bounds(looked_up(), ids, wrt="e", epsilon=0.0, method="interval")
+    close(table.lower, looked_up()(ids), atol=2e-5)
+    margin = analysis.bounds(linear(), X, epsilon=0.5, target=lambda y: y[:, 0] - y[:, 2])
+    row = W[0] - W[2]
+    close(margin.margin, X @ row + B[0, 0] - B[0, 2] - 0.5 * np.abs(row).sum(), atol=2e-5)
+    assert margin.classes is None
+
+
+def test_what_is_not_bounded_is_told() -> None:
+    body = "x = external<scalar>(shape = [0,4]);\nh = mul(x, 2.0);\n"
+    text = document(body + "y = logarithmic_quantize(h, max = 1.0, bits = 8);\n")
+    with pytest.raises(UnsupportedError, match="no rule bounds 'logarithmic_quantize'") as caught:
+        analysis.bounds(model_of(text), X, epsilon=0.1)
+    assert caught.value.span is not None and caught.value.span.line == 6
+    assert caught.value.hint == "bound what it reads: output='h'"
+    half = model_of(document(body + "y = copy(h);\n"), dtype="bfloat16")
+    with pytest.raises(UnsupportedError, match="is of bfloat16, bounds are computed in 32 bits"):
+        analysis.bounds(half, jnp.asarray(X, jnp.bfloat16), epsilon=0.1)
+    with pytest.raises(ValueError, match="method must be one of interval, crown-ibp, crown"):
+        analysis.bounds(linear(), X, epsilon=0.1, method="ibp")
+    with pytest.raises(InputError, match=r"epsilon is \[5\], 'x' has 3 items"):
+        analysis.bounds(linear(), X, epsilon=np.ones(5))
+    with pytest.raises(ValueError, match="epsilon must be at least 0"):
+        analysis.bounds(linear(), X, epsilon=-1)
+
+
+def test_a_document_of_tract_is_bounded_too() -> None:
+    text = graph("h = leaky_relu(x, alpha = 0.5);\ny = h;", x="[2,3] f32")
+    found = analysis.bounds(model_of(text), X[:2, :3], epsilon=0.1)
+    low = X[:2, :3] - 0.1
+    close(found.lower, np.where(low < 0, low / 2, low))
