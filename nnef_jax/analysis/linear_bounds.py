@@ -32,7 +32,7 @@ from nnef_jax.analysis.intervals import (
     terms,
     varies,
 )
-from nnef_jax.analysis.relaxations import Step, lines_of
+from nnef_jax.analysis.relaxations import BackwardStep, lines_of
 
 _ROWS = 512  # of coefficients that are followed back at a time
 _DEPTH = 12  # operations within the branches of a selection
@@ -57,7 +57,7 @@ class Walk:
     ) -> None:
         self.makers: dict[Any, Any] = {}
         self._values = jaxprs.values_of(closed, arguments)
-        self._steps: list[tuple[Any, Step]] = []
+        self._steps: list[tuple[Any, BackwardStep]] = []
         self._sharp: set[Any] = set()
         for equation in jaxprs.equations(closed):
             operands = [*map(self.read, equation.invars)]
@@ -170,14 +170,14 @@ class Walk:
             jnp.where(which.low, yes.high, jnp.where(which.high, high, no.high)),
         )
 
-    def _step(self, equation: Any, results: Sequence[Interval]) -> Step:
+    def _step(self, equation: Any, results: Sequence[Interval]) -> BackwardStep:
         """Return how a bound is followed back through an equation."""
         operands = [*map(self.read, equation.invars)]
         if not is_affine(equation, operands):
             step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
             dtype = results[0].low.dtype
             lows, highs = ([end.astype(dtype) for end in x] for x in _sides(results))
-            return step or Step((), (), lows, highs)
+            return step or BackwardStep((), (), lows, highs)
         places = [i for i, x in enumerate(operands) if varies(x)]
         zeros = [jnp.zeros_like(operands[i].low) for i in places]
 
@@ -189,9 +189,10 @@ class Walk:
         share = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
         sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
         slack = [share * m for m in sizes]  # of the sums of the network and of the transpose
-        pairs = [*zip(constants, slack, strict=True)]
+        low = [x - s for x, s in zip(constants, slack, strict=True)]
+        high = [x + s for x, s in zip(constants, slack, strict=True)]
         variables = tuple(equation.invars[i] for i in places)
-        return Step(variables, (pull,), [x - s for x, s in pairs], [x + s for x, s in pairs])
+        return BackwardStep(variables, (pull,), low, high)
 
     def _sharpen(self, v: Any) -> None:
         """Bound a variable by following each of its items back, unless its interval is as good."""

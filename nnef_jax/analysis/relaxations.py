@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,6 @@ from jax import Array, lax
 from lowering.jaxprs import primitive
 from nnef_jax.analysis.intervals import Interval, apply, epsilon, varies
 
-if TYPE_CHECKING:
-    from nnef_jax.analysis.linear_bounds import Walk
-
 _ULPS = 32  # of the functions that lines bound, and of the numbers of a line
 _FEW = 4
 _HALVINGS = 24
@@ -23,7 +20,27 @@ _HALVINGS = 24
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
-class Step(NamedTuple):
+class Values(Protocol):
+    """What is known of the variables of a function: see `linear_bounds.Walk`."""
+
+    def read(self, v: Any) -> Any:
+        """Return an array or interval."""
+        ...
+
+    def at(self, v: Any, given: Mapping[Any, Any]) -> Any:
+        """Return it where others are as given."""
+        ...
+
+    def compared(self, equation: Any) -> tuple[Any, Any, int] | None:
+        """Return what a selection compares."""
+        ...
+
+    def is_affine_in(self, v: Any, x: Any) -> bool:
+        """Tell whether it is affine in another."""
+        ...
+
+
+class BackwardStep(NamedTuple):
     """Bounds the results of an equation by affine functions of its operands.
 
     Args:
@@ -46,7 +63,9 @@ class Line(NamedTuple):
     constant: Array
 
 
-def lines_of(walk: Walk, equation: Any, operands: Sequence[Any], out: Interval) -> Step | None:
+def lines_of(
+    walk: Values, equation: Any, operands: Sequence[Any], out: Interval
+) -> BackwardStep | None:
     """Return lines that bound an equation that is not affine, or None where no rule has them."""
     name, places = primitive(equation), [i for i, x in enumerate(operands) if varies(x)]
     if not epsilon(out.low):
@@ -79,7 +98,7 @@ def _step(
     above: Line,
     out: Interval,
     ulps: int = _FEW,
-) -> Step:
+) -> BackwardStep:
     """Return lines as a step; where one is infinite, the interval instead."""
 
     def kept(line: Line, end: Array) -> tuple[Line, Array]:
@@ -94,10 +113,10 @@ def _step(
 
     (below, under), (above, over) = kept(below, out.low), kept(above, out.high)
     pulls = pull(below), pull(above)
-    return Step(variables, pulls, [below.constant - under], [above.constant + over])
+    return BackwardStep(variables, pulls, [below.constant - under], [above.constant + over])
 
 
-def _kink(walk: Walk, equation: Any, operands: Sequence[Any]) -> Any:
+def _kink(walk: Values, equation: Any, operands: Sequence[Any]) -> Any:
     """Return what is straight on both sides of a place, or None.
 
     It is a variable, the place, the value there, both slopes, and whether there is no jump.
@@ -158,7 +177,7 @@ def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
     return below, Line((y.high, x.low), -x.low * y.high)
 
 
-def _chosen(equation: Any, operands: Sequence[Any], out: Interval) -> Step:
+def _chosen(equation: Any, operands: Sequence[Any], out: Interval) -> BackwardStep:
     """Bound a maximum from below by the operand whose lower end is the highest."""
     # Computed once: a maximum that is rounded otherwise would be that of none.
     low = lax.optimization_barrier(lax.stop_gradient(operands[0].low))
@@ -171,7 +190,7 @@ def _chosen(equation: Any, operands: Sequence[Any], out: Interval) -> Step:
     def above(given: Sequence[Array]) -> Sequence[Array]:
         return [jnp.zeros_like(low)]
 
-    return Step([equation.invars[0]], (below, above), [-slack], [out.high])
+    return BackwardStep([equation.invars[0]], (below, above), [-slack], [out.high])
 
 
 Curve = Callable[[Array], Array]

@@ -31,6 +31,7 @@ def closed() -> Iterator[None]:
 
 def attribution(values: Any, x: Any, **fields: Any) -> Attribution:
     found = {"scores": np.ones(len(values)), "classes": None, "method": "saliency", "of": "x"}
+    found |= {"output": "y"}
     return Attribution(values=np.asarray(values), x=np.asarray(x), **{**found, **fields})
 
 
@@ -113,6 +114,7 @@ def test_an_attack_is_shown_in_three_rows() -> None:
         method="PGD",
         norm="linf",
         of="x",
+        output="y",
     )
     ax = found.plot()
     assert titles(ax) == ["3", "4", "L∞ 1", "L∞ 0.123", "5", "4 (not found)"]
