@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,9 @@ from nnef_jax.execution.run_options import Prepared, is_watched
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 from nnef_jax.trimming import is_length
+
+if TYPE_CHECKING:
+    from nnef_jax.batcher import Batcher
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -151,6 +154,21 @@ class Model:
 
         layout = layout_of(self.execution.network, mesh, batch, params, batch_axis)
         return _on(self.execution.own.over(layout))
+
+    def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
+        """Return what runs batches of any size, by programs for these sizes alone.
+
+        A network that declares a batch takes others too. `Batcher.compile` compiles ahead. Raises
+        InputError where items of a batch depend on one another, or may: softmax along the batch,
+        say; for a network with a state, and for inputs or outputs without an axis for the batch.
+
+        >>> classify = model.batcher((1, 8, 32))
+        >>> classify.compile()
+        >>> probabilities = classify(images[:11])  # one call for 32, of which 11 are computed for
+        """
+        from nnef_jax.batcher import Batcher
+
+        return Batcher(self, sizes)
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -101,6 +101,22 @@ class Network:
             self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
+
+    def opened(self, stored: Callable[[str], Any]) -> Network:
+        """Return the network for batches of any size: the inputs' first axes are open.
+
+        Its data are what is `stored` by label. Raises NnefError where the document does not allow
+        it; what it wrote down of the declared batch may show only when shapes are known.
+        """
+        shapes = {
+            value.name: [None, *(None if n is UNKNOWN else n for n in value.type.shape[1:])]
+            for value in self.graph.inputs
+        }
+        meter = Meter(self.options.meter.limits)
+        options = replace(self.options, input_shapes=shapes, meter=meter)
+        found = Network.build(self.frontend, options, self.pairs, data=False)
+        labels = [v.label for v in (*found.graph.parameters, *found.graph.states)]
+        return replace(found, data={label: stored(label) for label in labels})
 
     def _symbolic(self, options: Options) -> Graph:
         """Return the graph for shapes in which `jax.export` keeps extents open."""

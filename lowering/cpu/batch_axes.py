@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowering import jaxprs
 from lowering.cpu.view_rules import reshaped_runs
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive, variables
+from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive, variables
 from lowering.program import Program
 from lowering.rules import Rules
 
@@ -16,19 +16,26 @@ Axes = Mapping[Any, int]
 
 # Given an equation and its operands' axes, a rule returns that of the results; None if items mix.
 _RULES = Rules()
+_UNSIZED = Rules()  # the same for what `resized` does not resize
 
 
 class NotSeparableError(Exception):
-    """Items of the batch may depend on one another."""
+    """Items of the batch may depend on one another, by the equation that is its argument."""
 
 
 def batch_axes(
-    program: Program, known: Axes, *, follow: Iterable[Any] = (), reduces: bool = False
+    program: Program,
+    known: Axes,
+    *,
+    follow: Iterable[Any] = (),
+    reduces: bool = False,
+    resizes: bool = True,
 ) -> dict[Any, int]:
     """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix.
 
     What shall `follow` has the axis of what it meets, if it has items for all of the batch. If it
-    `reduces`, maxima and sums over items are allowed: they have no such axis.
+    `reduces`, maxima and sums over items are allowed: they have no such axis. Where nobody
+    `resizes` the program, loops and lookups are followed too.
     """
     axes, following = dict(known), set(follow) - set(known)
     size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
@@ -45,9 +52,13 @@ def batch_axes(
     for equation in program.equations:
         given = axes_of(equation)
         if all(axis is None for axis in given):
-            if primitive(equation) == "broadcast_in_dim":
-                (result,) = equation.outvars
-                repeated[result] = _new_axes(equation) if program.uses[result] == 1 else set()
+            for result in equation.outvars:
+                is_sized = program.uses[result] == 1 and primitive(equation) == "broadcast_in_dim"
+                if is_sized or not resizes:
+                    repeated[result] = _repeated(equation, {} if resizes else repeated)
+            continue
+        if primitive(equation) == SCAN and not resizes:
+            axes.update(_scan_axes(program, equation, given, has_items))
             continue
         if facts(equation).by_item or primitive(equation) == "concatenate":
             rank = len(equation.outvars[0].aval.shape)
@@ -55,12 +66,12 @@ def batch_axes(
                 same = [v for v in variables(equation.invars) if has_items(v, axis, rank)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _RULES.of(equation)
+        rule = _RULES.of(equation) or (None if resizes else _UNSIZED.of(equation))
         axis = None if rule is None else rule(equation, given)
         if axis is not None:
             axes.update((variable, axis) for variable in equation.outvars)
         elif not (reduces and _is_over(equation, given)):
-            raise NotSeparableError
+            raise NotSeparableError(equation)
     return axes
 
 
@@ -74,11 +85,58 @@ def _is_over(equation: Any, given: Sequence[int | None]) -> bool:
     return all(axis in axes for axis, axes in zip(given, sums, strict=True))
 
 
-def _new_axes(equation: Any) -> set[int]:
-    operand, *_ = equation.invars
-    extents = dict(zip(equation.params["broadcast_dimensions"], operand.aval.shape, strict=True))
-    shape = equation.params["shape"]
-    return {axis for axis, n in enumerate(shape) if extents.get(axis, 1) != n}
+def _repeated(equation: Any, repeated: Mapping[Any, set[int]]) -> set[int]:
+    """Return the axes along which a result is the same, by what is known of operands."""
+    name, params = primitive(equation), equation.params
+    if name == "broadcast_in_dim":
+        (operand, *_), axes = equation.invars, params["broadcast_dimensions"]
+        extents = dict(zip(axes, operand.aval.shape, strict=True))
+        kept = {axes[axis] for axis in repeated.get(operand, ())} if not is_literal(operand) else ()
+        return {i for i, n in enumerate(params["shape"]) if extents.get(i, 1) != n or i in kept}
+    if name == "tile":
+        pairs = zip(params["reps"], equation.invars[0].aval.shape, strict=True)
+        return {axis for axis, (count, n) in enumerate(pairs) if count > n == 1}
+    if name == "iota":
+        return {*range(len(params["shape"]))} - {params["dimension"]}
+    if facts(equation).by_item:
+        whole = [v for v in equation.invars if v.aval.shape]
+        found = [set[int]() if is_literal(v) else repeated.get(v, set[int]()) for v in whole]
+        return set.intersection(*found) if found else set()
+    return set()
+
+
+def _scan_axes(
+    program: Program,
+    equation: Any,
+    given: Sequence[int | None],
+    has_items: Callable[[Any, int, int], bool],
+) -> dict[Any, int]:
+    """Return the axes of what a loop returns, in each step of which items are apart."""
+    constants, carried, stacks = jaxprs.scan_parts(equation, given)
+    body, count = program.body(equation), len(carried)
+    states = body.arguments[len(constants) :][:count]
+    items = [None if axis is None else axis - 1 for axis in stacks]
+    found: list[int | None] = []
+    while 0 not in stacks:
+        pairs = zip(body.arguments, [*constants, *carried, *items], strict=True)
+        known = {v: axis for v, axis in pairs if axis is not None}
+        follow = [v for v in states if v not in known]
+        axes = batch_axes(body, known, follow=follow, resizes=False)
+        found = [None if is_literal(v) else axes.get(v) for v in body.results]
+        before = [axes.get(v) for v in states]
+        after = [y if x is None else x for x, y in zip(before, found[:count], strict=True)]
+        if after == carried == found[:count]:
+            ends = [None if axis is None else axis + 1 for axis in found[count:]]
+            pairs = zip(equation.outvars, [*after, *ends], strict=True)
+            return {v: axis for v, axis in pairs if axis is not None}
+        _, starts, _ = jaxprs.scan_parts(equation, equation.invars)
+        for x, y, v in zip(carried, after, starts, strict=True):
+            if x != y and (is_literal(v) or not has_items(v, y, len(v.aval.shape))):
+                raise NotSeparableError(equation)
+        if after == carried:
+            break
+        carried = after
+    raise NotSeparableError(equation)
 
 
 @_RULES(by_item=True)
@@ -154,6 +212,44 @@ def _dot_general(equation: Any, given: list[int | None]) -> int | None:
     axes: list[Any] = [*zip(*batches, strict=True)]  # of the operands, for each of the result
     axes += [*((axis, None) for axis in free[0]), *((None, axis) for axis in free[1])]
     return axes.index(tuple(given)) if tuple(given) in axes else None
+
+
+@_UNSIZED("gather")
+def _gather(equation: Any, given: list[int | None]) -> int | None:
+    (axis, of_indices), numbers = given, equation.params["dimension_numbers"]
+    (operand, indices), (result,) = equation.invars, equation.outvars
+    pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
+    if of_indices is None:
+        size, whole = equation.params["slice_sizes"][axis], operand.aval.shape[axis]
+        left_out = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+        kept = [i for i in range(len(operand.aval.shape)) if i not in left_out]
+        return numbers.offset_dims[kept.index(axis)] if size == whole and axis in kept else None
+    is_beside = axis is None and of_indices not in numbers.start_indices_batching_dims
+    if of_indices == len(indices.aval.shape) - 1 or not (is_beside or given in map(list, pairs)):
+        return None
+    rows = [i for i in range(len(result.aval.shape)) if i not in numbers.offset_dims]
+    return rows[of_indices]
+
+
+@_UNSIZED("dynamic_slice")
+def _dynamic_slice(equation: Any, given: list[int | None]) -> int | None:
+    axis, *starts = given
+    if axis is None or any(start is not None for start in starts):
+        return None
+    whole = equation.params["slice_sizes"][axis] == equation.invars[0].aval.shape[axis]
+    return axis if whole else None
+
+
+@_UNSIZED("sort", "top_k", "rev", "tile")
+def _along_others(equation: Any, given: list[int | None]) -> int | None:
+    """Return the axis of all operands, if it is none that the equation works along."""
+    (axis, *others), params = given, equation.params
+    last = len(equation.invars[0].aval.shape) - 1
+    if "reps" in params:
+        worked = [i for i, count in enumerate(params["reps"]) if count != 1]
+    else:
+        worked = params.get("dimensions", [params.get("dimension", params.get("axis", last))])
+    return axis if all(x == axis for x in others) and axis not in worked else None
 
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:

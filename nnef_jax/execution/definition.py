@@ -61,6 +61,7 @@ class Definition:
         self.compiler = Compiler(network.graph, runs, cache, host)
         self.made = Once()  # what is compiled for any parameters
         self.outputs = Entry(functions, layout, "outputs")
+        self.map = Entry(functions, layout, "map")
         self.step = Entry(functions, layout, "step")
         self.scan = Entry(functions, layout, "scan")
         self.initial = jax.jit(functions.initial, static_argnums=2)

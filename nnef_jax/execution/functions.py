@@ -72,6 +72,10 @@ class Functions:
         state, (outputs, shown) = jax.lax.scan(body, dict(state), list(inputs))
         return outputs, state, shown
 
+    def map(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+        """Run a cycle for each item along the inputs' first axis, all from the same state."""
+        return jax.vmap(lambda items: self.cycle(params, state, items, probe))(list(inputs))
+
     def labels(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
         """Return the labels of the parameters that a run of these inputs reads."""
         return self._read(*self._wanted(inputs, probe, state))
@@ -188,24 +192,29 @@ class Functions:
 class Entry:
     """Offers one way into a network as a function of any parameters, states and inputs.
 
-    `outputs` are those of a cycle from the initial state. `step` takes a state, and returns the
-    next one beside the outputs. So does `scan` for many cycles: inputs have an axis of time first.
+    `outputs` are those of a cycle from the initial state. `map` gives these for many inputs, along
+    an axis that comes first. `step` takes a state, and returns the next one beside the outputs. So
+    does `scan` for many cycles: inputs have an axis of time first.
     """
 
     def __init__(
-        self, functions: Functions, layout: Layout | None, name: Literal["outputs", "step", "scan"]
+        self,
+        functions: Functions,
+        layout: Layout | None,
+        name: Literal["outputs", "map", "step", "scan"],
     ) -> None:
         graph = functions.network.graph
         self.functions = functions
         self.name = name  # in a cache of compiled functions
         self.title = graph.name if name == "outputs" else f"{graph.name}_{name}"  # in profiles
-        self.takes_state = name != "outputs"
-        self.time_axes = int(name == "scan")
+        self.takes_state = name in ("step", "scan")
+        self.time_axes = int(name in ("map", "scan"))
         self.donates = name == "step" and functions.options.donate_state  # the memory of states
         # In the order of the results, a dict: jax pairs what is donated with these one by one, and
         # copies a state that gets another one's memory.
         self._labels = sorted(s.label for s in graph.states) if self.takes_state else []
-        self._function = functions.scan if name == "scan" else functions.cycle
+        by_name = {"map": functions.map, "scan": functions.scan}
+        self._function = by_name.get(name, functions.cycle)
         self._compute = over_mesh(partial(functions.traced, self._function), self.time_axes, layout)
         self.jitted = self.on(lambda params: params)  # one for all threads
 

@@ -1,0 +1,196 @@
+"""`Model.batcher`: batches of any size by programs for few sizes, which are compiled ahead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from lowering import jaxprs
+from lowering.cpu.batch_axes import NotSeparableError, batch_axes
+from lowering.extents import UNKNOWN, is_known
+from lowering.program import Program
+from lowering.program_printing import described
+from nnef_jax.call_arguments import bind_inputs
+from nnef_jax.errors import InputError, NnefError
+from nnef_jax.execution.execution import Execution
+from nnef_jax.formats.base import Progress
+from nnef_jax.options import require
+from nnef_jax.sharding import example_of
+from nnef_jax.tensor_spec import TensorSpec, spec_of
+
+if TYPE_CHECKING:
+    from nnef_jax.model import Model
+
+
+class Batcher:
+    """Runs a network on batches of any size; `Model.batcher` makes it.
+
+    A batch is filled up to the next of `sizes`, and the result cut; a larger one is split. The
+    batch is the first axis of all inputs and outputs. It is called as the model is, and returns
+    arrays of numpy: rows equal those of a call of the model but for rounding (docs/numerics.md).
+
+    `inputs` and `outputs` describe what a call takes and returns: their first extent is None.
+    """
+
+    def __init__(self, model: Model, sizes: Sequence[int]) -> None:
+        self._execution, unit, self._is_mapped = _separate(model.execution)
+        found = [size for size in sizes if not require("a size", size, int, "a number of items")]
+        if not found or min(found) < 1:
+            raise InputError(f"sizes must be numbers of items, at least one; they are {found}")
+        self.sizes = tuple(sorted({-(-size // unit) * unit for size in found}))
+        self._unit = unit
+        graph = model.graph
+        opened = [
+            replace(v, type=replace(v.type, shape=(UNKNOWN, *v.type.shape[1:])))
+            for v in graph.inputs
+        ]
+        self._taken = replace(model.execution.network, graph=replace(graph, inputs=tuple(opened)))
+        self.inputs = tuple(spec_of(v.name, v) for v in opened)
+        self.outputs = tuple(
+            TensorSpec(spec.name, (None, *spec.shape[1:]), spec.dtype) for spec in model.outputs
+        )
+
+    def compile(self, progress: Progress | None = None) -> None:
+        """Compile for all sizes, in threads, or find what is compiled in the model's `cache_dir`.
+
+        `progress` is called with how many are ready, and of how many. Raises InputError where more
+        extents than the batch are open: such a network is compiled at its first call of a shape.
+        """
+        items = [[n for n in spec.shape if n is not None] for spec in self.inputs]
+        for spec, item in zip(self.inputs, items, strict=True):
+            if len(item) < len(spec.shape) - 1:
+                hint = "give its other extents by load(..., input_shapes=...)"
+                raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
+        device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+
+        def run(size: int) -> None:
+            with jax.default_device(device):  # which each thread has its own of
+                pairs = zip(self.inputs, items, strict=True)
+                zeros = [np.zeros((size, *item), spec.dtype) for spec, item in pairs]
+                jax.block_until_ready(self._run(zeros))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for done, _ in enumerate(pool.map(run, reversed(self.sizes)), 1):
+                if progress:
+                    progress(done, len(self.sizes))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the network on a batch. Raises InputError as a call of the model does."""
+        return self._execution.functions.packed(self.compute(self.bind(args, kwargs)))
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NDArray[Any]]:
+        """Return the arrays of a batch in order; InputError where they do not fit."""
+        arrays = [np.asarray(x) for x in bind_inputs(self._taken, args, kwargs)]
+        counts = {spec.name: len(x) for spec, x in zip(self.inputs, arrays, strict=True)}
+        if len({*counts.values()}) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise InputError(f"the inputs have different numbers of items: {told}")
+        return arrays
+
+    def compute(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Return the outputs for what `bind` returned, in order."""
+        count, most = len(arrays[0]), self.sizes[-1]
+        starts = range(0, count or 1, most)
+        found = [self._padded([x[start : start + most] for x in arrays]) for start in starts]
+        rows = [[np.asarray(x)[: count - n] for x in y] for y, n in zip(found, starts, strict=True)]
+        return [_joined(parts) for parts in zip(*rows, strict=True)]
+
+    def _padded(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
+        """Run the network on a batch that is filled up with its last item."""
+        count = len(arrays[0])
+        lacking = next(size for size in self.sizes if size >= count) - count
+        if lacking:
+            arrays = [
+                np.concatenate([x, np.repeat(x[-1:] if count else _zero(x), lacking, axis=0)])
+                for x in arrays
+            ]
+        return self._run(arrays)
+
+    def _run(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
+        """Return the outputs for a batch of one of the sizes."""
+        execution = self._execution
+        if self._is_mapped:
+            groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
+            found = execution.run(execution.definition.map, {}, groups)
+        else:
+            found = execution.call(tuple(arrays), {})
+        found = found if len(self.outputs) > 1 else [found]
+        return [x.reshape(-1, *x.shape[2:]) for x in found] if self._is_mapped else found
+
+
+def _zero(x: NDArray[Any]) -> NDArray[Any]:
+    return np.zeros((1, *x.shape[1:]), x.dtype)
+
+
+def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _separate(execution: Execution) -> tuple[Execution, int, bool]:
+    """Return what runs batches, what their sizes are multiples of, and whether it is mapped.
+
+    A network that declares its batch is taken for any batch. Where it wrote that down elsewhere, it
+    is mapped over batches of the declared size, which may be 1. Raises InputError where items of a
+    batch may depend on one another.
+    """
+    network, layout = execution.network, execution.definition.layout
+    graph = network.graph
+    unit = layout.parts if layout else 1
+    if graph.states:
+        raise InputError(f"{graph.name} has a state, which items of a batch would share")
+    for kind, values in (("input", graph.inputs), ("output", graph.outputs)):
+        for value in values:
+            if not value.type.shape:
+                raise InputError(f"{kind} '{value.name}' has no axis for a batch")
+    extents = {value.type.shape[0] for value in graph.inputs}
+    if not extents:
+        raise InputError(f"{graph.name} has no inputs")
+    if extents == {UNKNOWN}:
+        _require_separate(execution, 2)
+        return execution, unit, False
+    (declared, *others) = extents
+    if others or not is_known((declared,)) or not declared:
+        shapes = ", ".join(str(spec_of(v.name, v)) for v in graph.inputs)
+        raise InputError(f"the inputs have no batch of the same size: {shapes}")
+    try:
+        opened = execution.of(network.opened(execution.own.stored))
+        _require_separate(opened, declared + 1)
+        return opened, unit, False
+    except NnefError:
+        if layout:
+            raise
+    for value in graph.outputs:
+        if value.type.shape[0] != declared:
+            raise InputError(f"output '{value.name}' has no axis for a batch of {declared} items")
+    if declared > 1:
+        _require_separate(execution, declared)
+    return execution, declared, True
+
+
+def _require_separate(execution: Execution, size: int) -> None:
+    """Raise InputError where items of a batch may meet, NnefError where there is none of a size."""
+    network = execution.network
+    example = example_of(network).inputs
+    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example]
+    labels = execution.definition.labels
+    own = [jax.typeof(execution.own.stored(label)) for label in labels]
+    own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
+    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
+    program = Program(jaxprs.spliced(traced, "plain"), len(own))
+    hint = "call the model itself: it takes a batch as it is"
+    try:
+        axes = batch_axes(program, dict.fromkeys(program.arguments[len(own) :], 0), resizes=False)
+    except NotSeparableError as error:
+        what = described(error.args[0])
+        message = f"items of a batch may depend on one another, by {what}"
+        raise InputError(message, hint=hint) from None
+    for name, result in zip(network.graph.output_names, program.results, strict=True):
+        if axes.get(result) != 0:
+            raise InputError(f"output '{name}' has no row for each item of a batch", hint=hint)
