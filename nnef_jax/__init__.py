@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lowering.registry import Registry as Registry
     from nnef_jax import analysis as analysis
     from nnef_jax import openvx as openvx
+    from nnef_jax import serving as serving
     from nnef_jax.calibration import calibrate as calibrate
     from nnef_jax.errors import ArchiveError as ArchiveError
     from nnef_jax.errors import DataError as DataError
@@ -71,6 +72,7 @@ _HOMES = {
     "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "save": "nnef_jax.saving",
+    "serving": "nnef_jax",
     "trim": "nnef_jax.trimming",
     "view": "nnef_jax.viewing.page",
     "weight_statistics": "nnef_jax.measure.weight_statistics",

@@ -1,0 +1,221 @@
+"""Requests and responses of the Open Inference Protocol 2 over HTTP, with binary tensors.
+
+JSON stands first. Of tensors whose parameters have `binary_data_size` the items follow it, in order
+and in little endian. The header `Inference-Header-Content-Length` says how long the JSON is then.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.options import shown
+from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.tensor_spec import TensorSpec
+
+LENGTH = "Inference-Header-Content-Length"
+_LITTLE = sys.byteorder == "little"
+_DATATYPES = {
+    "BOOL": "bool",
+    **{f"INT{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"UINT{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    "FP16": "float16",
+    "BF16": "bfloat16",
+    "FP32": "float32",
+    "FP64": "float64",
+}
+_NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_MOST_AXES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """What a request asks for.
+
+    Args:
+        id: what the response repeats, "" for none.
+        arrays: the inputs by name, in the datatypes that they were sent in.
+        wanted: the outputs by name, and whether each is sent in binary.
+        parameters: of the request, `sequence_id` and the like.
+    """
+
+    id: str
+    arrays: Mapping[str, NDArray[Any]]
+    wanted: Mapping[str, bool]
+    parameters: Mapping[str, Any]
+
+
+def datatype(spec: TensorSpec) -> str:
+    """Return what the protocol calls a dtype; UnsupportedError for one that it does not have."""
+    if spec.dtype not in _NAMES:
+        raise UnsupportedError(f"'{spec}' cannot be served: the protocol has no {spec.dtype}")
+    return _NAMES[spec.dtype]
+
+
+def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    """Return the metadata of tensors; an extent of -1 is open."""
+    return [
+        {
+            "name": x.name,
+            "datatype": datatype(x),
+            "shape": [-1 if n is None else n for n in x.shape],
+        }
+        for x in specs
+    ]
+
+
+def json_length(header: str | None, size: int) -> int:
+    """Return how long the JSON of a body of this size is, by the header; InputError."""
+    if header is None:
+        return size
+    if not (header.isascii() and header.isdecimal() and len(header) < 20 and int(header) <= size):
+        raise InputError(f"{LENGTH} is {header!r:.60}, the body has {size} bytes")
+    return int(header)
+
+
+def decoded(body: bytes, length: int, outputs: Sequence[TensorSpec]) -> InferenceRequest:
+    """Return the request in a body, of which so many bytes are JSON. Raises InputError."""
+    try:
+        document: Any = json.loads(body[:length])
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"the request is not JSON: {error}") from None
+    request = _fields("the request", document)
+    parameters = _parameters("the request", request)
+    arrays: dict[str, NDArray[Any]] = {}
+    start = length
+    for item in _items("inputs", request, []):
+        name, what = _named("input", item)
+        if name in arrays:
+            raise InputError(f"{what} is given twice")
+        size = _parameters(what, item).get("binary_data_size")
+        if size is None:
+            arrays[name] = _from_json(what, item)
+            continue
+        if type(size) is not int or not 0 <= size <= len(body) - start:
+            raise InputError(f"{what}: binary_data_size is {shown(size)}, the body ends before")
+        arrays[name] = _from_bytes(what, item, memoryview(body)[start : start + size])
+        start += size
+    if start != len(body):
+        raise InputError(f"{len(body) - start} bytes of the body belong to no input")
+    id = request.get("id", "")
+    if not isinstance(id, str):
+        raise InputError(f"id must be a string, it is {shown(id)}")
+    return InferenceRequest(id, arrays, _wanted(request, parameters, outputs), parameters)
+
+
+def encoded(
+    model: str, request: InferenceRequest, specs: Sequence[TensorSpec], results: Sequence[Any]
+) -> tuple[bytes, int | None]:
+    """Return the body of a response, and how long its JSON is where tensors follow it."""
+    named = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
+    outputs: list[dict[str, Any]] = []
+    parts: list[bytes] = []
+    for name, is_binary in request.wanted.items():
+        spec, result = named[name]
+        array = np.asarray(result)
+        output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
+        if is_binary:
+            parts.append((array if _LITTLE else array.byteswap()).tobytes())
+            output["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            output["data"] = array.ravel().tolist()
+        outputs.append(output)
+    response = {"model_name": model, "model_version": "1", "outputs": outputs}
+    text = json.dumps(response | ({"id": request.id} if request.id else {})).encode()
+    return b"".join([text, *parts]), len(text) if parts else None
+
+
+def _fields(what: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{what} must be a JSON object, it is {shown(value)}")
+    return value  # pyright: ignore[reportUnknownVariableType]
+
+
+def _items(name: str, request: Mapping[str, Any], default: Any) -> list[Any]:
+    items = request.get(name, default)
+    if not isinstance(items, list):
+        raise InputError(f"{name} must be a list, it is {shown(items)}")
+    return items  # pyright: ignore[reportUnknownVariableType]
+
+
+def _parameters(what: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = _fields(f"parameters of {what}", item.get("parameters", {}))
+    for name in ("shared_memory_region", "classification"):
+        if name in parameters:
+            raise InputError(f"{what} asks for {name}, which is not served")
+    return parameters
+
+
+def _named(kind: str, item: Any) -> tuple[str, str]:
+    name = _fields(f"an {kind}", item).get("name")
+    if not isinstance(name, str):
+        raise InputError(f"an {kind} has no name, it is {shown(name)}")
+    return name, f"{kind} '{name}'"
+
+
+def _wanted(
+    request: Mapping[str, Any], parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]
+) -> dict[str, bool]:
+    names = [spec.name for spec in outputs]
+    is_binary = parameters.get("binary_data_output") is True
+    wanted: dict[str, bool] = {}
+    for item in _items("outputs", request, []):
+        name, what = _named("output", item)
+        if name not in names:
+            known = f"the graph has no {what}, its outputs are {listed(names)}"
+            raise InputError(known, hint=did_you_mean(name, names))
+        wanted[name] = _parameters(what, item).get("binary_data", is_binary) is True
+    return wanted or dict.fromkeys(names, is_binary)
+
+
+def _type(what: str, item: Mapping[str, Any]) -> tuple[list[int], np.dtype[Any]]:
+    """Return the shape and the dtype that an input is said to have."""
+    shape: Any = item.get("shape")
+    name = item.get("datatype")
+    if not isinstance(name, str) or name not in _DATATYPES:
+        raise InputError(f"{what} has datatype {shown(name)}, served are {listed(_DATATYPES)}")
+    is_list = isinstance(shape, list) and len(shape) <= _MOST_AXES
+    if not is_list or not all(type(n) is int and 0 < n < 1 << 62 for n in shape):
+        raise InputError(f"{what} has shape {str(shape)[:60]}, it must be a list of extents from 1")
+    return shape, jnp.dtype(_DATATYPES[name])
+
+
+def _from_bytes(what: str, item: Mapping[str, Any], data: memoryview) -> NDArray[Any]:
+    if "data" in item:
+        raise InputError(f"{what} has both data and binary_data_size")
+    shape, dtype = _type(what, item)
+    size = math.prod(shape) * dtype.itemsize
+    if len(data) != size:
+        raise InputError(f"{what} has {len(data)} bytes, its shape and datatype take {size}")
+    array = np.frombuffer(data, np.uint8 if dtype.kind == "b" else dtype).reshape(shape)
+    if dtype.kind == "b":
+        return array != 0
+    return array if _LITTLE else array.byteswap()
+
+
+def _from_json(what: str, item: Mapping[str, Any]) -> NDArray[Any]:
+    shape, dtype = _type(what, item)
+    try:
+        array = np.array(_items("data", item, None))
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"data of {what} are no array: {error}") from None
+    kinds = {"b": "b", "i": "iu", "u": "iu"}.get(dtype.kind, "iuf")
+    if array.dtype.kind not in kinds:
+        raise InputError(f"data of {what} must be of {item['datatype']}")
+    if array.size != math.prod(shape):
+        raise InputError(f"data of {what} have {array.size} items, its shape {math.prod(shape)}")
+    if dtype.kind in "iu":
+        bounds = np.iinfo(dtype)
+        if array.min() < bounds.min or array.max() > bounds.max:
+            raise InputError(f"data of {what} do not fit {item['datatype']}")
+    with np.errstate(over="ignore"):  # to infinity, as numbers of a file would
+        return array.astype(dtype).reshape(shape)

@@ -1,0 +1,77 @@
+"""Runs an application on uvicorn: bounded connections, and a stop that loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+
+_PATIENCE = 1.0  # seconds in which clients of open connections are told that the server stops
+_CONNECTIONS = 512
+
+
+class Server(uvicorn.Server):
+    """Serves until a signal, then answers what it has accepted.
+
+    A connection without a request under way for `idle` seconds is closed, whether its client sends
+    slowly or not at all, or does not read. `listening` is told the URL.
+    """
+
+    def __init__(
+        self, app: Starlette, host: str, port: int, idle: float, listening: Callable[[str], None]
+    ) -> None:
+        # h11 bounds the headers of a request, which httptools does not.
+        config = uvicorn.Config(
+            app,
+            host,
+            port,
+            http="h11",
+            ws="none",
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            limit_concurrency=_CONNECTIONS,
+            timeout_graceful_shutdown=int(2 * idle) + 1,
+        )
+        super().__init__(config)
+        self._app, self._idle, self._listening = app, idle, listening
+        self._seen: dict[Any, tuple[Any, float]] = {}  # the last request of a connection, and since
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell where."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            self._listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that are idle for too long."""
+        if counter % 10 == 0:
+            now, seen = time.monotonic(), self._seen
+            self._seen = {}
+            connections: list[Any] = [*self.server_state.connections]
+            for each in connections:
+                last, since = seen.get(each, (None, now))
+                is_busy = each.cycle is not None and not each.cycle.response_complete
+                if is_busy or each.cycle is not last:
+                    since = now
+                if now - since > self._idle:
+                    each.transport.abort()
+                else:
+                    self._seen[each] = each.cycle, since
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop listening, answer what comes by open connections, then close them."""
+        for server in self.servers:
+            server.close()
+        self._app.state.is_draining = True
+        end = time.monotonic() + _PATIENCE
+        while self.server_state.connections and time.monotonic() < end:
+            await asyncio.sleep(0.02)
+        await super().shutdown(sockets)
