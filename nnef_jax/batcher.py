@@ -40,11 +40,9 @@ class Batcher:
     """
 
     def __init__(self, model: Model, sizes: Sequence[int]) -> None:
+        require_sizes(sizes)
         self._execution, unit, self._is_mapped = _separate(model.execution)
-        found = [size for size in sizes if not require("a size", size, int, "a number of items")]
-        if not found or min(found) < 1:
-            raise InputError(f"sizes must be numbers of items, at least one; they are {found}")
-        self.sizes = tuple(sorted({-(-size // unit) * unit for size in found}))
+        self.sizes = tuple(sorted({-(-size // unit) * unit for size in sizes}))
         self._unit = unit
         graph = model.graph
         opened = [
@@ -123,6 +121,14 @@ class Batcher:
             found = execution.call(tuple(arrays), {})
         found = found if len(self.outputs) > 1 else [found]
         return [x.reshape(-1, *x.shape[2:]) for x in found] if self._is_mapped else found
+
+
+def require_sizes(sizes: Sequence[int]) -> None:
+    """Raise TypeError or InputError for what are no sizes of batches."""
+    for size in sizes:
+        require("a size", size, int, "a number of items")
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"sizes must be numbers of items, at least one; they are {[*sizes]}")
 
 
 def _zero(x: NDArray[Any]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 import nnef_jax
+from nnef_jax.batcher import require_sizes
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
@@ -58,6 +59,7 @@ def app(
     >>> application = nnef_jax.serving.app({"digits": nnef_jax.load("examples/digits/model")})
     """
     require("models", models, Mapping, "a dict of models by name")
+    require_sizes(sizes)
     if not models:
         raise InputError("there is no model to serve")
     for name in names_of("models", [*models], "names"):

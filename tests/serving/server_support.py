@@ -32,6 +32,10 @@ class Client(NamedTuple):
     """Sends each request by a connection of its own, from any thread."""
 
     port: int
+    server: Any = None
+
+    def stop(self) -> None:
+        self.server.should_exit = True
 
     def get(self, path: str) -> Answer:
         return self._sent("GET", path)
@@ -65,7 +69,7 @@ def served(models: Any, *, ready: bool = True, idle: float = 30.0, **options: An
     thread.start()
     try:
         until(lambda: bool(urls))
-        client = Client(int(urls[0].rpartition(":")[2]))
+        client = Client(int(urls[0].rpartition(":")[2]), server)
         until(lambda: not ready or client.get("/v2/health/ready").status_code == 200)
         yield client
     finally:
