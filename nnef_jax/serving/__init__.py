@@ -3,16 +3,61 @@
 It needs the extra `serve`. docs/serving.md says what it answers.
 """
 
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from nnef_jax.errors import UnsupportedError
+from nnef_jax.batcher import require_sizes
+from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.formats.base import Progress
+from nnef_jax.model import Model
+from nnef_jax.options import names_of, require
+from nnef_jax.serving.bounds import ServingLimits
+from nnef_jax.serving.servables import Servable
 
-if _missing := [x for x in ("starlette", "prometheus_client") if not find_spec(x)]:
-    raise UnsupportedError(
-        f"serving needs {' and '.join(_missing)}", hint='pip install -e ".[serve]" in a checkout'
-    )
-
-from nnef_jax.serving.asgi import app
-from nnef_jax.serving.service import ServingLimits
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
 
 __all__ = ["ServingLimits", "app"]
+
+
+def app(
+    models: Mapping[str, Model | Servable],
+    *,
+    sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
+    limits: ServingLimits | None = None,
+    progress: Progress | None = None,
+) -> Starlette:
+    """Return an ASGI application that serves models by name.
+
+    Requests are computed in batches of these sizes, as `Model.batcher` does it. A model whose items
+    of a batch depend on one another is served one request at a time; one with a state one cycle a
+    request, for the sequence that the request names. All are compiled when the application starts,
+    and until then it is not ready.
+
+    Args:
+        models: by name; a `Batcher`, or what has its attributes, may stand for a model.
+        sizes: of batches.
+        limits: of what clients can ask for.
+        progress: called with how many models are ready, and of how many.
+
+    Raises InputError for names that no URL has, UnsupportedError for dtypes without a name in the
+    protocol, and where the extra `serve` is missing.
+
+    >>> application = nnef_jax.serving.app({"digits": nnef_jax.load("examples/digits/model")})
+    """
+    require("models", models, Mapping, "a dict of models by name")
+    require_sizes(sizes)
+    if not models:
+        raise InputError("there is no model to serve")
+    for name in names_of("models", [*models], "names"):
+        if not name or "/" in name or not name.isprintable():
+            raise InputError(f"{name!r:.60} is no name of a model: it is a part of a URL")
+    if missing := [x for x in ("starlette", "prometheus_client") if not find_spec(x)]:
+        hint = 'pip install -e ".[serve]" in a checkout'
+        raise UnsupportedError(f"serving needs {' and '.join(missing)}", hint=hint)
+    from nnef_jax.serving.asgi import Application
+
+    return Application(models, sizes, limits or ServingLimits(), progress).starlette

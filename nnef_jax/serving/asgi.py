@@ -17,58 +17,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import nnef_jax
-from nnef_jax.batcher import require_sizes
-from nnef_jax.errors import InputError, NnefError
+from nnef_jax import __version__
+from nnef_jax.errors import NnefError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
-from nnef_jax.options import names_of, require
 from nnef_jax.serving import protocol
+from nnef_jax.serving.bounds import ServingLimits
 from nnef_jax.serving.metrics import Metrics
 from nnef_jax.serving.servables import Full, Servable
-from nnef_jax.serving.service import Service, ServingLimits
+from nnef_jax.serving.service import Service
 from nnef_jax.similar import did_you_mean, listed
 
 _log = logging.getLogger("nnef_jax.serving")
 _LONG = 64 << 10  # bytes of JSON, and items, that a thread of their own makes or reads
 
 
-def app(
-    models: Mapping[str, Model | Servable],
-    *,
-    sizes: Sequence[int] = (1, 2, 4, 8, 16, 32),
-    limits: ServingLimits | None = None,
-    progress: Progress | None = None,
-) -> Starlette:
-    """Return an ASGI application that serves models by name.
+class Application:
+    """Answers requests for models, each by its name; `starlette` is the ASGI application."""
 
-    Requests are computed in batches of these sizes, as `Model.batcher` does it. A model whose items
-    of a batch depend on one another is served one request at a time; one with a state one cycle a
-    request, for the sequence that the request names. All are compiled when the application starts,
-    and until then it is not ready.
-
-    Args:
-        models: by name; a `Batcher`, or what has its attributes, may stand for a model.
-        sizes: of batches.
-        limits: of what clients can ask for.
-        progress: called with how many models are ready, and of how many.
-
-    Raises InputError for names that no URL has, UnsupportedError for dtypes without a name in the
-    protocol.
-
-    >>> application = nnef_jax.serving.app({"digits": nnef_jax.load("examples/digits/model")})
-    """
-    require("models", models, Mapping, "a dict of models by name")
-    require_sizes(sizes)
-    if not models:
-        raise InputError("there is no model to serve")
-    for name in names_of("models", [*models], "names"):
-        if not name or "/" in name or not name.isprintable():
-            raise InputError(f"{name!r:.60} is no name of a model: it is a part of a URL")
-    return _Application(models, sizes, limits or ServingLimits(), progress).starlette
-
-
-class _Application:
     def __init__(
         self,
         models: Mapping[str, Model | Servable],
@@ -85,24 +51,24 @@ class _Application:
         self.held = 0  # bytes of requests
         self.metrics.watch_bytes(lambda: self.held)
         self.texts = ThreadPoolExecutor(1, "nnef-jax-json")
-        routes = [Route("/v2", self.server), Route("/v2/health/live", self.live)]
-        routes += [Route("/v2/health/ready", self.ready), Route("/metrics", self.metrics_text)]
+        routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
+        routes += [Route("/v2/health/ready", self._ready), Route("/metrics", self._metrics_text)]
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
             routes += [
-                Route(path, self.model),
-                Route(f"{path}/ready", self.model_ready),
-                Route(f"{path}/infer", self.infer, methods=["POST"]),
+                Route(path, self._model),
+                Route(f"{path}/ready", self._model_ready),
+                Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
         handlers = {HTTPException: _refusal, NnefError: _wrong, Exception: _failure}
         self.starlette = Starlette(
-            routes=routes, lifespan=self.lifespan, exception_handlers=handlers
+            routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
         # A server sets it when it stops: connections are closed after their next answer.
         self.starlette.state.is_draining = False
 
     @asynccontextmanager
-    async def lifespan(self, starlette: Starlette) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(x.run(self.told)) for x in self.services.values()]
+    async def _lifespan(self, starlette: Starlette) -> AsyncGenerator[None]:
+        tasks = [asyncio.create_task(x.run(self._told)) for x in self.services.values()]
         try:
             yield
         finally:
@@ -113,39 +79,37 @@ class _Application:
                 service.close()
             self.texts.shutdown(wait=False)
 
-    def told(self) -> None:
-        """Tell how many models are ready."""
+    def _told(self) -> None:
         if self.progress:
             ready = [x for x in self.services.values() if x.state == "ready"]
             self.progress(len(ready), len(self.services))
 
-    async def server(self, request: Request) -> Response:
-        extensions = ["binary_tensor_data", "sequence", "parameters"]
-        version = nnef_jax.__version__
-        return JSONResponse({"name": "nnef_jax", "version": version, "extensions": extensions})
+    async def _server(self, request: Request) -> Response:
+        told = {"name": "nnef_jax", "version": __version__}
+        return JSONResponse({**told, "extensions": ["binary_tensor_data", "sequence"]})
 
-    async def live(self, request: Request) -> Response:
+    async def _live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
 
-    async def ready(self, request: Request) -> Response:
+    async def _ready(self, request: Request) -> Response:
         if self.starlette.state.is_draining:
             raise HTTPException(503, "the server stops")
         for service in self.services.values():
             _require_ready(service)
         return JSONResponse({"ready": True})
 
-    async def metrics_text(self, request: Request) -> Response:
+    async def _metrics_text(self, request: Request) -> Response:
         return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def model(self, request: Request) -> Response:
-        return JSONResponse(self.service(request).metadata)
+    async def _model(self, request: Request) -> Response:
+        return JSONResponse(self._service(request).metadata)
 
-    async def model_ready(self, request: Request) -> Response:
-        service = self.service(request)
+    async def _model_ready(self, request: Request) -> Response:
+        service = self._service(request)
         _require_ready(service)
         return JSONResponse({"name": service.name, "ready": True})
 
-    def service(self, request: Request) -> Service:
+    def _service(self, request: Request) -> Service:
         """Return the service that a path names; HTTPException for one that there is not."""
         name, version = request.path_params["name"], request.path_params.get("version", "1")
         if name not in self.services:
@@ -156,10 +120,10 @@ class _Application:
             raise HTTPException(404, f"'{name}' has no version {version!r:.60}, it has 1")
         return self.services[name]
 
-    async def infer(self, request: Request) -> Response:
-        service, start, code = self.service(request), time.monotonic(), 500
+    async def _infer(self, request: Request) -> Response:
+        service, start, code = self._service(request), time.monotonic(), 500
         try:
-            response = await self.answer(request, service)
+            response = await self._answer(request, service)
             code = response.status_code
             return response
         except HTTPException as error:
@@ -169,25 +133,24 @@ class _Application:
             self.metrics.requests.labels(service.name, code).inc()
             self.metrics.seconds.labels(service.name).observe(time.monotonic() - start)
 
-    async def answer(self, request: Request, service: Service) -> Response:
+    async def _answer(self, request: Request, service: Service) -> Response:
         """Return the response to an inference request; HTTPException for what is wrong with it."""
         deadline = time.monotonic() + self.limits.timeout
         _require_ready(service)
-        parts: list[bytes] = []
+        body = bytearray()
         try:
-            await self.read(request, parts)
-            body = b"".join(parts)
+            await self._read(request, body)
             length = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
             if length > self.limits.json:
                 raise HTTPException(
                     413, f"{length} bytes are JSON, the limit is {self.limits.json}"
                 )
             outputs = service.servable.outputs
-            asked = await self.by(length, partial(protocol.decoded, body, length, outputs))
+            asked = await self._by(length, partial(protocol.decoded, body, length, outputs))
             results = await service.infer(asked, deadline - time.monotonic())
             size = sum(x.size for x in results if not all(asked.wanted.values()))
             encode = partial(protocol.encoded, service.name, asked, outputs, results)
-            text, length = await self.by(size, encode)
+            text, length = await self._by(size, encode)
         except NnefError as error:
             raise HTTPException(400, str(error)) from None
         except ClientDisconnect:
@@ -202,19 +165,19 @@ class _Application:
             _log.exception("'%s' failed", service.name)
             raise HTTPException(500, f"'{service.name}' failed: {error}") from None
         finally:
-            self.held -= sum(map(len, parts))
+            self.held -= len(body)
         headers = {} if length is None else {protocol.LENGTH: str(length)}
         media = "application/json" if length is None else "application/octet-stream"
-        return self.closing(Response(text, headers=headers, media_type=media))
+        return self._closing(Response(text, headers=headers, media_type=media))
 
-    async def by(self, size: int, function: Any) -> Any:
+    async def _by(self, size: int, function: Any) -> Any:
         """Return what a function returns; where it takes long others are answered meanwhile."""
         if size < _LONG:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)
 
-    async def read(self, request: Request, parts: list[bytes]) -> None:
-        """Read a body into parts, whose bytes are `held`. Raises HTTPException beyond limits."""
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Read a body, whose bytes are `held`. Raises HTTPException beyond limits."""
         limits = self.limits
         coding = request.headers.get("Content-Encoding", "identity")
         if coding != "identity":
@@ -222,22 +185,20 @@ class _Application:
         told = request.headers.get("Content-Length", "0")
         if told.isdecimal() and int(told[:20]) > limits.body:
             raise HTTPException(413, f"the body has {told} bytes, the limit is {limits.body}")
-        size = 0
         try:
             async with asyncio.timeout(limits.timeout):
                 async for part in request.stream():
-                    size += len(part)
-                    if size > limits.body:
+                    if len(body) + len(part) > limits.body:
                         raise HTTPException(413, f"the body has more than {limits.body} bytes")
                     if self.held + len(part) > limits.memory:
                         raise HTTPException(503, f"{self.held} bytes of requests are in memory")
                     self.held += len(part)
-                    parts.append(part)
+                    body += part
         except TimeoutError:
             message = f"the body did not arrive within {limits.timeout:g} s"
             raise HTTPException(408, message, {"Connection": "close"}) from None
 
-    def closing(self, response: Response) -> Response:
+    def _closing(self, response: Response) -> Response:
         """Return a response that ends the connection where the server stops."""
         if self.starlette.state.is_draining:
             response.headers["Connection"] = "close"
