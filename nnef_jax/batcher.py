@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lowering import jaxprs
 from lowering.cpu.batch_axes import NotSeparableError, batch_axes
 from lowering.extents import UNKNOWN, is_known
+from lowering.jaxprs import is_literal, primitive
 from lowering.program import Program
 from lowering.program_printing import described
 from nnef_jax.call_arguments import bind_inputs
@@ -159,7 +160,7 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
     if not extents:
         raise InputError(f"{graph.name} has no inputs")
     if extents == {UNKNOWN}:
-        _require_separate(execution, 2)
+        _require_separate(execution, 2, 3)
         return execution, unit, False
     (declared, *others) = extents
     if others or not is_known((declared,)) or not declared:
@@ -167,7 +168,7 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
         opened = execution.of(network.opened(execution.own.stored))
-        _require_separate(opened, declared + 1)
+        _require_separate(opened, declared + 1, declared + 2)
         return opened, unit, False
     except NnefError:
         if layout:
@@ -180,23 +181,49 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
     return execution, declared, True
 
 
-def _require_separate(execution: Execution, size: int) -> None:
-    """Raise InputError where items of a batch may meet, NnefError where there is none of a size."""
-    network = execution.network
-    example = example_of(network).inputs
-    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example]
-    labels = execution.definition.labels
-    own = [jax.typeof(execution.own.stored(label)) for label in labels]
-    own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
-    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
-    program = Program(jaxprs.spliced(traced, "plain"), len(own))
+def _require_separate(execution: Execution, size: int, *others: int) -> None:
+    """Raise InputError where items of a batch may meet, NnefError where there is none of a size.
+
+    Nor may anything but extents differ in the programs for the `others`: a number of items, say,
+    that rows are divided by.
+    """
     hint = "call the model itself: it takes a batch as it is"
+    program = _program(execution, size)
     try:
-        axes = batch_axes(program, dict.fromkeys(program.arguments[len(own) :], 0), resizes=False)
+        inputs = program.arguments[program.parameters :]
+        axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
     except NotSeparableError as error:
         what = described(error.args[0])
         message = f"items of a batch may depend on one another, by {what}"
         raise InputError(message, hint=hint) from None
-    for name, result in zip(network.graph.output_names, program.results, strict=True):
+    names = execution.network.graph.output_names
+    for name, result in zip(names, program.results, strict=True):
         if axes.get(result) != 0:
             raise InputError(f"output '{name}' has no row for each item of a batch", hint=hint)
+    if not all(_is_alike(program, _program(execution, other)) for other in others):
+        raise InputError("what is computed depends on the number of items", hint=hint)
+
+
+def _program(execution: Execution, size: int) -> Program:
+    """Return the network as it is written, for so many items."""
+    example = example_of(execution.network).inputs
+    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example]
+    labels = execution.definition.labels
+    own = [execution.own.stored(label) for label in labels]
+    own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
+    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
+    return Program(jaxprs.spliced(traced, "plain"), len(own))
+
+
+def _is_alike(one: Program, other: Program) -> bool:
+    """Tell whether two programs compute with the same numbers, but for extents."""
+    equations = [[*jaxprs.innermost(x.closed.jaxpr)] for x in (one, other)]
+    names = [[primitive(e) for e in x] for x in equations]
+    operands = [[v for e in x for v in e.invars] for x in equations]
+    numbers = [[v.val if is_literal(v) else None for v in x] for x in operands]
+    pairs = [
+        *zip(*numbers, strict=False),
+        *zip(one.closed.consts, other.closed.consts, strict=False),
+    ]
+    alike = (np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
+    return names[0] == names[1] and all(alike)

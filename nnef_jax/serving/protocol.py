@@ -82,7 +82,9 @@ def json_length(header: str | None, size: int) -> int:
     return int(header)
 
 
-def decoded(body: bytes | bytearray, length: int, outputs: Sequence[TensorSpec]) -> InferenceRequest:
+def decoded(
+    body: bytes | bytearray, length: int, outputs: Sequence[TensorSpec]
+) -> InferenceRequest:
     """Return the request in a body, of which so many bytes are JSON. Raises InputError."""
     try:
         document: Any = json.loads(body[:length])

@@ -65,6 +65,31 @@ def test_rows_equal_those_of_single_items(
     np.testing.assert_allclose(batcher(x), wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_each_format_is_served_alike(tmp_path) -> None:
+    onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+    x = _RNG.random((3, 1, 8, 8), np.float32)
+    nnef = nnef_jax.load("examples/digits/model")
+    wanted = np.concatenate([np.asarray(nnef(row[None])) for row in x])
+    for model in (nnef, nnef_jax.load("examples/digits/ir/digits.xml")):
+        np.testing.assert_allclose(model.batcher((4,))(x), wanted, rtol=1e-4, atol=1e-6)
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Flatten", ["x"], ["f"]),
+        helper.make_node("MatMul", ["f", "w"], ["m"]),
+        helper.make_node("Softmax", ["m"], ["y"], axis=1),
+    ]
+    w = onnx.numpy_helper.from_array(_DATA["w"][:, :64].T.copy(), "w")
+    ends = [
+        [helper.make_tensor_value_info(name, kind, shape)]
+        for name, shape in (("x", ["n", 1, 8, 8]), ("y", ["n", 5]))
+    ]
+    path = tmp_path / "net.onnx"
+    onnx.save(helper.make_model(helper.make_graph(nodes, "g", *ends, [w])), path)
+    logits = np.exp(x.reshape(3, 64) @ _DATA["w"].T)
+    found = nnef_jax.load(path).batcher((4,))(x)
+    np.testing.assert_allclose(found, logits / logits.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
+
+
 def test_sizes_alone_are_compiled(one: nnef_jax.Model) -> None:
     seen: list[tuple[int, int]] = []
     batcher = _model(1, 0, input_shapes={"x": (None, 3, 4, 4)}).batcher((4, 2, 2))
@@ -128,6 +153,23 @@ def test_items_that_meet_are_refused(body: str, named: str) -> None:
     text = f"{COMPOSITIONAL}\ngraph g(x) -> (y)\n{{\nx = external(shape = [2, 2]);\n{body}\n}}"
     with pytest.raises(InputError, match=named):
         model_of(text).batcher()
+
+
+def test_rows_that_depend_on_how_many_there_are_are_refused() -> None:
+    """As mean_reduce along the batch is, if it is written as a division."""
+    text = """version 1.0;
+extension KHR_enable_fragment_definitions, KHR_enable_operator_expressions;
+extension tract_registry tract_core;
+graph g(x) -> (y)
+{
+    x = external<scalar>(shape = [%s, 2]);
+    n = tract_core_cast(tract_core_shape_of(x)[0], to = 'f32');
+    y = x / n;
+}"""
+    with pytest.raises(InputError, match="depends on the number of items"):
+        model_of(text % 2, input_shapes={"x": (None, 2)}).batcher()
+    mapped = model_of(text % 2).batcher((4,))
+    np.testing.assert_allclose(mapped(np.float32([[2, 4]] * 3)), [[1, 2]] * 3)
 
 
 def test_what_has_no_batch_is_refused() -> None:

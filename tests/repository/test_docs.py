@@ -113,7 +113,9 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
 def test_every_public_name_is_in_the_reference() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: nnef_jax\.(\w+)$", text, re.MULTILINE)
-    assert sorted(listed) == sorted(set(nnef_jax.__all__) - {"__version__", "analysis", "openvx", "serving"})
+    assert sorted(listed) == sorted(
+        set(nnef_jax.__all__) - {"__version__", "analysis", "openvx", "serving"}
+    )
 
 
 def test_pictures_are_small_and_all_are_shown() -> None:
