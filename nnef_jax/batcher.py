@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -26,9 +26,6 @@ from nnef_jax.options import require
 from nnef_jax.sharding import example_of
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 
-if TYPE_CHECKING:
-    from nnef_jax.model import Model
-
 
 class Batcher:
     """Runs a network on batches of any size; `Model.batcher` makes it.
@@ -40,21 +37,20 @@ class Batcher:
     `inputs` and `outputs` describe what a call takes and returns: their first extent is None.
     """
 
-    def __init__(self, model: Model, sizes: Sequence[int]) -> None:
+    def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
-        self._execution, unit, self._is_mapped = _separate(model.execution)
+        self._execution, unit, self._is_mapped = _separate(execution)
         self.sizes = tuple(sorted({-(-size // unit) * unit for size in sizes}))
         self._unit = unit
-        graph = model.graph
+        graph = execution.network.graph
         opened = [
             replace(v, type=replace(v.type, shape=(UNKNOWN, *v.type.shape[1:])))
             for v in graph.inputs
         ]
-        self._taken = replace(model.execution.network, graph=replace(graph, inputs=tuple(opened)))
+        self._taken = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
         self.inputs = tuple(spec_of(v.name, v) for v in opened)
-        self.outputs = tuple(
-            TensorSpec(spec.name, (None, *spec.shape[1:]), spec.dtype) for spec in model.outputs
-        )
+        specs = map(spec_of, graph.output_names, graph.outputs)
+        self.outputs = tuple(TensorSpec(x.name, (None, *x.shape[1:]), x.dtype) for x in specs)
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes, in threads, or find what is compiled in the model's `cache_dir`.

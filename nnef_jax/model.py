@@ -168,7 +168,7 @@ class Model:
         """
         from nnef_jax.batcher import Batcher
 
-        return Batcher(self, sizes)
+        return Batcher(self.execution, sizes)
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.

@@ -131,7 +131,8 @@ def _scan_axes(
             return {v: axis for v, axis in pairs if axis is not None}
         _, starts, _ = jaxprs.scan_parts(equation, equation.invars)
         for x, y, v in zip(carried, after, starts, strict=True):
-            if x != y and (is_literal(v) or not has_items(v, y, len(v.aval.shape))):
+            has_axis = not is_literal(v) and y is not None and has_items(v, y, len(v.aval.shape))
+            if x != y and not has_axis:
                 raise NotSeparableError(equation)
         if after == carried:
             break
