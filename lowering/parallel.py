@@ -1,275 +1,158 @@
-"""Finds the axis along which each parameter is divided for tensor parallelism.
+"""Chooses which factor of which axis of each parameter is divided over devices.
 
-A product whose columns are divided gives a result that is divided along them. What computes item by
-item, or moves axes, keeps it so. A product that sums over the divided axis then has its rows
-divided, and needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3).
-These are choices of storage alone: for whatever a rule here does not see XLA moves data.
+A factor that is divided is so wherever it goes: in the columns of a product, in all that is
+computed of them item by item or by heads, and in the rows of the product that sums over it, which
+needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). It costs what
+is moved where something sums over it or needs it whole, and spares what its parameters would each
+cost by themselves. Those that spare the most are taken, of factors that no tensor has two of.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-import string
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from lowering.graph import Graph, Operation, Value
-from lowering.kernels import contraction
-from lowering.ops import FAMILIES
-from lowering.rules import Rules
+from lowering.factors import Factor, FactorWalk, Product, leaves
+from lowering.program import Program
 
-DIVIDED = True
-# What is known of an axis: nothing, that it is divided, or which axis of a parameter it is.
-Mark = bool | tuple[str, int] | None
-Marks = list[Mark]
-
-_RULES = Rules()  # by kind; later ones count more
+_COST = {"sum": 2, "lookup": 2, "whole": 1}  # a sum moves items twice: to be added, and back
+_EACH = 1024  # what any collective costs beside its items, in items
 
 
-def divided_axes(graph: Graph, count: int, least: int = 0) -> dict[str, int]:
-    """Return the axis to divide into `count` parts by label, of parameters that have one.
+@dataclass(frozen=True)
+class Division:
+    """Says how a parameter is divided.
 
-    Those of fewer items than `least` have none.
+    Args:
+        axis: the axis.
+        before: the extent of its factors before the one that is divided: of 3 * heads * items 3.
+        along: the axis along which it is stored; where the divided factor is not the first of its
+            axis it is another, or None, and calls take it prepared.
+        follows: whether the factor is divided wherever it goes, or for this parameter alone.
+        why: in a few words.
+        moves: the collectives that a call needs for it.
     """
-    large = {p for p in graph.parameters if math.prod(p.value.type.shape) >= least}
-    walk = _Walk(count)
-    walk.extents = {p.label: p.value.type.shape for p in large}
-    for parameter in large:
-        axes = range(len(parameter.value.type.shape))
-        walk.marks[parameter.value] = [(parameter.label, axis) for axis in axes]
-    walk.through(graph)
-    return walk.chosen
+
+    axis: int
+    before: int = 1
+    along: int | None = None
+    follows: bool = True
+    why: str = ""
+    moves: str = ""
 
 
-class _Walk:
-    def __init__(self, count: int) -> None:
+def divisions(program: Program, count: int, least: int = 0) -> dict[int, Division]:
+    """Return how parameters, by place, are divided into `count` parts, of those that can be.
+
+    Those of fewer items than `least` are not.
+    """
+    return _Choice(program, count, least).made()
+
+
+class _Choice:
+    def __init__(self, program: Program, count: int, least: int) -> None:
+        walk = self.walk = FactorWalk(program).through()
+        for result in program.results:
+            walk.use("whole", walk.of(result), result)
         self.count = count
-        self.chosen: dict[str, int] = {}
-        self.extents: dict[str, Sequence[int]] = {}
-        self.marks: dict[Value, Marks] = {}
+        self.large = {
+            i: v
+            for i, v in enumerate(program.arguments[: program.parameters])
+            if math.prod(v.aval.shape) >= least
+        }
+        self.products: dict[int, list[Product]] = {i: [] for i in self.large}
+        for product in walk.products:
+            for i in product.parameters & {*self.large}:
+                self.products[i].append(product)
+        self.members: dict[Factor, dict[int, tuple[int, int]]] = {}  # axis, and extent before
+        for i, variable in self.large.items():
+            for axis, factors in enumerate(walk.of(variable)):
+                before = 1
+                for factor in leaves(factors):
+                    if factor.extent % count == 0 and not factor.is_blocked:
+                        self.members.setdefault(factor, {}).setdefault(i, (axis, before))
+                    before *= factor.extent
+        self.cost: dict[Factor, int] = dict.fromkeys(self.members, 0)
+        for use in walk.uses:
+            for factor in {*leaves(use.factors)} & self.cost.keys():
+                self.cost[factor] += _COST[use.kind] * use.items + _EACH
+        self.alone = {i: self._alone(i) for i in self.large}
 
-    def through(self, graph: Graph) -> None:
-        """Mark what all operations write."""
-        for operation in graph.operations:
-            if rule := _RULES.own.get(operation.kind):
-                rule(self, operation)
+    def made(self) -> dict[int, Division]:
+        """Return what is chosen."""
+        found: dict[int, Division] = {}
+        beside = self._beside()
+        excluded: set[Factor] = set()
 
-    def of(self, operand: Any) -> Marks:
-        """Return what is known of an operand's axes."""
-        if not isinstance(operand, Value):
-            return []
-        return self.marks.get(operand, [None] * len(operand.type.shape))
+        def order(factor: Factor) -> int:
+            spared = sum(self.alone[i][0] for i in self.members[factor] if i not in found)
+            return self.cost[factor] - spared
 
-    def divides(self, mark: Mark) -> bool:
-        """Tell whether an axis is divided; that of a parameter becomes so if it can be."""
-        if not isinstance(mark, tuple):
-            return mark is DIVIDED
-        label, axis = mark
-        if label not in self.chosen and self.extents[label][axis] % self.count == 0:
-            self.chosen[label] = axis
-        return self.chosen.get(label) == axis
+        heap = [(order(factor), i, factor) for i, factor in enumerate(self.members)]
+        heapq.heapify(heap)
+        while heap:
+            known, i, factor = heapq.heappop(heap)
+            if factor in excluded or (now := order(factor)) >= 0:
+                continue
+            if now > known:  # some of its parameters are divided by now
+                heapq.heappush(heap, (now, i, factor))
+                continue
+            excluded |= beside[factor]
+            found |= {i: self._member(i, factor) for i in self.members[factor] if i not in found}
+        return {**{i: x for i, (_, x) in self.alone.items() if x}, **found}
 
-    def write(self, operation: Operation, marks: Marks) -> None:
-        """Mark the results, all of one rank."""
-        for value in operation.writes():
-            self.marks[value] = [
-                # In pieces that are no whole number a result is gathered.
-                None if mark is DIVIDED and extent % self.count else mark
-                for mark, extent in zip(marks, value.type.shape, strict=True)
-            ]
+    def _beside(self) -> dict[Factor, set[Factor]]:
+        """Return by factor which others some tensor has too."""
+        found: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
+        for axes in _all_axes(self.walk):
+            own = {f for axis in axes for f in leaves(axis)} & found.keys()
+            for factor in own if len(own) > 1 else ():
+                found[factor] |= own - {factor}
+        return found
 
-    def product(
-        self, operation: Operation, operands: Sequence[Any], terms: Sequence[str], result: str
-    ) -> Marks:
-        """Divide the operands of a sum of products along one letter; return the result's marks."""
-        axes = [
-            (letter, mark)
-            for operand, term in zip(operands, terms, strict=True)
-            for letter, mark in zip(term, self.of(operand), strict=True)
-        ]
-        # What is divided already counts most, then the columns of a parameter.
-        letters = [letter for letter, mark in axes if mark is DIVIDED]
-        columns = [x for x, mark in axes if isinstance(mark, tuple) and x in result]
-        letters += [x for x in columns if sum(x in term for term in terms) == 1]
-        for letter in letters:
-            if any([self.divides(mark) for other, mark in axes if other == letter]):
-                return [DIVIDED if other == letter else None for other in result]
-        return [None] * len(result)
+    def _member(self, i: int, factor: Factor) -> Division:
+        axis, before = self.members[factor][i]
+        shape = self.large[i].aval.shape
+        along: int | None = axis
+        if before > 1:
+            others = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
+            along = max(others, key=shape.__getitem__, default=None)
+        rows = [p for p in self.products[i] if factor in leaves(p.rows)]
+        columns = [p for p in self.products[i] if factor in leaves(p.columns)]
+        parts = f" of each of {before} parts" if before > 1 else ""
+        if rows:
+            what = "words" if rows[0].kind == "lookup" else "rows"
+            return Division(axis, before, along, True, what + parts, f"{len(rows)} all-reduce")
+        what = "columns" if columns else "as what it meets"
+        return Division(axis, before, along, True, what + parts)
 
-
-def _operands(operation: Operation) -> list[Any]:
-    found: list[Any] = []
-    for _, operand in operation.operands:
-        found += operand if isinstance(operand, tuple) else [operand]
-    return found
-
-
-_FAMILIES = ("window", "resample", "selection", "reduce", "normalize")
-
-
-@_RULES(*(kind for family in _FAMILIES for kind in FAMILIES[family]), "masked_softmax", "split")
-def _along_others(walk: _Walk, operation: Operation) -> None:
-    """Keep the axes along which nothing is computed: extents there are as before."""
-    attributes = dict(operation.attributes)
-    axes = attributes.get("axes", attributes.get("axis", ()))
-    computed = axes if isinstance(axes, tuple) else (axes,)
-    source = next(operation.reads())
-    marks = walk.of(source)
-    for value in operation.writes():
-        if len(value.type.shape) != len(marks):
-            continue
-        pairs = zip(marks, source.type.shape, value.type.shape, strict=True)
-        walk.marks[value] = [
-            DIVIDED
-            if mark is DIVIDED
-            and n % walk.count == 0
-            and ((n == before and axis not in computed) or operation.kind in ("slice", "split"))
-            else None
-            for axis, (mark, before, n) in enumerate(pairs)
-        ]
-
-
-@_RULES(*FAMILIES["activation"], *FAMILIES["elementwise"], "cast", "add_n", "batch_normalization")
-def _by_item(walk: _Walk, operation: Operation) -> None:
-    """Aligned from the left, as the standard broadcasts."""
-    _, marks = _aligned(walk, [walk.of(operand) for operand in _operands(operation)])
-    rank = max([len(value.type.shape) for value in operation.writes()], default=0)
-    walk.write(operation, (marks + [None] * rank)[:rank])
-
-
-_RULES("softmax", "log_softmax")(_along_others)
-
-
-def _aligned(walk: _Walk, operands: Sequence[Marks]) -> tuple[bool, Marks]:
-    """Return the marks of a result along the axes of its operands."""
-    rank = max(map(len, operands), default=0)
-    columns = [[m[axis] for m in operands if axis < len(m)] for axis in range(rank)]
-    known = all(any(isinstance(mark, tuple) for mark in marks) or not marks for marks in operands)
-    result: Marks = []
-    for column in columns:
-        if DIVIDED in column:  # a bias is divided as what it is added to
-            for mark in column:
-                walk.divides(mark)
-            result.append(DIVIDED)
-        else:
-            result.append(next((m for m in column if m), None) if known else None)
-    return known, result
+    def _alone(self, i: int) -> tuple[int, Division | None]:
+        """Return what it costs to divide a parameter by itself, and how."""
+        products, shape = self.products[i], self.large[i].aval.shape
+        if not products:
+            return 0, None
+        axes = list(map(leaves, self.walk.of(self.large[i])))
+        columns = {f for p in products for f in leaves(p.columns)}
+        rows = {f for p in products for f in leaves(p.rows)}
+        fits = [k for k, n in enumerate(shape) if n % self.count == 0]
+        by_columns = [k for k in fits if {*axes[k]} <= columns]
+        by_rows = [k for k in fits if {*axes[k]} <= rows]
+        items, each = sum(p.items for p in products), len(products) * _EACH
+        is_table = products[0].kind == "lookup"
+        if by_columns and not (is_table and by_rows):
+            axis, moves = max(by_columns, key=shape.__getitem__), f"{len(products)} all-gather"
+            return items + each, Division(axis, 1, axis, False, "columns", moves)
+        if by_rows:
+            axis, why = max(by_rows, key=shape.__getitem__), "words" if is_table else "rows"
+            return 2 * items + each, Division(
+                axis, 1, axis, False, why, f"{len(products)} all-reduce"
+            )
+        return 2 * items + each, None
 
 
-@_RULES("linear", "matmul")
-def _linear(walk: _Walk, operation: Operation) -> None:
-    operands = dict(operation.operands)
-    if operation.kind == "linear":
-        left, right, turned = operands["input"], operands["filter"], (False, True)
-    else:
-        attributes = dict(operation.attributes)
-        left, right = operands["A"], operands["B"]
-        turned = bool(attributes["transposeA"]), bool(attributes["transposeB"])
-    rank = len(walk.of(left))
-    if rank < 2 or len(walk.of(right)) != rank:
-        return
-    batch = string.ascii_lowercase[: rank - 2]
-    rows, columns = ("KM" if turned[0] else "MK"), ("NK" if turned[1] else "KN")
-    marks = walk.product(operation, (left, right), (batch + rows, batch + columns), batch + "MN")
-    if "bias" in operands:
-        _, marks = _aligned(walk, [marks, walk.of(operands["bias"])])
-    walk.write(operation, marks)
-
-
-@_RULES("einsum")
-def _einsum(walk: _Walk, operation: Operation) -> None:
-    operands = _operands(operation)
-    expr = str(dict(operation.attributes)["expr"])
-    terms, result = contraction.parse(expr, [len(walk.of(x)) for x in operands])
-    if [len(term) for term in terms] == [len(walk.of(x)) for x in operands]:
-        walk.write(operation, walk.product(operation, operands, terms, result))
-
-
-@_RULES("attention")
-def _attention(walk: _Walk, operation: Operation) -> None:
-    """Keep heads apart."""
-    *batch, heads, _, _ = walk.of(next(operation.reads()))
-    walk.write(operation, [*batch, heads, None, None])
-
-
-@_RULES("conv", "deconv")
-def _conv(walk: _Walk, operation: Operation) -> None:
-    """By output channel."""
-    operands = dict(operation.operands)
-    groups: Any = dict(operation.attributes)["groups"] or next(operation.reads()).type.shape[1]
-    filter = walk.of(operands["filter"])
-    axis = 1 if operation.kind == "deconv" else 0
-    if groups != 1 and (axis or groups % walk.count):
-        return
-    marks: Marks = [None] * len(filter)
-    marks[1] = DIVIDED if walk.divides(filter[axis]) else None
-    walk.write(operation, _aligned(walk, [marks, walk.of(operands["bias"])])[1])
-
-
-@_RULES("gather")
-def _gather(walk: _Walk, operation: Operation) -> None:
-    """Divide a table of words by word, else by width; what is looked up is whole."""
-    marks = walk.of(dict(operation.operands)["input"])
-    axis = dict(operation.attributes)["axis"]
-    if len(marks) == 2 and isinstance(axis, int) and not walk.divides(marks[axis]):
-        walk.divides(marks[1 - axis])
-
-
-@_RULES("transpose")
-def _transpose(walk: _Walk, operation: Operation) -> None:
-    marks = walk.of(next(operation.reads()))
-    axes: Any = dict(operation.attributes)["axes"]
-    walk.write(operation, [marks[axis] for axis in axes] + marks[len(axes) :])
-
-
-@_RULES("reshape", "squeeze", "unsqueeze")
-def _reshape(walk: _Walk, operation: Operation) -> None:
-    """Pass on what is one axis before and after, and what divides by the first of several."""
-    (source,), (target,) = operation.reads(), operation.writes()
-    pairs = zip(walk.of(source), source.type.shape, strict=True)
-    before = [(mark, n) for mark, n in pairs if n != 1]
-    marks: Marks = [None] * len(target.type.shape)
-    after = [(axis, n) for axis, n in enumerate(target.type.shape) if n != 1]
-    while before and after:
-        (mark, size), (axis, extent) = before.pop(0), after.pop(0)
-        if size == extent:
-            marks[axis] = mark
-            continue
-        if mark is DIVIDED:
-            marks[axis] = DIVIDED
-        while size != extent:  # take the rest of this group of axes
-            if size < extent and before:
-                size *= before.pop(0)[1]
-            elif size > extent and after:
-                extent *= after.pop(0)[1]
-            else:  # extents that are not known
-                return
-    walk.write(operation, marks)
-
-
-@_RULES("concat")
-def _concat(walk: _Walk, operation: Operation) -> None:
-    operands = [walk.of(x) for x in _operands(operation)]
-    axis = dict(operation.attributes)["axis"]
-    columns = enumerate(zip(*operands, strict=False))
-    walk.write(operation, [(i != axis and {*marks} == {DIVIDED}) or None for i, marks in columns])
-
-
-@_RULES("scan")
-def _scan(walk: _Walk, operation: Operation) -> None:
-    """Go through the body, whose states are whole at first."""
-    attributes: dict[str, Any] = dict(operation.attributes)
-    operands: dict[str, Any] = dict(operation.operands)
-    body, scanned = attributes["body"], operands["scanned"]
-    given = (*scanned, *operands["full"])
-    axes = {*zip(range(len(scanned)), attributes["axes"], strict=True)}
-    for number, (inner, outer) in enumerate(zip(body.inputs, given, strict=False)):
-        marks = walk.of(outer)
-        if len(marks) == len(inner.type.shape):
-            walk.marks[inner] = [
-                None if (number, axis) in axes else mark for axis, mark in enumerate(marks)
-            ]
-    walk.through(body)
-    values = body.outputs[len(operands["initial"]) :]
-    for value, inner in zip(operation.writes(), values, strict=False):
-        walk.marks[value] = [mark if mark is DIVIDED else None for mark in walk.of(inner)]
+def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:
+    yield from walk.axes.values()
+    for body in walk.bodies.values():
+        yield from _all_axes(body)

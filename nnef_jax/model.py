@@ -27,6 +27,7 @@ from nnef_jax.trimming import is_length
 
 if TYPE_CHECKING:
     from nnef_jax.batcher import Batcher
+    from nnef_jax.sharding import ShardingPlan
 
 Params = Mapping[str, Any]
 State = Mapping[str, Any]
@@ -152,11 +153,11 @@ class Model:
         """
         from nnef_jax.sharding import layout_of
 
-        layout = layout_of(self.execution.network, mesh, batch, params, batch_axis)
+        layout = layout_of(self.execution.functions, mesh, batch, params, batch_axis)
         return _on(self.execution.own.over(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
-        """Return what runs batches of any size, by programs for these sizes alone.
+        """Return a function of batches of any size, with programs for these sizes alone.
 
         A network that declares a batch takes others too. `Batcher.compile` compiles ahead. Raises
         InputError where items of a batch depend on one another, or may: softmax along the batch,
@@ -169,6 +170,16 @@ class Model:
         from nnef_jax.batcher import Batcher
 
         return Batcher(self.execution, sizes)
+
+    @property
+    def plan(self) -> ShardingPlan:
+        """Return how parameters lie on the mesh of a model that `shard` made; it prints as a table.
+
+        Raises InputError without a mesh.
+        """
+        from nnef_jax.sharding import plan_of
+
+        return plan_of(self.execution.definition)
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from lowering import jaxprs
 from lowering.extents import UNKNOWN, is_known, show
-from lowering.graph import Graph
-from lowering.parallel import divided_axes
+from lowering.graph import Graph, Value
+from lowering.parallel import Division, divisions
+from lowering.program import Program
 from nnef_jax.errors import InputError, NnefError
-from nnef_jax.execution.meshes import Layout
-from nnef_jax.network import Network
+from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.functions import Functions
+from nnef_jax.execution.meshes import Layout, has_names
+from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
 from nnef_jax.similar import did_you_mean, listed
 
@@ -24,27 +30,33 @@ _SMALL = 1024
 _EXAMPLE = 8  # of an open extent, to tell which axes of a reshaped tensor are which
 
 
-def layout_of(network: Network, mesh: Any, batch: Any, params: Any, batch_axis: Any) -> Layout:
+def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_axis: Any) -> Layout:
     """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
     require("mesh", mesh, Mesh, "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))")
     require("batch_axis", batch_axis, int, "the number of an axis")
     if AxisType.Manual in mesh.axis_types:
         raise InputError("the mesh has Manual axes", hint="shard with Auto or Explicit axes")
     names = _names("batch", batch, mesh)
-    graph = network.graph
+    graph = functions.network.graph
     shapes = {p.label: p.value.type.shape for p in graph.parameters}
+    found: dict[str, Division] = {}
+    rest: list[str] = []
     if isinstance(params, Mapping):
         specs = _given(params, shapes, mesh)
     else:
         along = _names("params", params, mesh)
         rest = [name for name in along if name not in names]
         both = [name for name in along if name in names]
-        specs = {label: [None] * len(shape) for label, shape in shapes.items()}
-        _divide_products(specs, example_of(network), rest, mesh)
+        specs: dict[str, list[Any]] = {x: [None] * len(shape) for x, shape in shapes.items()}
+        if rest:
+            found = found_divisions(functions, _divisor(tuple(rest), mesh), _SMALL)
+        for label, division in found.items():
+            if division.along is not None:
+                specs[label][division.along] = _joined(rest)
         _divide_fully(specs, shapes, both, mesh)
     kept = {label: spec for label, spec in specs.items() if any(x is not None for x in spec)}
     pairs = tuple((label, PartitionSpec(*spec)) for label, spec in kept.items())
-    layout = Layout(mesh, names, batch_axis, pairs)
+    layout = Layout(mesh, names, batch_axis, pairs, tuple(rest), tuple(found.items()))
     _require_batch(layout, graph)
     return layout
 
@@ -72,16 +84,6 @@ def _divisor(names: Any, mesh: Mesh) -> int:
 
 def _joined(names: Sequence[str]) -> Any:
     return names[0] if len(names) == 1 else tuple(names)
-
-
-def _divide_products(
-    specs: dict[str, list[Any]], graph: Graph, names: Sequence[str], mesh: Mesh
-) -> None:
-    """Divide operands of products, so that what follows one another moves little data."""
-    if names:
-        found = divided_axes(graph, _divisor(tuple(names), mesh), _SMALL)
-        for label, axis in found.items():
-            specs[label][axis] = _joined(names)
 
 
 def _divide_fully(
@@ -133,16 +135,79 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) 
     return [*spec]
 
 
-def example_of(network: Network) -> Graph:
-    """Return the graph with open extents of inputs closed, where it takes them."""
-    shapes = [value.type.shape for value in network.graph.inputs]
-    if all(map(is_known, shapes)):
-        return network.graph
+def found_divisions(functions: Functions, count: int, least: int = 0) -> dict[str, Division]:
+    """Return how parameters are divided for products that follow one another, by label.
+
+    Open extents are closed for that. A network that does not take them so has none.
+    """
+    network = functions.network
+    graph = network.graph
+    shapes = [value.type.shape for value in graph.inputs]
     closed = [tuple(_EXAMPLE if n is UNKNOWN else n for n in shape) for shape in shapes]
     try:
-        return network.specialise(closed)
+        if not all(map(is_known, shapes)):
+            graph = network.specialise(closed)
+        given = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
+        states = {state.label: state.value for state in graph.states}
+        types: Any = jax.tree.map(_type, (given, states, list(graph.inputs)))
+        traced = jax.make_jaxpr(partial(functions.cycle, probe=NOTHING))(*types)
     except NnefError:
-        return network.graph
+        return {}
+    program = Program(jaxprs.spliced(traced, None), len(given), prepares=False)
+    found = divisions(program, count, least)
+    return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
+
+
+class ShardedParameter(NamedTuple):
+    """Says how a parameter lies on a mesh."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    sharding: PartitionSpec
+    why: str
+    moves: str  # the collectives that a call needs for it
+
+
+class ShardingPlan(tuple[ShardedParameter, ...]):
+    """Holds how each parameter of a model lies on its mesh; it prints as a table."""
+
+    def __repr__(self) -> str:
+        head = "parameter", "shape", "divided along", "why", "collectives a call"
+        rows = [(x, show(shape), _axes(spec), *rest) for x, shape, spec, *rest in self]
+        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+        lines = [zip(row, widths, strict=True) for row in (head, *rows)]
+        return "\n".join("  ".join(f"{x:{n}}" for x, n in line).rstrip() for line in lines)
+
+    __str__ = __repr__
+
+
+def _axes(spec: PartitionSpec) -> str:
+    """Return the axes that are divided, and along which axes of the mesh."""
+    named = [(i, x) for i, x in enumerate(spec) if x is not None]
+    return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in named)
+
+
+def plan_of(definition: Definition) -> ShardingPlan:
+    """Return how the parameters of a model lie on its mesh. Raises InputError without one."""
+    layout = definition.layout
+    if layout is None:
+        raise InputError("the model is on no mesh", hint="model.shard(mesh, params=...).plan")
+    known, rows = dict(layout.divisions), list[ShardedParameter]()
+    for label in definition.labels:
+        shape, spec = definition.parameters[label].value.type.shape, layout.of_parameter(label).spec
+        division = known.get(label)
+        why, moves = (division.why, division.moves) if division else ("", "")
+        if has_names(spec, layout.batch):
+            why = f"{why}, gathered when read" if why else "gathered when read"
+            moves = f"{moves}, 1 all-gather" if moves else "1 all-gather"
+        elif division is None and math.prod(shape) < _SMALL:
+            why = f"fewer than {_SMALL} items"
+        rows.append(ShardedParameter(label, shape, spec, why, moves))
+    return ShardingPlan(rows)
+
+
+def _type(value: Value) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.type.shape, value.type.dtype)
 
 
 def _require_batch(layout: Layout, graph: Graph) -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ from jax.sharding import AxisType, Mesh
 import nnef_jax
 from tests import torch_networks
 from tests.helpers import model_of
-from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm
+from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm, of_program
 from tests.pages import session
+from tests.parallel_networks import BLOCKS, transformer
 from tests.quickly import unoptimised
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -134,6 +135,51 @@ def moves(name: str, layout: str, wanted: dict[str, int]) -> None:
     assert found == wanted, found
 
 
+def counted(name: str) -> str:
+    """Return the collectives of a call; what it computes is what one device does."""
+    model, inputs = transformer(name) if name in BLOCKS else network("resnet")
+    sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS["tensor"])
+    assert_close(sharded(*inputs), model(*inputs))
+    execution = sharded.execution
+    compiled = execution.compiled(execution.outputs, {}, execution.bind(inputs, {}))
+    moved = of_program(compiled)
+    return ", ".join(f"{moved[kind]} {kind}" for kind in sorted(moved, reverse=True))
+
+
+def table() -> None:
+    """Two sums a layer and one move at each end, however heads are stored; the page says so."""
+    found = {name: counted(name) for name in (*BLOCKS, "ResNet, two blocks")}
+    assert {found[name] for name in BLOCKS} == {"4 all-reduce, 2 all-gather"}, found
+    page = (ROOT / "docs" / "devices.md").read_text()
+    missing = [row for name, x in found.items() if (row := f"| {name} | {x} |") not in page]
+    assert not missing, "\n".join(missing)
+
+
+def trained(layout: str, type: AxisType) -> None:
+    """A step of training hands back what it was given, sharded as it was."""
+    model, inputs = network("bert")
+    mesh = mesh_of(type)
+    sharded = model.shard(mesh, **LAYOUTS[layout])
+
+    def step(model: nnef_jax.Model, params: Any, momentum: Any) -> Any:
+        def loss(params: Any) -> jax.Array:
+            outputs = jax.tree.leaves(model.apply(params, *inputs))
+            return sum((jnp.square(y).mean() for y in outputs), jnp.zeros(()))
+
+        gradient = jax.grad(loss)(params)
+        momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
+        return jax.tree.map(lambda p, m: p - 0.1 * m, params, momentum), momentum, gradient
+
+    steps = [jax.jit(partial(step, x)) for x in (model, sharded)]
+    zeros = [jax.tree.map(jnp.zeros_like, x.params) for x in (model, sharded)]
+    with jax.set_mesh(mesh):
+        found = steps[1](sharded.params, zeros[1])
+    assert_close(found, steps[0](model.params, zeros[0]), 1e-4)
+    for tree in found:
+        for label, x in tree.items():
+            assert x.sharding.is_equivalent_to(sharded.params[label].sharding, x.ndim), label
+
+
 def documentation() -> None:
     """The page's blocks run as they stand, one after the other."""
     *_, (_, names) = session("docs/devices.md")
@@ -142,6 +188,9 @@ def documentation() -> None:
 
 def checks(everything: bool) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
     yield "documentation", documentation, ()
+    yield "table", table, ()
+    yield "trained-both", trained, ("both", AxisType.Auto)
+    yield "trained-tensor", trained, ("tensor", AxisType.Explicit)
     yield "mlp-data-moves", moves, ("mlp", "data", {})
     yield "mlp-tensor-moves", moves, ("mlp", "tensor", {"all-reduce": 1})
     yield "mlp-fully-moves", moves, ("mlp", "fully", {"all-gather": 2})

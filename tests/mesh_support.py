@@ -64,7 +64,12 @@ def result_and_collectives(function: Callable[..., Any], *args: Any) -> tuple[An
     """Run a function jitted; count what moves data between devices in its optimised program."""
     jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
     executable = jitted.lower(*args).compile()
-    return executable(*args), dict(Counter(_COLLECTIVE.findall(executable.as_text() or "")))
+    return executable(*args), of_program(executable)
+
+
+def of_program(executable: jax.stages.Compiled) -> dict[str, int]:
+    """Count what moves data between devices in an optimised program."""
+    return dict(Counter(_COLLECTIVE.findall(executable.as_text() or "")))
 
 
 def collectives(function: Callable[..., Any], *args: Any) -> dict[str, int]:

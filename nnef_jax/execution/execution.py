@@ -145,7 +145,7 @@ class Execution:
         else:  # the user may want nothing compiled, or to know which operation computes a NaN
             place = None if is_watched() else self.own.place(arrays)
         if place is None or is_explicit(place.where):
-            own = self.own.parameters(place and place.where)
+            own = self.own.for_calls(place and place.where)
             return self._computed(entry, own, state, inputs)
         executable = self._executable(entry, arguments, arrays, place)
         if not entry.takes_state and all(
@@ -161,7 +161,7 @@ class Execution:
 
     def _inside(self, entry: Entry, state: Arrays, inputs: Inputs) -> Any:
         """Run an entry in a function that the caller compiles, parameters prepared for that."""
-        own = self.own.parameters
+        own = self.own.for_calls
         run = self._within.get(entry.name, lambda: entry.on(lambda _: own()))
         return run(None, self._before(entry, state), inputs, NOTHING)
 
@@ -172,7 +172,7 @@ class Execution:
         place = self.own.place(arrays)
         if place is not None and not is_explicit(place.where):
             return compiled(self._executable(entry, arguments, arrays, place), arguments)
-        own = self.own.parameters(place and place.where)
+        own = self.own.for_calls(place and place.where)
         return entry.jitted.lower(own, self._before(entry, state), inputs, NOTHING).compile()
 
     def _executable(
@@ -247,7 +247,9 @@ class Execution:
 
         Its state is `before`, by default the initial one.
         """
-        functions = self.functions
+        functions, layout = self.functions, self.definition.layout
+        if layout and layout.divisions:
+            return Prepared(params, layout.divided(params), self.definition)
         state = before
         if state is None:
             state = self.own.initial_state() if self.network.graph.states else {}
@@ -332,6 +334,10 @@ class OwnArrays:
         """Return the parameters on the device, which is the default one if none is given."""
         return self._at(where, 0)
 
+    def for_calls(self, where: _Where | None = None) -> dict[str, jax.Array] | Prepared:
+        """Return the parameters as a function of them takes them: prepared if that spares moves."""
+        return self.parameters(where)
+
     def initial_state(self, where: _Where | None = None) -> dict[str, jax.Array]:
         """Return the stored values of the variables that the graph updates, on the device."""
         return self._at(where, 1)
@@ -380,6 +386,15 @@ class GivenArrays(OwnArrays):
     def leaves(self) -> Leaves:
         """Return the given arrays."""
         return self._leaves
+
+    def for_calls(self, where: _Where | None = None) -> dict[str, jax.Array] | Prepared:
+        """Return the parameters as a function of them takes them: prepared if that spares moves."""
+        own, layout = self.parameters(where), self.definition.layout
+        if self.are_traced or layout is None or not layout.divisions:
+            return own
+        with jax.ensure_compile_time_eval():  # they are kept
+            divided = self._placed.get("divided", lambda: layout.divided(own))
+        return Prepared(own, divided, self.definition)
 
     def place(self, arrays: Sequence[Any]) -> devices.Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""

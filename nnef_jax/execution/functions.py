@@ -18,7 +18,8 @@ from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
 from nnef_jax.errors import InputError, SemanticError
 from nnef_jax.execution.host_profile import Host
-from nnef_jax.execution.meshes import Layout, over_mesh
+from nnef_jax.execution.meshes import Layout
+from nnef_jax.execution.over_mesh import over_mesh
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
 from nnef_jax.limits import Meter

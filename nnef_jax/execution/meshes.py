@@ -8,20 +8,22 @@ network knows of no mesh, so that such axes are Auto within it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
 import numpy as np
 from jax.core import Tracer
 from jax.lax import with_sharding_constraint
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, auto_axes
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lowering.devices import Place
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
+from lowering.parallel import Division
+from lowering.spread import prepared
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
@@ -40,12 +42,16 @@ class Layout:
         axis: the axis of inputs, states and outputs that is the batch. An array has the batch if it
             has as many items there as the first input that has the axis.
         specs: how parameters are sharded, by label; others are whole on each device.
+        along: names of axes of the mesh along which products are divided.
+        divisions: how parameters are divided for that, by label.
     """
 
     mesh: Mesh
     batch: tuple[str, ...] = ()
     axis: int = 0
     specs: tuple[tuple[str, PartitionSpec], ...] = ()
+    along: tuple[str, ...] = ()
+    divisions: tuple[tuple[str, Division], ...] = ()
 
     @cached_property
     def parts(self) -> int:
@@ -98,6 +104,27 @@ class Layout:
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Put parameters on the mesh."""
         return {x: self.put(f"params: '{x}'", v, self.of_parameter(x)) for x, v in params.items()}
+
+    def divided(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters as calls take them whose divided factor is not the first of its axis.
+
+        Where each is also divided along axes of the batch there are none: they would be gathered.
+        """
+        found: dict[str, Any] = {}
+        places: dict[str, NamedSharding] = {}
+        for label, division in self.divisions:
+            spec = self._specs.get(label, PartitionSpec())
+            if division.before > 1 and label in params and not has_names(spec, self.batch):
+                axis = division.axis + 1
+                found[label] = params[label]
+                names = PartitionSpec(*[None] * axis, self.along)
+                places[label] = NamedSharding(self.mesh, names)
+
+        def split(given: Mapping[str, Any]) -> dict[str, Any]:
+            known = dict(self.divisions)
+            return {label: prepared(x, known[label]) for label, x in given.items()}
+
+        return jax.jit(split, out_shardings=places)(found) if found else found
 
     def put_state(
         self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]
@@ -179,6 +206,11 @@ class Layout:
             and x.sharding.mesh == self.mesh
         )
 
+    def in_use(self) -> Any:
+        """Return the mesh as functions that are traced now see it."""
+        mesh = jax.sharding.get_abstract_mesh()
+        return self.mesh if mesh.empty else mesh
+
     @property
     def _is_typed(self) -> bool:
         types = {*self.mesh.axis_types, *jax.sharding.get_abstract_mesh().axis_types}
@@ -188,21 +220,27 @@ class Layout:
     def _specs(self) -> dict[str, PartitionSpec]:
         return dict(self.specs)
 
-    def gathered(self, params: Any) -> Any:
-        """Return parameters whole along the axes of the batch: fully sharded, they are stored so.
+    def used(self, params: Any) -> Any:
+        """Return parameters as they are computed with: whole along the axes of the batch.
 
-        Otherwise the partitioner might divide what is computed with them in another way.
+        Fully sharded, they are stored so: otherwise the partitioner might divide what is computed
+        with them in another way. Derivatives are told here to be sharded as the parameters are.
         """
         if isinstance(params, Prepared):
-            return replace(params, params=self.gathered(params.params))
-        mesh = jax.sharding.get_abstract_mesh()
-        found = dict(params)
-        for label, spec in self.specs:
-            kept = [_without(names, self.batch) for names in spec]
-            if label in found and kept != list(spec):
-                place = NamedSharding(self.mesh if mesh.empty else mesh, PartitionSpec(*kept))
-                found[label] = with_sharding_constraint(found[label], place)
+            return replace(params, params=self.used(params.params))
+        found: dict[str, Any] = {}
+        for label, x in params.items():
+            spec = self.of_parameter(label).spec
+            kept = PartitionSpec(*(_without(names, self.batch) for names in spec))
+            for each in dict.fromkeys((spec, kept)):
+                x = with_sharding_constraint(x, NamedSharding(self.in_use(), each))
+            found[label] = x
         return found
+
+
+def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
+    """Tell whether an array is divided along some of these axes of a mesh."""
+    return any(_without(part, names) != part for part in spec)
 
 
 def _without(names: Any, others: Sequence[str]) -> Any:
@@ -214,53 +252,3 @@ def is_explicit(where: Any) -> bool:
     """Tell whether a place (a device or a sharding), or else the mesh in use, has Explicit axes."""
     mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
-
-
-def over_mesh(
-    compute: Callable[..., Any], time_axes: int, layout: Layout | None
-) -> Callable[..., Any]:
-    """Return a function of params, state, inputs and a probe that computes over a mesh, if any.
-
-    Within it Explicit axes are Auto. Results are sharded as the layout says. Without one, on
-    Explicit axes, they are sharded as the first axis of the first input, and next states as the
-    states.
-    """
-
-    def run(params: Any, state: Any, inputs: Sequence[Any], probe: Any) -> Any:
-        arguments = params, state, inputs, probe
-        found = layout or _told_by_types(arguments, time_axes)
-        if found is None or jax.sharding.get_abstract_mesh().manual_axes:
-            return compute(*arguments)
-        extent = found.extent([x.shape for x in inputs], time_axes)
-
-        def whole(params: Any, *others: Any) -> Any:
-            return compute(found.gathered(params), *others)
-
-        def places(results: Any, time_axes: int = time_axes) -> Any:
-            return jax.tree.map(lambda x: found.beside(extent, x.shape, time_axes), results)
-
-        if AxisType.Explicit not in found.mesh.axis_types:
-            outputs, after, shown = results = whole(*arguments)
-            return with_sharding_constraint(
-                results, (places(outputs), places(after, 0), places(shown))
-            )
-        free: Any = partial(auto_axes, whole, axes=found.mesh.explicit_axes)
-        replicated = NamedSharding(found.mesh, PartitionSpec())
-        outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
-        states = places(after, 0)  # of those that start with what is computed
-        specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
-        states |= {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
-        return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
-
-    return run
-
-
-def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
-    """Return the layout that types tell, None where they tell none."""
-    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arguments)]
-    mesh: Any = next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
-    if mesh is None:
-        return None
-    _, _, inputs, _ = arguments
-    names = next((jax.typeof(x).sharding.spec[time_axes] for x in inputs if x.ndim > time_axes), ())
-    return Layout(mesh, names if isinstance(names, tuple) else (names,) if names else ())

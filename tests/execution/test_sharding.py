@@ -31,6 +31,7 @@ from tests.mesh_support import (
     put,
     result_and_collectives,
 )
+from tests.parallel_networks import transformer
 
 P = PartitionSpec
 ROOT = Path(__file__).resolve().parents[2]
@@ -221,6 +222,43 @@ def test_a_dict_says_how_parameters_are_sharded(digits: nnef_jax.Model, mesh: Me
     assert shapes["conv1_filter"] == (8, 1, 3, 3) and shapes["conv2_filter"] == (32, 8, 3, 3)
     assert shapes["linear_bias"] == (1, 5) and shapes["conv1_bias"] == (1, 16)
     assert_close(model(IMAGES), digits(IMAGES))
+
+
+def test_fused_matrices_are_prepared(mesh: Mesh) -> None:
+    model, (x,) = transformer("q, k, v in one as [3, heads, items] (ViT by timm)")
+    sharded = model.shard(mesh, batch="data", params="model")
+    assert shard_shape(sharded.params["0/qkv/weight"]) == (1, 192, 32)
+    wanted, sums = model(x), {"all-reduce": 4, "all-gather": 2}
+    prepared = sharded.prepare(sharded.params)
+    with jax.set_mesh(mesh):
+        for params, moved in ((sharded.params, {"all-to-all": 2}), (prepared, {})):
+            found, collectives = result_and_collectives(sharded.apply, params, x)
+            assert_close(found, wanted)
+            assert collectives == sums | moved
+        found, collectives = result_and_collectives(lambda x: sharded(x), x)
+        assert collectives == sums
+        assert_close(jax.vmap(sharded)(np.stack([x, x])), np.stack([wanted, wanted]))
+    for y in (found, sharded(x), sharded.apply(prepared, x)):
+        assert_close(y, wanted)
+    names = [value.name for value in model.graph.values.values()][40:60:5]
+    _, inside = sharded.apply(sharded.params, x, capture=names)
+    assert_close(inside, model.intermediates(x, names=names))
+
+
+def test_a_plan_says_how_parameters_lie(digits: nnef_jax.Model, mesh: Mesh) -> None:
+    model, _ = transformer("grouped queries, gate and values in one (Llama)")
+    plan = model.shard(mesh, params="model").plan
+    found = {row.parameter: (row.sharding, row.why, row.moves) for row in plan}
+    assert found["0/k/weight"] == (P(None, "model", None), "columns", "")
+    assert found["0/up/weight"] == (P(None, None, "model"), "columns of each of 2 parts", "")
+    assert found["0/down/weight"] == (P(None, None, "model"), "rows", "1 all-reduce")
+    assert found["0/down/bias"] == (P(), "fewer than 1024 items", "")
+    *_, last = str(plan).splitlines()
+    assert last.split() == ["last/bias", "[1,1,32]", "fewer", "than", "1024", "items"]
+    fully = digits.shard(mesh, batch="model", params="model").plan
+    assert {row.moves for row in fully if row.sharding != P()} == {"1 all-gather"}
+    with pytest.raises(InputError, match="the model is on no mesh"):
+        _ = digits.plan
 
 
 FIXED = """version 1.0;

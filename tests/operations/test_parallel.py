@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering.parallel import divided_axes
-from nnef_jax.sharding import example_of
+from nnef_jax.sharding import found_divisions
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import lstm
+from tests.parallel_networks import BLOCKS, transformer
 
 COLUMNS, ROWS = 0, 1  # of [output channels, input channels]
 
 
-def divided(model: nnef_jax.Model, count: int = 2, **options: Any) -> dict[str, int]:
-    return divided_axes(example_of(model.execution.network), count, **options)
+def divided(model: nnef_jax.Model, count: int = 2, **options: Any) -> dict[str, Any]:
+    """Return the axis by label, with the extent of the factors before the one that is divided."""
+    found = found_divisions(model.execution.functions, count, **options)
+    return {k: x.axis if x.before == 1 else (x.axis, x.before) for k, x in found.items()}
 
 
 def network(body: str, **shapes: tuple[int, ...]) -> nnef_jax.Model:
@@ -42,31 +44,59 @@ def test_products_are_divided_by_columns_then_rows() -> None:
     assert divided(model) == {"v": COLUMNS, "b": 1, "w": ROWS, "u": COLUMNS}
 
 
-@pytest.mark.parametrize("name", ["bert", "gpt"])
-def test_blocks_of_a_transformer_need_a_sum_for_each_pair(name: str) -> None:
-    found = divided(torch_networks.load(name))
+def test_blocks_of_a_transformer_need_a_sum_for_each_pair() -> None:
+    found = divided(torch_networks.load("bert"))
     for block in "01":
         own = {k.removeprefix(f"blocks.{block}."): v for k, v in found.items() if f".{block}." in k}
         assert own.pop("output.weight") == own.pop("down.weight") == ROWS
-        names = ["qkv", "up"] if name == "gpt" else ["query", "key", "value", "up"]
+        names = ["query", "key", "value", "up"]
         assert own == {f"{k}.{kind}": COLUMNS for k in names for kind in ("weight", "bias")}
     assert found["words.weight"] == found["positions.weight"] == 0
+    # Keys and values of all positions are results, whole on each device: heads stay together.
+    found = divided(torch_networks.load("gpt"))
+    assert (found["blocks.0.up.weight"], found["blocks.0.down.weight"]) == (COLUMNS, ROWS)
+    assert "blocks.0.qkv.bias" not in found
 
 
-def test_convolutions_are_divided_by_output_channel() -> None:
+@pytest.mark.parametrize("name", BLOCKS)
+def test_heads_and_gates_are_found_however_they_are_stored(name: str) -> None:
+    model, _ = transformer(name)
+    found = divided(model)
+    fused = 1 if "heads, 3" in name else (1, 3)
+    for block in "01":
+        assert found[f"{block}/o/weight"] == (1 if "torch" in name else 2)
+        assert found[f"{block}/down/weight"] == 2
+        assert found[f"{block}/up/weight"] == ((1, 2) if "gate" in name else 1)
+        for label in {f"{block}/{name}/weight" for name in ("q", "k", "v", "qkv")} & {*found}:
+            assert found[label] == (fused if "qkv" in label else 1)
+    assert "first/bias" not in found and "0/norm1" not in found
+
+
+def test_convolutions_are_divided_in_pairs() -> None:
     found = divided(torch_networks.load("resnet"))
-    filters = [label for label in found if "conv" in label or "shortcut.0" in label]
-    assert len(filters) == 6 and {found[label] for label in filters} == {0}
-    assert {found[label] for label in found if "running" in label} == {1}
-    assert found["fc.weight"] == ROWS
+    filters = {k.removesuffix(".weight"): v for k, v in found.items() if len(k.split(".")) > 1}
+    assert filters == {
+        "conv1": 0,
+        **{"layer1.conv1": 1, "layer1.conv2": 0},
+        **{"layer2.conv1": 1, "layer2.shortcut.0": 1, "layer2.conv2": 0},
+        "fc": 0,
+    }
+    # What follows the convolutions whose output channels are divided is divided with them.
+    assert {label: x for label, x in found.items() if "running_var" in label} == {
+        "bn1__running_var_0_running_var": 1,
+        "layer1__bn2__running_var_0_running_var": 1,
+    }
 
 
 def test_groups_stay_together() -> None:
     windows = "border = 'constant', padding = [], stride = [], dilation = []"
-    body = f"y = conv(x, f, 0.0, groups = {{}}, {windows});"
-    shapes: dict[str, Any] = {"x": (1, 6, 9), "f": (12, 2, 3)}
-    assert divided(network(body.format(3), **shapes)) == {}
-    assert divided(network(body.format(3), **shapes), 3) == {"f": 0}
+    body = (
+        f"a = conv(x, f, 0.0, groups = 3, {windows}); y = conv(a, g, 0.0, groups = 3, {windows});"
+    )
+    model = network(body, x=(1, 6, 9), f=(12, 2, 3), g=(6, 4, 3))
+    for count, follows in ((2, False), (3, True)):
+        found = found_divisions(model.execution.functions, count)
+        assert {(x.axis, x.follows) for x in found.values()} == {(0, follows)}
 
 
 def test_recurrent_layers_are_divided_by_hidden_unit() -> None:
@@ -82,8 +112,8 @@ def test_recurrent_layers_are_divided_by_hidden_unit() -> None:
 
 def test_what_is_small_or_does_not_divide_stays_whole() -> None:
     model = network("a = linear(x, v); y = linear(a, w);", x=(4, 8), v=(15, 8), w=(6, 15))
-    assert divided(model) == {"w": COLUMNS}
-    assert divided(model, least=100) == {}
+    assert divided(model) == {"v": ROWS, "w": COLUMNS}
+    assert divided(model, least=200) == {}
     table = network("y = linear(x, v);", x=(4, 8), v=(16, 8))
     assert divided(table, 5) == {}
 
@@ -103,18 +133,17 @@ y = linear(h, w);
     shapes: dict[str, Any] = {"x": (4, 8), "v": (16, 8), "w": (6, 16)}
     assert divided(network(body, **shapes)) == {"v": COLUMNS, "w": ROWS}
     along = body.replace("softmax(e, axes = [2])", "softmax(e, axes = [0])")
-    assert divided(network(along, **shapes)) == {"v": COLUMNS, "w": COLUMNS}
-    # Merged behind another axis a divided one is not followed.
+    assert divided(network(along, **shapes)) == {"v": (0, 2), "w": (1, 2)}
     merged = body.replace("[1,0,2]);\nh", "[1,2,0]);\nh")
-    assert divided(network(merged, **shapes)) == {"v": COLUMNS, "w": COLUMNS}
+    assert divided(network(merged, **shapes)) == {"v": COLUMNS, "w": (1, 8)}
 
 
-def test_joined_tensors_are_divided_if_all_are() -> None:
+def test_joined_tensors_are_divided_along_other_axes() -> None:
     body = "a = linear(x, v); b = linear(x, u); c = concat([a, b], axis = 0); y = linear(c, w);"
     shapes: dict[str, Any] = {"x": (4, 8), "v": (16, 8), "u": (16, 8), "w": (8, 16)}
     assert divided(network(body, **shapes))["w"] == ROWS
-    one = body.replace("b = linear(x, u);", "b = linear(x, u); d = softmax(b, axes = [1]);")
-    assert divided(network(one.replace("[a, b]", "[a, d]"), **shapes))["w"] == COLUMNS
+    along = body.replace("axis = 0", "axis = 1")
+    assert divided(network(along, **shapes | {"w": (8, 32)}))["w"] == COLUMNS
 
 
 def test_a_table_is_divided_by_word_or_by_width() -> None:
@@ -124,7 +153,8 @@ graph net(i) -> (y)
 {{
     i = tract_core_external(shape = [4], datum_type = 'i64');
     t = variable(shape = [{0},8], label = 't');
-    y = tract_core_gather(t, i, axis = 0, datum_type = 'f32');
+    x = tract_core_gather(t, i, axis = 0, datum_type = 'f32');
+    y = tract_core_softmax(x, axes = [1], exp = 'libc');
 }}
 """
     for words, axis in ((10, 0), (9, 1)):

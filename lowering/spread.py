@@ -1,0 +1,255 @@
+"""Runs a program over devices so that what is divided stays so.
+
+Where a divided factor is not the first of its axis, the axis is several: of 3 * heads * items two,
+3 and heads * items. Nothing needs to be gathered then, and each axis is sharded or is not. Results
+of products with parameters are told how they are sharded; between them XLA's partitioner sees it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lowering import jaxprs
+from lowering.factors import Factor, FactorWalk, cuts, leaves, unite
+from lowering.facts import facts
+from lowering.jaxprs import PRODUCT
+from lowering.parallel import Division
+from lowering.program import Program
+from lowering.rules import Rules
+
+_FREE = PartitionSpec.UNCONSTRAINED
+Groups = list[list[int]]  # the extents of the axes that each axis is
+
+
+class Along(NamedTuple):
+    """Says of arguments, by place, what of them is divided along which axes of a mesh."""
+
+    names: tuple[str, ...]
+    divisions: Mapping[int, Division]
+
+
+def run(
+    program: Program, arguments: Sequence[Any], mesh: Any, params: Along, batch: Along
+) -> list[Any]:
+    """Evaluate a program over a mesh, on arrays, or on parameters as `prepared` gives them."""
+    walk = FactorWalk(program)
+    for i, division in params.divisions.items():
+        axis = walk.of(program.arguments[i])[division.axis]
+        extent = math.prod(factor.extent for factor in axis)
+        if division.before > 1:
+            unite(axis, [Factor(division.before), Factor(extent // division.before)])
+    walk.through()
+    divided: dict[Factor, Any] = {}
+    for along, name in ((batch, _FREE), (params, along_one(params.names))):
+        count = math.prod(mesh.shape[name] for name in along.names)
+        for i, division in along.divisions.items():
+            factor = _at(walk.of(program.arguments[i])[division.axis], division.before)
+            if division.follows and factor and factor.extent % count == 0:
+                divided[factor] = name
+    spread = _Spread(walk, divided, mesh)
+    given = list(arguments)
+    for i, division in params.divisions.items():
+        if division.follows:
+            v = program.arguments[i]
+            given[i] = spread.sharded(v, given[i], range(len(v.aval.shape)))
+    return spread.evaluated(given)
+
+
+def along_one(names: Sequence[str]) -> Any:
+    """Return the names of axes of a mesh as an item of a PartitionSpec."""
+    return names[0] if len(names) == 1 else tuple(names)
+
+
+def prepared(x: Any, division: Division) -> Any:
+    """Return a parameter with an axis more, so that the divided factor is the first of its own."""
+    axis, before = division.axis, division.before
+    return x.reshape(*x.shape[:axis], before, x.shape[axis] // before, *x.shape[axis + 1 :])
+
+
+def _at(axis: list[Factor], before: int) -> Factor | None:
+    """Return the factor behind those of an extent."""
+    extent = 1
+    for factor in leaves(axis):
+        if extent == before:
+            return factor
+        extent *= factor.extent
+    return None
+
+
+class _Spread:
+    def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Any], mesh: Any) -> None:
+        self.walk, self.divided, self.mesh = walk, divided, mesh
+
+    def evaluated(self, arguments: Sequence[Any]) -> list[Any]:
+        """Evaluate the program; arguments and results have one axis for each of their own."""
+        program = self.walk.program
+        results = program.evaluated(arguments, self._compute)
+        return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
+
+    def groups(self, operand: Any) -> Groups:
+        """Return the axes that each axis of a variable is."""
+        return [
+            [math.prod(f.extent for f in group) for group in axis] for axis in self._of(operand)
+        ]
+
+    def shape(self, operand: Any) -> tuple[int, ...]:
+        """Return the shape that a variable has here."""
+        return tuple(n for axis in self.groups(operand) for n in axis)
+
+    def _of(self, operand: Any) -> Iterator[list[list[Factor]]]:
+        for axis in self.walk.of(operand):
+            found: list[list[Factor]] = [[]]
+            for factor in leaves(axis):
+                if factor in self.divided and found[-1]:
+                    found.append([])
+                found[-1].append(factor)
+            yield found
+
+    def sharded(self, variable: Any, x: Any, whole: Collection[int]) -> Any:
+        """Say how an array is sharded: along divided factors, and not along axes that are whole."""
+        names: list[Any] = []
+        for i, axis in enumerate(self._of(variable)):
+            for group in axis:
+                name = self.divided.get(group[0]) if group else None
+                name = _FREE if name is None and i not in whole else name
+                names.append(None if name is not _FREE and name in names else name)
+        place = NamedSharding(self.mesh, PartitionSpec(*names))
+        return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), place)
+
+    def _compute(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        variables = [*equation.invars, *equation.outvars]
+        given = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
+        if body := self.walk.bodies.get(id(equation)):
+            results = self._scanned(equation, body, given)
+        elif all(self.shape(v) == getattr(v.aval, "shape", ()) for v in variables):
+            results = jaxprs.bind(equation, given)
+        else:
+            rule = _RULES.of(equation)
+            results = rule(self, equation, given) if rule else None
+            if results is None:
+                pairs = zip(equation.invars, given, strict=True)
+                results = jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
+        results = [
+            _shaped(x, self.shape(v)) for v, x in zip(equation.outvars, results, strict=True)
+        ]
+        if equation.outvars and equation.outvars[0] in self.walk.columns:
+            (result,) = equation.outvars
+            return [self.sharded(result, results[0], self.walk.columns[result])]
+        return results
+
+    def _scanned(self, equation: Any, body: FactorWalk, given: Sequence[Any]) -> list[Any]:
+        inside = _Spread(body, self.divided, self.mesh)
+        constants, start, stacks = jaxprs.scan_parts(equation, given)
+        _, before, _ = jaxprs.scan_parts(equation, equation.invars)
+        start = [_shaped(x, v.aval.shape) for x, v in zip(start, before, strict=True)]
+
+        def step(*operands: Any) -> Sequence[Any]:
+            results = body.program.evaluated(operands, inside._compute)
+            pairs = [*zip(results, body.program.results, strict=True)]
+            carried = [_shaped(x, v.aval.shape) for x, v in pairs[: len(start)]]
+            return [*carried, *(_shaped(x, inside.shape(v)) for x, v in pairs[len(start) :])]
+
+        return jaxprs.scanned(equation, step, constants, start, stacks)
+
+
+def _shaped(x: Any, shape: Sequence[int]) -> Any:
+    return x if getattr(x, "shape", shape) == tuple(shape) else jnp.reshape(x, shape)
+
+
+_RULES = Rules()
+
+
+def _places(groups: Groups) -> list[list[int]]:
+    """Return the numbers of the axes that each axis is."""
+    ends = [sum(map(len, groups[: i + 1])) for i in range(len(groups))]
+    return [[*range(end - len(axis), end)] for end, axis in zip(ends, groups, strict=True)]
+
+
+def _spanned(places: Sequence[Sequence[int]], axes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(place for axis in axes for place in places[axis])
+
+
+@_RULES(by_item=True)
+def _by_item(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    """Give axes of one item as many axes as the result has there."""
+    target = spread.groups(equation.outvars[0])
+    arrays: list[Any] = []
+    for v, x in zip(equation.invars, given, strict=True):
+        own = spread.groups(v)
+        pairs = zip(own, target, strict=True) if own else ()
+        fits = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]
+        if any(math.prod(a) > 1 and a != b for a, b in zip(fits, target, strict=False)):
+            return None
+        arrays.append(_shaped(x, [n for axis in fits for n in axis]))
+    return [equation.primitive.bind(*arrays, **equation.params)]
+
+
+@_RULES("reshape", "squeeze", "expand_dims")
+def _reshape(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    return [given[0]]  # of its factors nothing moves
+
+
+@_RULES("transpose")
+def _transpose(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    places = _places(spread.groups(equation.invars[0]))
+    return [lax.transpose(given[0], _spanned(places, equation.params["permutation"]))]
+
+
+@_RULES("broadcast_in_dim")
+def _broadcast(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    own, target = spread.groups(equation.invars[0]), spread.groups(equation.outvars[0])
+    axes, places = equation.params["broadcast_dimensions"], _places(target)
+    kept = [i for i, axis in enumerate(own) if math.prod(axis) > 1]
+    if any(own[i] != target[axes[i]] for i in kept):
+        return None
+    x = _shaped(given[0], [n for i in kept for n in own[i]])
+    shape = spread.shape(equation.outvars[0])
+    return [lax.broadcast_in_dim(x, shape, _spanned(places, [axes[i] for i in kept]))]
+
+
+@_RULES(reduces=True)
+def _reduce(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    removed = facts(equation).removes
+    if not removed or jaxprs.primitive(equation).startswith("arg"):
+        return None
+    axes = _spanned(_places(spread.groups(equation.invars[0])), equation.params[removed])
+    return [equation.primitive.bind(*given, **equation.params | {removed: axes})]
+
+
+@_RULES(PRODUCT)
+def _dot(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    sides = [spread.groups(v) for v in equation.invars]
+    numbers = equation.params["dimension_numbers"]
+    for pairs in (zip(*part, strict=True) for part in numbers):
+        if any(sides[0][i] != sides[1][j] for i, j in pairs):
+            return None
+    places = list(map(_places, sides))
+    spanned = tuple(tuple(map(_spanned, places, part)) for part in numbers)
+    params = equation.params | {"dimension_numbers": spanned}
+    return [equation.primitive.bind(*given, **params)]
+
+
+@_RULES("slice", "split")
+def _slice(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    """Cut the first of the axes that an axis is."""
+    own = spread.groups(equation.invars[0])
+    results: list[Any] = []
+    for result, starts in zip(equation.outvars, cuts(equation), strict=True):
+        part, x, place = spread.groups(result), given[0], 0
+        for axis, fits, start in zip(own, part, starts, strict=True):
+            extent, size = math.prod(axis), math.prod(fits)
+            inner = math.prod(axis[1:])
+            if size < extent:
+                if start is None or start % inner or size % inner:
+                    return None
+                first = start // inner
+                x = lax.slice_in_dim(x, first, first + size // inner, axis=place)
+            place += len(axis)
+        results.append(_shaped(x, spread.shape(result)))
+    return results

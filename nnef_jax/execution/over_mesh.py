@@ -1,0 +1,99 @@
+"""Computes a network over a mesh: what is divided, what is gathered, how results are sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+from jax.lax import with_sharding_constraint
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
+
+from lowering import jaxprs
+from lowering.parallel import Division
+from lowering.program import Program
+from lowering.spread import Along
+from lowering.spread import run as spread
+from nnef_jax.execution.meshes import Layout
+from nnef_jax.execution.run_options import Prepared, is_watched
+
+
+def over_mesh(
+    compute: Callable[..., Any], time_axes: int, layout: Layout | None
+) -> Callable[..., Any]:
+    """Return a function of params, state, inputs and a probe that computes over a mesh, if any.
+
+    Within it Explicit axes are Auto. Results are sharded as the layout says. Without one, on
+    Explicit axes, they are sharded as the first axis of the first input, and next states as the
+    states.
+    """
+
+    def run(params: Any, state: Any, inputs: Sequence[Any], probe: Any) -> Any:
+        arguments = params, state, inputs, probe
+        found = layout or _told_by_types(arguments, time_axes)
+        if found is None or jax.sharding.get_abstract_mesh().manual_axes:
+            return compute(*arguments)
+        extent = found.extent([x.shape for x in inputs], time_axes)
+
+        def whole(params: Any, *others: Any) -> Any:
+            used = layout.used(params) if layout else params
+            return _divided(compute, found, time_axes, used, *others)
+
+        def places(results: Any, time_axes: int = time_axes) -> Any:
+            return jax.tree.map(lambda x: found.beside(extent, x.shape, time_axes), results)
+
+        if AxisType.Explicit not in found.mesh.axis_types:
+            outputs, after, shown = results = whole(*arguments)
+            return with_sharding_constraint(
+                results, (places(outputs), places(after, 0), places(shown))
+            )
+        free: Any = partial(auto_axes, whole, axes=found.mesh.explicit_axes)
+        replicated = NamedSharding(found.mesh, PartitionSpec())
+        outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
+        states = places(after, 0)  # of those that start with what is computed
+        specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
+        states |= {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
+        return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
+
+    return run
+
+
+def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
+    """Return the layout that types tell, None where they tell none."""
+    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arguments)]
+    mesh: Any = next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
+    if mesh is None:
+        return None
+    _, _, inputs, _ = arguments
+    names = next((jax.typeof(x).sharding.spec[time_axes] for x in inputs if x.ndim > time_axes), ())
+    return Layout(mesh, names if isinstance(names, tuple) else (names,) if names else ())
+
+
+def _divided(
+    compute: Callable[..., Any], layout: Layout, time_axes: int, params: Any, *others: Any
+) -> Any:
+    """Compute with parameters that are divided for products, so that what follows stays so."""
+    is_prepared = isinstance(params, Prepared)
+    known, params = (params.found, params.params) if is_prepared else ({}, params)
+    if not layout.divisions or is_watched():
+        return compute(params, *others)
+    arrays, tree = jax.tree.flatten((params, *others))
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    closed, shapes = jax.make_jaxpr(
+        lambda *x: compute(*jax.tree.unflatten(tree, x)), return_shape=True
+    )(*types)
+    program = Program(jaxprs.spliced(closed, None), len(params), prepares=False)
+    if not program.has_items:  # extents that are no numbers
+        return compute(params, *others)
+    labels, found = sorted(params), dict(layout.divisions)
+    arrays[: len(labels)] = [known.get(label, params[label]) for label in labels]
+    own = {i: found[label] for i, label in enumerate(labels) if label in found}
+    extent = layout.extent([x.shape for x in others[1]], time_axes)
+    batch: dict[int, Division] = {}
+    for i, x in enumerate(types[len(labels) :], len(labels)):
+        if names := layout.beside(extent, x.shape, time_axes).spec:
+            batch[i] = Division(len(names) - 1)
+    along = Along(layout.along, own), Along(layout.batch, batch)
+    results = spread(program, arrays, layout.in_use(), *along)
+    return jax.tree.unflatten(jax.tree.structure(shapes), results)
