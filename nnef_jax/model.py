@@ -272,7 +272,8 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self.execution.compiler.xla_options(self.graph)
+        layout, compiler = self.execution.definition.layout, self.execution.compiler
+        return compiler.xla_options(self.graph) | (layout.compiler_options if layout else {})
 
     def intermediates(
         self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any

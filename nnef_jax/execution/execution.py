@@ -173,7 +173,7 @@ class Execution:
         if place is not None and not is_explicit(place.where):
             return compiled(self._executable(entry, arguments, arrays, place), arguments)
         own = self.own.for_calls(place and place.where)
-        return entry.jitted.lower(own, self._before(entry, state), inputs, NOTHING).compile()
+        return entry.alone.lower(own, self._before(entry, state), inputs, NOTHING).compile()
 
     def _executable(
         self, entry: Entry, arguments: Sequence[list[Any]], arrays: list[Any], place: devices.Place
@@ -216,8 +216,9 @@ class Execution:
         """
         state = self._before(entry, state)
         arguments = params, state, inputs, probe
+        run = entry.jitted if devices.is_traced() else entry.alone
         try:
-            return entry.jitted(*arguments)
+            return run(*arguments)
         except FloatingPointError as error:
             raw = params.params if isinstance(params, Prepared) else params
             blamed = self._arrays_to_blame(raw, state, inputs)

@@ -218,8 +218,11 @@ class Entry:
         self._function = by_name.get(name, functions.cycle)
         self._compute = over_mesh(partial(functions.traced, self._function), self.time_axes, layout)
         self.jitted = self.on(lambda params: params)  # one for all threads
+        # Within functions that a caller compiles none may have options.
+        options = layout.compiler_options if layout else {}
+        self.alone = self.on(lambda params: params, options) if options else self.jitted
 
-    def on(self, known: Callable[[Any], Any]) -> Any:
+    def on(self, known: Callable[[Any], Any], options: dict[str, str] | None = None) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.
 
         What is `known` of the parameters where it is traced is what it computes with. In a function
@@ -230,7 +233,7 @@ class Entry:
             return self._results(self._compute(known(params), state, inputs, probe), probe)
 
         run.__name__ = self.title
-        return jax.jit(run)
+        return jax.jit(run, compiler_options=options)
 
     def arguments(self, state: Arrays, inputs: Inputs) -> tuple[list[Any], ...]:
         """Return inputs, and the arrays of a state that is taken, as lists: they cost the least."""

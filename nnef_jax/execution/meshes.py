@@ -206,6 +206,16 @@ class Layout:
             and x.sharding.mesh == self.mesh
         )
 
+    @cached_property
+    def compiler_options(self) -> dict[str, str]:
+        """Return XLA's options for the mesh: CPUs gather each parameter when it is read."""
+        is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
+        if not is_gathered or self.mesh.devices.flat[0].platform != "cpu":
+            return {}
+        from lowering.cpu.xla_options import in_order
+
+        return in_order()
+
     def in_use(self) -> Any:
         """Return the mesh as functions that are traced now see it."""
         mesh = jax.sharding.get_abstract_mesh()
@@ -232,8 +242,9 @@ class Layout:
         for label, x in params.items():
             spec = self.of_parameter(label).spec
             kept = PartitionSpec(*(_without(names, self.batch) for names in spec))
-            for each in dict.fromkeys((spec, kept)):
-                x = with_sharding_constraint(x, NamedSharding(self.in_use(), each))
+            x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
+            if kept != spec:
+                x = with_sharding_constraint(x, NamedSharding(self.in_use(), kept))
             found[label] = x
         return found
 
