@@ -180,6 +180,22 @@ def trained(layout: str, type: AxisType) -> None:
             assert x.sharding.is_equivalent_to(sharded.params[label].sharding, x.ndim), label
 
 
+def in_turn() -> None:
+    """A call holds few gathered parameters at a time: each of the layers is 64 KB whole."""
+    lines = [f"v{i} = variable(shape = [128,128], label = 'v{i}');" for i in range(8)]
+    lines += [f"x{i + 1} = matmul(x{i}, v{i});" for i in range(8)]
+    body = "\n".join(["x0 = external(shape = [8,128]);", *lines])
+    data = {f"v{i}": RANDOM.standard_normal((128, 128)).astype(np.float32) / 12 for i in range(8)}
+    model = model_of(f"version 1.0;\ngraph net(x0) -> (x8)\n{{\n{body}\n}}\n", data=data)
+    x = RANDOM.standard_normal((8, 128)).astype(np.float32)
+    sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS["fully"])
+    assert_close(sharded(x), model(x))
+    execution = sharded.execution
+    compiled = execution.compiled(execution.outputs, {}, execution.bind((x,), {}))
+    memory: Any = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 3 * 64 << 10
+
+
 def documentation() -> None:
     """The page's blocks run as they stand, one after the other."""
     *_, (_, names) = session("docs/devices.md")
@@ -189,6 +205,7 @@ def documentation() -> None:
 def checks(everything: bool) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
     yield "documentation", documentation, ()
     yield "table", table, ()
+    yield "in-turn", in_turn, ()
     yield "trained-both", trained, ("both", AxisType.Auto)
     yield "trained-tensor", trained, ("tensor", AxisType.Explicit)
     yield "mlp-data-moves", moves, ("mlp", "data", {})
