@@ -23,7 +23,6 @@ from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.formats.base import Progress
 from nnef_jax.options import require
-from nnef_jax.sharding import example_of
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 
 
@@ -202,8 +201,12 @@ def _require_separate(execution: Execution, size: int, *others: int) -> None:
 
 def _program(execution: Execution, size: int) -> Program:
     """Return the network as it is written, for so many items."""
-    example = example_of(execution.network).inputs
-    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example]
+    network = execution.network
+    try:
+        example = network.example()
+    except NnefError:
+        example = network.graph
+    types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example.inputs]
     labels = execution.definition.labels
     own = [execution.own.stored(label) for label in labels]
     own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]

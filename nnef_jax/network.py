@@ -21,6 +21,7 @@ from nnef_jax.limits import Meter
 
 # Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
 _GUESSES = (1, 64)
+_EXAMPLE = 8  # of an example, which tells axes of a reshaped tensor apart
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,6 +73,12 @@ class Network:
         graph = with_pairs(graph, pairs)
         stored = {**stored, **_zeros(graph, pairs, frontend)}
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
+
+    def example(self) -> Graph:
+        """Return a graph whose inputs have no open extents. Raises NnefError where it has none."""
+        shapes = [value.type.shape for value in self.graph.inputs]
+        closed = [tuple(_EXAMPLE if n is UNKNOWN else n for n in shape) for shape in shapes]
+        return self.graph if all(map(is_known, shapes)) else self.specialise(closed)
 
     def specialise(
         self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lowering import jaxprs
-from lowering.extents import UNKNOWN, is_known, show
+from lowering.extents import UNKNOWN, show
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
 from lowering.program import Program
@@ -27,7 +27,6 @@ from nnef_jax.similar import did_you_mean, listed
 Shapes = Mapping[str, Sequence[int]]
 # Fewer items than these are whole on each device: to move them costs more than to hold them.
 _SMALL = 1024
-_EXAMPLE = 8  # of an open extent, to tell which axes of a reshaped tensor are which
 
 
 def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_axis: Any) -> Layout:
@@ -141,12 +140,8 @@ def found_divisions(functions: Functions, count: int, least: int = 0) -> dict[st
     Open extents are closed for that. A network that does not take them so has none.
     """
     network = functions.network
-    graph = network.graph
-    shapes = [value.type.shape for value in graph.inputs]
-    closed = [tuple(_EXAMPLE if n is UNKNOWN else n for n in shape) for shape in shapes]
     try:
-        if not all(map(is_known, shapes)):
-            graph = network.specialise(closed)
+        graph = network.example()
         given = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
         states = {state.label: state.value for state in graph.states}
         types: Any = jax.tree.map(_type, (given, states, list(graph.inputs)))
