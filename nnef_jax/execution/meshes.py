@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -22,12 +22,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lowering.devices import Place
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from lowering.parallel import Division
-from lowering.spread import prepared
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network
+
+if TYPE_CHECKING:  # importing it takes a while
+    from lowering.parallel import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
 
@@ -121,6 +122,8 @@ class Layout:
                 places[label] = NamedSharding(self.mesh, names)
 
         def split(given: Mapping[str, Any]) -> dict[str, Any]:
+            from lowering.spread import prepared
+
             known = dict(self.divisions)
             return {label: prepared(x, known[label]) for label, x in given.items()}
 

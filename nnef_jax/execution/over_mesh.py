@@ -10,11 +10,6 @@ import jax
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from lowering import jaxprs
-from lowering.parallel import Division
-from lowering.program import Program
-from lowering.spread import Along
-from lowering.spread import run as spread
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.run_options import Prepared, is_watched
 
@@ -78,6 +73,10 @@ def _divided(
     known, params = (params.found, params.params) if is_prepared else ({}, params)
     if not layout.divisions or is_watched():
         return compute(params, *others)
+    from lowering import jaxprs, spread
+    from lowering.parallel import Division
+    from lowering.program import Program
+
     arrays, tree = jax.tree.flatten((params, *others))
     types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
     closed, shapes = jax.make_jaxpr(
@@ -94,6 +93,6 @@ def _divided(
     for i, x in enumerate(types[len(labels) :], len(labels)):
         if names := layout.beside(extent, x.shape, time_axes).spec:
             batch[i] = Division(len(names) - 1)
-    along = Along(layout.along, own), Along(layout.batch, batch)
-    results = spread(program, arrays, layout.in_use(), *along)
+    along = spread.Along(layout.along, own), spread.Along(layout.batch, batch)
+    results = spread.run(program, arrays, layout.in_use(), *along)
     return jax.tree.unflatten(jax.tree.structure(shapes), results)

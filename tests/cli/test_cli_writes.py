@@ -34,10 +34,12 @@ WRITES = {
     ("openvx stats", "plot"): (f"openvx stats {{net}} {{x}} {_OPENVX} --plot", (".pdf",)),
 }
 # Folders of our own, which take no --overwrite, and have tests of their own below.
-FOLDERS = {("batch", "out")} | {(name, "cache_dir") for name in ("run", "batch", "compile")}
+FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve")}
+FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
+READS |= {"sources"}
 TEXTS = {"shapes", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
-TEXTS |= {"constraints", "print_after"}
+TEXTS |= {"constraints", "print_after", "host", "sizes"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 
 
