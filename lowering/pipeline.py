@@ -14,8 +14,8 @@ from lowering.contexts import holding
 from lowering.fallback import is_strict, or_else
 from lowering.program import Program
 from lowering.program_checks import check
+from lowering.targets.portable import WRITTEN
 from lowering.targets.target import Target
-from lowering.targets.written import WRITTEN
 
 
 def name_of(run: Callable[..., Program]) -> str:

@@ -14,10 +14,10 @@ from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
 from lowering.graph import Graph, Operation, Result, Rule, Value, mapped
 from lowering.lines import call_at
+from lowering.multiply_adds import multiply_adds
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.static import is_static
-from lowering.work import multiply_adds
 
 _NARROW = ("int2", "uint2", "int4", "uint4")
 

@@ -12,7 +12,7 @@ from nnef_jax.formats.base import Expand
 from nnef_jax.limits import Limits
 from nnef_jax.options import require_flags, require_path
 from nnef_jax.reading import Source, opened
-from nnef_jax.storage import reads
+from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_archive
 
 
@@ -67,7 +67,7 @@ def convert(
     require_flags(flat=flat, overwrite=overwrite, keep=keep)
     stores = path is not None
     with (
-        reads.spared(),
+        protected_files.spared(),
         opened(
             source,
             quantization="ignore",

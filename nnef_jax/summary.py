@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lowering.extents import is_known, known, show, volume
 from lowering.graph import Graph
-from lowering.work import multiply_adds
+from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.network import Network
 from nnef_jax.printable import printable

@@ -32,8 +32,8 @@ from lowering.builder import GraphBuilder
 from lowering.errors import InvalidComputation, InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Graph, Operation, TensorType, Value
+from lowering.multiply_adds import multiply_adds
 from lowering.trace import Context, trace
-from lowering.work import multiply_adds
 from nnef_jax.limits import Limits, Meter
 from tests import op_cases, tract_cases
 from tests.helpers import model_of

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxprs
-from lowering.cpu.hidden import hidden_keys
+from lowering.cpu.key_masks import hidden_keys
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 from lowering.passes.siblings import kind_of
 from lowering.program import Computed, Program, in_loops, replaced

@@ -15,7 +15,7 @@ from jax import lax
 
 from lowering.cpu.attention import FEW
 from lowering.cpu.batch_axes import Axes, NotSeparableError, batch_axes, resized
-from lowering.cpu.hidden import Hidden, hidden_keys
+from lowering.cpu.key_masks import Hidden, hidden_keys
 from lowering.cpu.pending_view import View, whole
 from lowering.program import Program
 

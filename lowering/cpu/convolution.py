@@ -19,7 +19,7 @@ from lowering.cpu.groups import WRITTEN_OUT, is_by_depthwise, joined, joined_at_
 from lowering.cpu.memory import stored
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
-from lowering.cpu.stacked import fits, is_narrow, narrow, stacked
+from lowering.cpu.stacked_filters import fits, is_narrow, narrow, stacked
 from lowering.cpu.winograd import is_winograd, winograd
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand

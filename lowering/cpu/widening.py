@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering import jaxprs
-from lowering.cpu.stacked import DEPTH
+from lowering.cpu.stacked_filters import DEPTH
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
 from lowering.kernels.precision import is_bfloat16

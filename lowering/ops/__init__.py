@@ -23,7 +23,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),
     "detectron": ("anchored_proposals", "refined_detections"),
     "multiclass": ("matrix_suppression", "multiclass_suppression"),
-    "distinct": ("unique",),
+    "unique": ("unique",),
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
@@ -48,7 +48,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "fake_quantize", "min_max_linear_quantize", "zero_point_linear_quantize",
         "logarithmic_quantize",
     ),
-    "quantized": ("quantized_einsum", "quantized_conv"),
+    "quantized_products": ("quantized_einsum", "quantized_conv"),
     "recurrent": (
         "lstm_pointwise", "gru_pointwise", "gru_sequence", "causal_conv1d_update",
         "gated_delta_rule",

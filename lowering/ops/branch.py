@@ -15,9 +15,9 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Graph, TensorType
+from lowering.multiply_adds import total
 from lowering.ops import require, rules
 from lowering.trace import Context, trace
-from lowering.work import total
 
 
 def _branch_type(

@@ -17,7 +17,7 @@ from nnef_jax.cli.terminal import print_result, report_error, status
 
 if TYPE_CHECKING:
     from nnef_jax import Model, TensorSpec
-    from nnef_jax.cli.parts import Parts
+    from nnef_jax.cli.batch_results import Parts
     from nnef_jax.network import Network
 
 _PER_DEVICE = 32
@@ -96,7 +96,7 @@ def batch(
         with status(f"compiling {network.graph.name}") as progress:
             import jax
 
-            from nnef_jax.cli.parts import Parts
+            from nnef_jax.cli.batch_results import Parts
             from nnef_jax.cli.streaming import computing, groups_of, results_of
 
             devices, declared = jax.local_devices(), _declared(network)

@@ -21,7 +21,7 @@ from nnef_jax.cli import command_options as option
 from nnef_jax.cli.cache import filled, shown
 from nnef_jax.cli.programs import printed_after
 from nnef_jax.cli.terminal import print_result, report_error, report_usage, status, told
-from nnef_jax.storage import reads
+from nnef_jax.storage import protected_files
 
 if TYPE_CHECKING:
     from nnef_jax import Model
@@ -301,7 +301,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):  # which may lack characters that tables have
             stream.reconfigure(errors="backslashreplace")
     try:
-        with reads.spared():
+        with protected_files.spared():
             return app(args, prog_name="nnef-jax", standalone_mode=False) or 0
     except SystemExit as exit:
         return exit.code if isinstance(exit.code, int) else 0

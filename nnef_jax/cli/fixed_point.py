@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nnef_jax.cli import command_options as option
-from nnef_jax.cli import given
+from nnef_jax.cli import compared_models
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, status
 
@@ -86,7 +86,7 @@ def check(
     from nnef_jax.openvx import check_profile
 
     found = check_profile(model, profile, dtype=dtype, semantics=semantics)
-    given.show(found, as_json)
+    compared_models.show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)
 
@@ -126,7 +126,7 @@ def run(
 @option.grouped
 def stats(
     source: option.Source,
-    inputs: given.Inputs = None,
+    inputs: compared_models.Inputs = None,
     arithmetic: FixedPoint = FixedPoint(),
     rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 0.1,
     atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 0.0,
@@ -134,18 +134,18 @@ def stats(
         bool, typer.Option("--isolate", help="Also tell the SNR of each layer by itself.")
     ] = False,
     pixels: option.Pixels = option.Pixels(),
-    seed: given.Seed = 0,
-    plot: given.Plot = None,
+    seed: compared_models.Seed = 0,
+    plot: compared_models.Plot = None,
     overwrite: option.Overwrite = False,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
     """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
     pictures = pixels.options(inputs)
-    given.check_plot(plot, overwrite)
-    given.check_tolerance(rtol, atol)
+    compared_models.check_plot(plot, overwrite)
+    compared_models.check_tolerance(rtol, atol)
     model = reading.load(source)
-    arrays = given.arrays_of(model, inputs, pictures)
+    arrays = compared_models.arrays_of(model, inputs, pictures)
     if not arrays:
         from nnef_jax.measure.examples import random_inputs
 
@@ -153,7 +153,7 @@ def stats(
     lowered = arithmetic.lower(model)
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
-    given.show(compared, as_json, plot, overwrite=overwrite)
+    compared_models.show(compared, as_json, plot, overwrite=overwrite)
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from lowering import machine
 from lowering.extents import UNKNOWN, known, volume
 from lowering.graph import Graph, Parameter, StateVariable, Value
-from lowering.work import multiply_adds
+from lowering.multiply_adds import multiply_adds
 from nnef_jax.execution import host_profile
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise

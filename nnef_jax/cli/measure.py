@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from nnef_jax.cli import command_options as option
-from nnef_jax.cli import given
+from nnef_jax.cli import compared_models
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import status
 
@@ -19,13 +19,13 @@ _ONNX = ("onnxruntime", "openvino")
 @option.grouped
 def profile(
     source: option.Source,
-    inputs: given.Inputs = None,
-    entry: given.Entry = "apply",
+    inputs: compared_models.Inputs = None,
+    entry: compared_models.Entry = "apply",
     calls: Annotated[
         int | None,
         typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
     ] = None,
-    plot: given.Plot = None,
+    plot: compared_models.Plot = None,
     overwrite: option.Overwrite = False,
     trace: Annotated[
         Path | None,
@@ -39,21 +39,21 @@ def profile(
     as_json: option.Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
-    given.check_plot(plot, overwrite)
+    compared_models.check_plot(plot, overwrite)
     model = reading.load(source)
-    arrays = given.arrays_of(model, inputs)
+    arrays = compared_models.arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
 
         found = measured(model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=overwrite)
-    given.show(found, as_json, plot, [trace], overwrite=overwrite)
+    compared_models.show(found, as_json, plot, [trace], overwrite=overwrite)
 
 
 @app.command()
 @option.grouped
 def bench(
     source: option.Source,
-    inputs: given.Inputs = None,
+    inputs: compared_models.Inputs = None,
     batches: Annotated[
         str,
         typer.Option(
@@ -62,7 +62,7 @@ def bench(
             help="Sizes of the batch, the first axis of inputs, with commas between: 1,8,32.",
         ),
     ] = "",
-    entry: given.Entry = "apply",
+    entry: compared_models.Entry = "apply",
     onnx: Annotated[
         Path | None,
         typer.Option(
@@ -76,14 +76,14 @@ def bench(
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each batch and engine.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
-    seed: given.Seed = 0,
-    plot: given.Plot = None,
+    seed: compared_models.Seed = 0,
+    plot: compared_models.Plot = None,
     overwrite: option.Overwrite = False,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
-    given.check_plot(plot, overwrite)
+    compared_models.check_plot(plot, overwrite)
     if entry != "apply" and (batches or onnx or tract):
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
@@ -91,7 +91,7 @@ def bench(
     model = reading.load(source)
     if sizes:
         model = _with_open_batch(model, source, reading)
-    arrays = given.arrays_of(model, inputs)
+    arrays = compared_models.arrays_of(model, inputs)
     others: dict[str, Any] = {}
     if onnx is not None:
         from importlib.util import find_spec
@@ -113,7 +113,7 @@ def bench(
             seconds=seconds,
             seed=seed,
         )
-    given.show(found, as_json, plot, overwrite=overwrite)
+    compared_models.show(found, as_json, plot, overwrite=overwrite)
 
 
 @app.command()
@@ -133,7 +133,7 @@ def cost(
         from nnef_jax import cost as expected
 
         found = expected(model, platform=platform)
-    given.show(found, as_json)
+    compared_models.show(found, as_json)
 
 
 def _with_open_batch(model: Any, source: str, reading: option.Reading) -> Any:

@@ -25,7 +25,7 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     from lowering.devices import default_device
     from lowering.pipeline import name_of, watched
     from lowering.targets import target_of
-    from lowering.targets.written import WRITTEN
+    from lowering.targets.portable import WRITTEN
 
     passes = (*WRITTEN.passes, *target_of(default_device().platform).passes)
     known = [*dict.fromkeys(map(name_of, passes)), "all"]

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from lowering.alignment import ALIGNMENT
 from nnef_jax.errors import ArchiveError
-from nnef_jax.storage import files, reads
+from nnef_jax.storage import files, protected_files
 
 HEADER = 64  # bytes; what is aligned in the content is so in the file
 _MAGIC = b"nnef_jax checked file 1\n"
@@ -60,7 +60,7 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     it short: what takes its place must be renamed to it. Other content stays as it was checked.
     """
     try:
-        with reads.unnoted(), files.open_regular(path, ArchiveError) as file:
+        with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
             start = _start(max(0, os.fstat(file.fileno()).st_size - HEADER))
             if file.read(len(start)) != start:  # before all of a file of any size is read
                 return None

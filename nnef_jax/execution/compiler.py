@@ -193,7 +193,7 @@ class Compiler:
         if not self._options.for_cpu:
             return {}
         from lowering.cpu.xla_options import compiler_options
-        from lowering.work import total
+        from lowering.multiply_adds import total
 
         in_bytes, bfloat16 = bool(self.in_integers(graph)), self._is_bfloat16
         with using(self._host.profile()):
@@ -228,7 +228,7 @@ class Compiler:
         self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists
     ) -> bool:
         """Tell whether a function writes into arrays of bfloat16, and computes nothing in them."""
-        from lowering.work import writes_bfloat16
+        from lowering.multiply_adds import writes_bfloat16
 
         if not (self._options.for_cpu and self._is_bfloat16 and writes_bfloat16(graph)):
             return False
@@ -239,7 +239,7 @@ class Compiler:
 
     @cached_property
     def _is_bfloat16(self) -> bool:
-        from lowering.work import is_mostly_bfloat16
+        from lowering.multiply_adds import is_mostly_bfloat16
 
         return is_mostly_bfloat16(self._graph, self._options.precision)
 

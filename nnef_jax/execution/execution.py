@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 
 from lowering import devices
-from lowering.work import total
+from lowering.multiply_adds import total
 from nnef_jax.call_arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.compiler import compiled

@@ -24,12 +24,12 @@ from lowering import machine
 from lowering.devices import processor
 from lowering.graph import Graph
 from lowering.machine import DEFAULT, Costs, MachineProfile
-from lowering.work import total
+from lowering.multiply_adds import total
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
 from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.run_options import RunOptions
-from nnef_jax.storage import files, reads
+from nnef_jax.storage import files, protected_files
 
 # Multiply-adds of a network that is worth the second in which the host is measured.
 _LARGE = 10_000_000
@@ -166,7 +166,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
 def _read(path: str) -> MachineProfile | None:
     """Return the profile in a file, or None where there is none of this host."""
     try:
-        with reads.unnoted(), files.open_regular(path, ArchiveError) as file:
+        with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
             content = json.loads(file.read(_LONGEST))
         if content.pop("host") != list(_host()):
             return None

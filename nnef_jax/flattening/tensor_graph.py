@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import TensorType, Value
 from lowering.location import Span
-from nnef_jax.flattening.counted import CountedEmission
+from nnef_jax.flattening.padded_axes import CountedEmission
 from nnef_jax.formats.base import Options
 
 _MOST = 4096  # items of whole numbers that stand in the graph instead of beside it

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from lowering.devices import default_device
-from lowering.work import total
+from lowering.multiply_adds import total
 from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of

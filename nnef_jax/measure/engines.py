@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nnef_jax.errors import InputError, UnsupportedError, first_line
-from nnef_jax.storage import reads
+from nnef_jax.storage import protected_files
 
 Call = Callable[[], Sequence[Any]]  # the outputs in order, as numpy has them
 
@@ -36,7 +36,7 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
         raise UnsupportedError(message) from None
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
-    reads.note_path(path)
+    protected_files.note_path(path)
     try:
         return ENGINES[name](module, os.fspath(path))
     except Exception as error:  # whatever an engine raises for what it does not know

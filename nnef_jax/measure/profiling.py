@@ -19,7 +19,7 @@ import numpy as np
 
 from lowering.extents import known, volume
 from lowering.graph import Graph
-from lowering.work import multiply_adds
+from lowering.multiply_adds import multiply_adds
 from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.run_options import is_watched

@@ -7,6 +7,7 @@ layers over tensors of uint8, int8 or Q7.8.
 from __future__ import annotations
 
 from nnef_jax.openvx.error_statistics import Stats, TensorStats
+from nnef_jax.openvx.integer_function import Lowered, lower
 from nnef_jax.openvx.kernel_import import Kernel, KernelParameter, import_kernel_from_url
 from nnef_jax.openvx.layers.convolution_layer import convolution_layer
 from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
@@ -17,7 +18,6 @@ from nnef_jax.openvx.layers.pointwise import (
     softmax_layer,
 )
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer, roi_pooling_layer
-from nnef_jax.openvx.lowered import Lowered, lower
 from nnef_jax.openvx.positions import search_positions
 from nnef_jax.openvx.profile import NodeReport, ProfileReport, check_profile
 from nnef_jax.openvx.tables import table, table_layer

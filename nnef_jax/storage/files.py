@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import DataError, LimitError, NnefError
 from nnef_jax.limits import Meter, within_memory
-from nnef_jax.storage import placing, reads, temporaries
+from nnef_jax.storage import placing, protected_files, temporaries
 
 try:
     import resource
@@ -52,7 +52,7 @@ def open_regular(
 
     With `follow` off the last part of the path must not be a symbolic link. A relative path starts
     at the descriptor `folder`. `shown` is what errors call the file. It is noted as an input
-    (`reads`).
+    (`protected_files`).
     """
     # Checked before, since opening a device can do something, and after, since it may have changed.
     shown = shown or path
@@ -62,7 +62,7 @@ def open_regular(
     try:
         status = os.fstat(descriptor)
         _require_regular(status.st_mode, shown, error)
-        reads.note(status)
+        protected_files.note(status)
         return open(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
@@ -187,7 +187,7 @@ def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
         raise placing.exists(path)
     if old and stat.S_ISDIR(old.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    reads.require_other(path)
+    protected_files.require_other(path)
     return old
 
 
@@ -199,8 +199,8 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
     a link itself is replaced. The next writer into the folder removes what a killed one left.
 
     Raises FileExistsError for a device, fifo or socket, for anything with `overwrite` off, and for
-    what the same command reads (`reads`) even so; IsADirectoryError for a folder; OSError for a
-    full disk, naming the path.
+    what the same command reads (`protected_files`) even so; IsADirectoryError for a folder;
+    OSError for a full disk, naming the path.
     """
     target = os.path.abspath(path)
     old = check_target(path, overwrite=overwrite)
@@ -212,7 +212,7 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
         if os.name == "nt":  # where no open file is renamed, and none is locked
             file.close()
         placing.keep_mode(new, old)
-        reads.require_other(path)  # again: more may have been read since
+        protected_files.require_other(path)  # again: more may have been read since
         placing.place_file(new, target, overwrite=overwrite)
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import ArchiveError
 from nnef_jax.limits import Meter
-from nnef_jax.storage import files, placing, reads, temporaries
+from nnef_jax.storage import files, placing, protected_files, temporaries
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.labels import above, quoted_members, refusal, split_name
 from nnef_jax.storage.tensorfile import TensorFile, encode_tensor
@@ -164,7 +164,7 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
 
     Others are those that are not of `names` nor, with `network`, of the network that is there.
     """
-    reads.require_other(path)
+    protected_files.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
         return
     temporaries.sweep(path)
@@ -176,7 +176,7 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
         if _GRAPH not in found:
             reason = f"is a folder without {_GRAPH}, not replaced"
             raise FileExistsError(errno.EEXIST, reason, shown)
-        with reads.unnoted():
+        with protected_files.unnoted():
             folder = Folder(path, Meter())
             text = bytes(folder.read(_GRAPH)).decode(errors="replace")
             folder.close()
@@ -202,7 +202,7 @@ def _stranger(root: str, own: set[str]) -> str:
             name = f"{folder}/{entry}" if folder else entry
             path = os.path.join(root, name)
             if not os.path.isdir(path) or os.path.islink(path):
-                reads.require_other(path)
+                protected_files.require_other(path)
                 known = name in own or (name in ways and os.path.islink(path))
             else:
                 known = name in ways

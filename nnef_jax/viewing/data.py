@@ -8,8 +8,8 @@ from typing import Any
 from lowering.extents import UNKNOWN, is_known, volume
 from lowering.graph import Graph, Operand, Operation, Value
 from lowering.location import Span
+from lowering.multiply_adds import multiply_adds
 from lowering.ops import FAMILIES
-from lowering.work import multiply_adds
 from nnef_jax.array_statistics import statistics_of
 from nnef_jax.garbage import uncollected
 from nnef_jax.network import Network
@@ -32,7 +32,7 @@ _COLOURS: Mapping[str, tuple[str, ...]] = {
     "recurrence": ("recurrent", "scan"),
     "arithmetic": ("elementwise", "signal"),
     "shape": ("shape", "selection", "indexing", "lookup", "detection"),
-    "quantization": ("quantize", "quantized"),
+    "quantization": ("quantize", "quantized_products"),
     "constant": ("generators",),
 }
 _FAMILY_OF = {

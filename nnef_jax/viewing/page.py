@@ -23,7 +23,7 @@ from nnef_jax.options import require_flags, require_path
 from nnef_jax.reading import Source, read
 from nnef_jax.similar import listed
 from nnef_jax.storage import files as storage
-from nnef_jax.storage import reads
+from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
 
@@ -82,7 +82,7 @@ def view(
     require_flags(overwrite=overwrite)
     if output is not None:
         require_path("output", output)
-    with reads.spared():
+    with protected_files.spared():
         page = page_of(network, profile=profile, comparison=comparison)
         if output is not None:
             page.save(output, overwrite=overwrite)

@@ -463,7 +463,7 @@ def test_a_full_disk_is_an_error(monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "out/part-00000.npz")
 
-    monkeypatch.setattr("nnef_jax.cli.parts.save_npz", full)
+    monkeypatch.setattr("nnef_jax.cli.batch_results.save_npz", full)
     told = fails("batch", "net", "data", "-oout")
     assert told == "error: out/part-00000.npz: No space left on device\n"
 

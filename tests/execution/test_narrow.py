@@ -14,7 +14,7 @@ from jax import Array, lax
 import nnef_jax
 from lowering.cpu.convolution import convolution, direct
 from lowering.cpu.sliding_filter import Window
-from lowering.cpu.stacked import is_narrow
+from lowering.cpu.stacked_filters import is_narrow
 from lowering.cpu.xla_options import compiler_options
 from lowering.machine import using
 from tests.helpers import model_of

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lowering.work import total
+from lowering.multiply_adds import total
 from nnef_jax import NnefError, SemanticError
 from nnef_jax.reading import read
 from nnef_jax.summary import summarise

@@ -11,9 +11,9 @@ from jax.extend import core
 
 import nnef_jax
 from lowering.graph import TensorType
+from lowering.multiply_adds import multiply_adds, total
 from lowering.ops import rules
 from lowering.registry import Registry
-from lowering.work import multiply_adds, total
 from tests import op_cases, tract_cases
 from tests.helpers import model_of
 from tests.op_cases.case import OpCase, inputs

@@ -19,6 +19,7 @@ from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.custom_operations import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.declared_tensors import (
     dtype_of,
     external_type,
@@ -27,7 +28,6 @@ from nnef_jax.formats.syntax.declared_tensors import (
 )
 from nnef_jax.formats.syntax.emitter import CallPlace, Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import Form
-from nnef_jax.formats.syntax.kept import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory

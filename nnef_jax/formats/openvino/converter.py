@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from nnef_jax.errors import ArchiveError, InputError, UnsupportedError
 from nnef_jax.formats.openvino import converter_process
 from nnef_jax.limits import Limits, Meter, raising
-from nnef_jax.storage import reads, temporaries
+from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
@@ -63,7 +63,10 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
         )
     try:
         target = os.path.join(tempfile.gettempdir(), "converted")
-        with temporaries.temporary_folder(target, private=True) as folder, reads.unnoted():
+        with (
+            temporaries.temporary_folder(target, private=True) as folder,
+            protected_files.unnoted(),
+        ):
             source = _copy(archive, folder, meter)
             complaint = _run(source, folder, meter.limits)
             if complaint:

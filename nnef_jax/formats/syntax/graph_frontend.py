@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Operation, StateVariable
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.syntax.custom_operations import KeepingWriter
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
-from nnef_jax.formats.syntax.kept import KeepingWriter
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.storage.labels import member_of

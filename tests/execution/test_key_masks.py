@@ -13,7 +13,7 @@ from jax import Array
 
 from lowering import jaxprs
 from lowering.cpu import attention as pass_
-from lowering.cpu import blocks, hidden
+from lowering.cpu import blocks, key_masks
 from lowering.emit import network
 from lowering.ops.transformer import attention
 from lowering.program import Program
@@ -153,7 +153,7 @@ def test_items_of_hidden_keys() -> None:
     def of(function: Attend) -> Any:
         program = pass_.run(inlined(lambda *x: function((), x), *operands(HOLES[None])), CPU)
         found = [e for e in program.equations if jaxprs.primitive(e) == "attention"]
-        return [hidden.hidden_keys(Program(e.params["jaxpr"])) for e in found]
+        return [key_masks.hidden_keys(Program(e.params["jaxpr"])) for e in found]
 
     for function in (whole, added):
         (found,) = of(function)

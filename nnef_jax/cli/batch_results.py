@@ -27,7 +27,7 @@ from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
 from nnef_jax.cli.terminal import told
 from nnef_jax.printable import printable
-from nnef_jax.storage import files, reads
+from nnef_jax.storage import files, protected_files
 
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
 _CHECKSUM = "sha256"
@@ -110,7 +110,7 @@ class Parts:
         if not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         try:
-            with reads.unnoted(), files.open_regular(path, DataError) as file:
+            with protected_files.unnoted(), files.open_regular(path, DataError) as file:
                 known = json.loads(file.read())
             old = known.pop("--part-size")
             if type(old) is not int or old < 1:
@@ -197,7 +197,10 @@ class Parts:
     def _read(self, part: int) -> list[dict[str, Any]] | None:
         """Return a part's records of its items, None where it is not as it was written."""
         try:
-            with reads.unnoted(), files.open_regular(self._path(part, "jsonl"), DataError) as file:
+            with (
+                protected_files.unnoted(),
+                files.open_regular(self._path(part, "jsonl"), DataError) as file,
+            ):
                 lines = [json.loads(line) for line in file]
             checksum = lines[-1].pop(_CHECKSUM)
             return lines if checksum == self._checksum(part, lines) else None
@@ -206,7 +209,10 @@ class Parts:
 
     def _checksum(self, part: int, lines: Sequence[dict[str, Any]]) -> str:
         """Return the sha256 of the .npz of a part and of its lines."""
-        with reads.unnoted(), files.open_regular(self._path(part, "npz"), DataError) as file:
+        with (
+            protected_files.unnoted(),
+            files.open_regular(self._path(part, "npz"), DataError) as file,
+        ):
             digest = hashlib.file_digest(cast(Any, file), "sha256")
         for line in _encoded(lines):
             digest.update(line)

@@ -10,7 +10,7 @@ import typer
 
 from nnef_jax import InputError
 from nnef_jax.cli import command_options as option
-from nnef_jax.cli import given
+from nnef_jax.cli import compared_models
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import status
 
@@ -26,7 +26,7 @@ _SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnx
 def compare(
     a: Annotated[str, typer.Argument(help=f"The reference: {_SIDE}.", show_default=False)],
     b: Annotated[str, typer.Argument(help=f"The other: {_SIDE}.", show_default=False)],
-    inputs: given.Inputs = None,
+    inputs: compared_models.Inputs = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
@@ -49,9 +49,9 @@ def compare(
     every: Annotated[
         bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
     ] = False,
-    seed: given.Seed = 0,
+    seed: compared_models.Seed = 0,
     pixels: option.Pixels = option.Pixels(),
-    plot: given.Plot = None,
+    plot: compared_models.Plot = None,
     overwrite: option.Overwrite = False,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
@@ -61,8 +61,8 @@ def compare(
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = pixels.options(inputs)
-    given.check_plot(plot, overwrite)
-    given.check_tolerance(rtol, atol)
+    compared_models.check_plot(plot, overwrite)
+    compared_models.check_tolerance(rtol, atol)
     both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
     sides = [
         _side(a, reading, inside=not outputs),
@@ -78,7 +78,7 @@ def compare(
         from nnef_jax.analysis import compare as compared
 
         found = compared(*sides, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate)
-    given.show(
+    compared_models.show(
         found,
         as_json,
         plot,
@@ -103,7 +103,7 @@ def diff(
         from nnef_jax import diff as compared
 
         found = compared(a, b)
-    given.show(found, as_json)
+    compared_models.show(found, as_json)
     if not found.same:
         raise typer.Exit(1)
 
@@ -130,7 +130,7 @@ def stats(
         ),
     ] = None,
     pixels: option.Pixels = option.Pixels(),
-    plot: given.Plot = None,
+    plot: compared_models.Plot = None,
     overwrite: option.Overwrite = False,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
@@ -139,20 +139,20 @@ def stats(
     pictures = pixels.options(inputs)
     if names and not inputs:
         raise typer.BadParameter("needs inputs", param_hint="--name")
-    given.check_plot(plot, overwrite)
+    compared_models.check_plot(plot, overwrite)
     if not inputs:
         network = reading.read(source)
         from nnef_jax import weight_statistics
 
-        given.show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
+        compared_models.show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
         return
     model = reading.load(source)
-    batches = given.calls_of(model, inputs, pictures)
+    batches = compared_models.calls_of(model, inputs, pictures)
     with status("running"):
         from nnef_jax.analysis import activation_statistics
 
         found = activation_statistics(model, batches, names=names or None)
-    given.show(found, as_json, plot, overwrite=overwrite)
+    compared_models.show(found, as_json, plot, overwrite=overwrite)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
@@ -191,7 +191,7 @@ def _inputs(
             raise InputError("one of both has to be a network, to tell what its inputs are")
         return {}
     if files:
-        arrays = given.arrays_of(models[0], files, pictures)
+        arrays = compared_models.arrays_of(models[0], files, pictures)
         return {spec.name: x for spec, x in zip(models[0].inputs, arrays, strict=True)}
     recorded = next((side for side in sides if isinstance(side, Mapping)), {})
     names = [spec.name for spec in models[0].inputs]

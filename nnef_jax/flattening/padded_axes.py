@@ -14,9 +14,9 @@ import numpy as np
 
 from lowering.graph import Call, Rule, Value, is_float, is_integer
 from lowering.location import Span
-from nnef_jax.flattening.counted_kinds import followed
 from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.flattening.padded_kinds import followed
 from nnef_jax.formats.base import Options
 from nnef_jax.trimming import length_name
 
