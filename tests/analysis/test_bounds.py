@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from itertools import product
 from typing import Any
 
 import jax
@@ -40,10 +41,13 @@ TOLERANCES: dict[str, Any] = {
 
 
 @cache
-def dense(activation: str, dtype: str = "float32", end: str = "copy(z)") -> nnef_jax.Model:
-    """Three layers, with an activation of § after the first two."""
-    body, x = "x = external<scalar>(shape = [0,4]);\n", "x"
-    for i in (1, 2, 3):
+def dense(
+    activation: str, dtype: str = "float32", end: str = "copy(z)", first: int = 1
+) -> nnef_jax.Model:
+    """Layers from the `first` to the third, with an activation of § between them."""
+    width = DENSE[f"w{first}"].shape[1]
+    body, x = f"x = external<scalar>(shape = [0,{width}]);\n", "x"
+    for i in range(first, 4):
         w, b = DENSE[f"w{i}"].shape, DENSE[f"b{i}"].shape
         body += f"w{i} = variable<scalar>(shape = {[*w]}, label = 'w{i}');\n"
         body += f"b{i} = variable<scalar>(shape = {[*b]}, label = 'b{i}');\n"
@@ -72,8 +76,11 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("activation", CURVES)
+# In 32 bits one activation that has a corner says what all would.
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [*product(CURVES, ["float64"]), *product(["relu(§)", "sigmoid(§)", "tanh(§)"], ["float32"])],
+)
 def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, dtype: str) -> None:
     layers = [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in (1, 2, 3)]
     curve, sizes = CURVES[activation], (0.0625, 0.25, 0.5)
@@ -265,18 +272,19 @@ def test_operations_are_bounded(part: int) -> None:
 @pytest.mark.parametrize("activation", ["relu(§)", "tanh(§)"])
 def test_bounds_have_gradients(method: Any, activation: str) -> None:
     with jax.enable_x64(True):
-        model, x = dense(activation, "float64"), np.float64(X)
+        model, x = dense(activation, "float64", first=2), np.float64(normal(3, 7))
 
         def loss(params: Any) -> Any:
             found = analysis.bounds(model, x, epsilon=0.2, target=1, method=method, params=params)
             return jax.nn.logsumexp(-found.margins, axis=1).sum()
 
         params = dict(model.params)
-        gradient, change = jax.jit(jax.grad(loss))(params), np.float64(normal(7, 4)) / 1e6
-        there, back = ({**params, "w1": params["w1"] + c} for c in (change, -change))
-        measured = (loss(there) - loss(back)) / 2
+        run, change = jax.jit(jax.value_and_grad(loss)), np.float64(normal(6, 7)) / 1e6
+        _, gradient = run(params)
+        there, back = ({**params, "w2": params["w2"] + c} for c in (change, -change))
+        measured = (run(there)[0] - run(back)[0]) / 2
         assert all(np.isfinite(x).all() for x in gradient.values())
-        np.testing.assert_allclose((gradient["w1"] * change).sum(), measured, rtol=1e-4)
+        np.testing.assert_allclose((gradient["w2"] * change).sum(), measured, rtol=1e-4)
 
 
 def test_bounds_are_functions_of_jax() -> None:

@@ -27,8 +27,9 @@ def test_what_is_certified_withstands_attacks() -> None:
     assert not (found.certified & attack.found).any()
     assert (np.asarray(found.margin) <= attack.margin).all()
     assert str(found).startswith("crown bounds of logits for image")
-    one = analysis.bounds(nnef_jax.load(DIGITS / "ir"), x[:1], **options)
-    np.testing.assert_allclose(one.lower, found.lower[:1], rtol=1e-4, atol=1e-3)
+    formats = [nnef_jax.load(DIGITS / name) for name in ("model", "ir")]
+    one, other = (analysis.bounds(net, x[:1], method="interval", **options) for net in formats)
+    np.testing.assert_allclose(one.lower, other.lower, rtol=1e-4, atol=1e-3)
     random, ends = np.random.default_rng(0), [np.asarray(found.lower), np.asarray(found.upper)]
     for change in (random.uniform(-4, 4, (5_000, *x.shape)), random.choice([-4, 4], x.shape)):
         points = np.float32(x + change).clip(0, 255).reshape(-1, 1, 8, 8)
