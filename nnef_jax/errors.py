@@ -111,6 +111,11 @@ class InputError(NnefError):
     """A call gives the wrong number, names, shapes or dtypes of inputs."""
 
 
+def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
+    """Return the error of what needs an extra of the package, with the command that installs it."""
+    return UnsupportedError(message, hint=f'pip install "nnef_jax[{extra}]"{instead}')
+
+
 def _shown(text: str) -> str:
     """Make a text printable: cut in its middle where it is long, without lone surrogates."""
     if len(text) > _LONGEST:

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
 from nnef_jax.call_arguments import require_values
-from nnef_jax.errors import InputError, NnefError, UnsupportedError, first_line
+from nnef_jax.errors import InputError, NnefError, UnsupportedError, extra_missing, first_line
 from nnef_jax.execution.execution import Execution
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
@@ -115,8 +115,7 @@ def _serialised(
     function: Callable[..., Any], platforms: Sequence[str], types: Sequence[Any], vjp_order: int
 ) -> bytes:
     if importlib.util.find_spec("flatbuffers") is None:  # which jax serialises with
-        message = "exporting needs flatbuffers"
-        raise UnsupportedError(message, hint='pip install -e ".[export]" in a checkout')
+        raise extra_missing("exporting needs flatbuffers", "export")
     try:
         with _without_paths():
             exported = jax.export.export(jax.jit(function), platforms=platforms)(*types)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from lowering.extents import show
-from nnef_jax.errors import UnsupportedError
+from nnef_jax.errors import extra_missing
 from nnef_jax.printable import printable
 
 if TYPE_CHECKING:
@@ -148,9 +148,7 @@ def plotting(module: str) -> Any:
         import_module("matplotlib")
         return import_module(f"matplotlib.{module}")
     except ImportError:
-        raise UnsupportedError(
-            "a picture needs matplotlib", hint='pip install -e ".[plot]" in a checkout'
-        ) from None
+        raise extra_missing("a picture needs matplotlib", "plot") from None
 
 
 def literally(name: str) -> str:

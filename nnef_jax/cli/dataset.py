@@ -16,10 +16,11 @@ import numpy as np
 
 from lowering.extents import show
 from lowering.graph import TensorType
-from nnef_jax import DataError, InputError, NnefError, TensorSpec, UnsupportedError
+from nnef_jax import DataError, InputError, NnefError, TensorSpec
 from nnef_jax.call_arguments import fitted
 from nnef_jax.cli.inputs import ARRAYS, Array, read_array, read_members
 from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_picture
+from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
 _TOGETHER = 16  # files that a thread reads one after the other
@@ -161,9 +162,7 @@ def reading_ahead(
     try:
         import grain
     except ImportError:
-        raise UnsupportedError(
-            "reading a dataset needs grain", hint='pip install -e ".[batch]" in a checkout'
-        ) from None
+        raise extra_missing("reading a dataset needs grain", "batch") from None
 
     def attempt(item: Item) -> ItemArrays:
         try:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax import DataError, InputError, NnefError, UnsupportedError
+from nnef_jax import DataError, InputError, NnefError
+from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
 if TYPE_CHECKING:
@@ -135,8 +136,6 @@ def _image_module() -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise UnsupportedError(
-            "reading pictures needs Pillow",
-            hint='pip install -e ".[images]" in a checkout, or give arrays as .npy',
-        ) from None
+        instead = ", or give arrays as .npy"
+        raise extra_missing("reading pictures needs Pillow", "images", instead) from None
     return Image

@@ -58,7 +58,9 @@ def serve(
     with option.caching(cache_dir, no_cache) as folder:
         with status(f"reading {', '.join(named)}") as progress:
             from nnef_jax import load
-            from nnef_jax.serving import ServingLimits, app
+            from nnef_jax.serving import ServingLimits, app, require_packages
+
+            require_packages("starlette", "prometheus_client", "uvicorn")
             from nnef_jax.serving.server import Server
 
             options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}

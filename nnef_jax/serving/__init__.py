@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from nnef_jax.batcher import require_sizes
-from nnef_jax.errors import InputError, UnsupportedError
+from nnef_jax.errors import InputError, extra_missing
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
 from nnef_jax.options import names_of, require
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from starlette.applications import Starlette
 
 __all__ = ["ServingLimits", "app"]
+
+
+def require_packages(*names: str) -> None:
+    """Raise UnsupportedError, which says what to install, where a package is missing."""
+    if missing := [name for name in names if not find_spec(name)]:
+        raise extra_missing(f"serving needs {' and '.join(missing)}", "serve")
 
 
 def app(
@@ -55,9 +61,7 @@ def app(
     for name in names_of("models", [*models], "names"):
         if not name or "/" in name or not name.isprintable():
             raise InputError(f"{name!r:.60} is no name of a model: it is a part of a URL")
-    if missing := [x for x in ("starlette", "prometheus_client") if not find_spec(x)]:
-        hint = 'pip install -e ".[serve]" in a checkout'
-        raise UnsupportedError(f"serving needs {' and '.join(missing)}", hint=hint)
+    require_packages("starlette", "prometheus_client")
     from nnef_jax.serving.asgi import Application
 
     return Application(models, sizes, limits or ServingLimits(), progress).starlette

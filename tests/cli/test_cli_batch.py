@@ -456,7 +456,7 @@ def test_wrong_usage(options, message):
 
 def test_it_needs_grain(monkeypatch):
     monkeypatch.setitem(sys.modules, "grain", None)
-    assert 'pip install -e ".[batch]"' in fails("batch", "net", "data", "-oout")
+    assert 'pip install "nnef_jax[batch]"' in fails("batch", "net", "data", "-oout")
 
 
 def test_a_full_disk_is_an_error(monkeypatch):

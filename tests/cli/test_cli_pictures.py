@@ -227,4 +227,4 @@ def test_without_pillow(tmp_path, monkeypatch):
     path = picture(tmp_path / "p.png", RGB)
     monkeypatch.setitem(sys.modules, "PIL", None)
     err = fails("run", through(tmp_path / "m", [1, 3, 2, 3]), path)
-    assert 'pip install -e ".[images]"' in err
+    assert 'pip install "nnef_jax[images]"' in err

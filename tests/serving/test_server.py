@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from tests.cli_support import fails
 from tests.serving.server_support import Client, served, serving, until
 from tests.serving.test_serving import Slow
 
@@ -236,3 +237,10 @@ def test_wrong_usage_is_told(told: list[str], named: str) -> None:
     run = [sys.executable, "-m", "nnef_jax", "serve", *told]
     found = subprocess.run(run, capture_output=True, text=True, timeout=60)
     assert found.returncode in (1, 2) and named in found.stderr
+
+
+def test_it_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "nnef_jax.serving.server")
+    told = fails("serve", "examples/digits/model")
+    assert "serving needs uvicorn" in told and 'pip install "nnef_jax[serve]"' in told

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lowering.location import Source, Span
-from nnef_jax.errors import ArchiveError, LimitError, UnsupportedError
+from nnef_jax.errors import ArchiveError, LimitError, extra_missing
 from nnef_jax.limits import Meter, raising
 
 # https://protobuf.dev/programming-guides/encoding: kinds of fields.
@@ -55,10 +55,8 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[Any, Raw]:
         from google.protobuf.message import DecodeError
         from onnx import ModelProto
     except ImportError:
-        raise UnsupportedError(
-            f"{name}: an ONNX file is read by the 'onnx' package, which is not installed",
-            hint="pip install 'nnef_jax[onnx]'",
-        ) from None
+        message = f"{name}: an ONNX file is read by the 'onnx' package, which is not installed"
+        raise extra_missing(message, "onnx") from None
     raw = Raw()
     model = ModelProto()
     try:

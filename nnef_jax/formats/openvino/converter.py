@@ -17,7 +17,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 
-from nnef_jax.errors import ArchiveError, InputError, UnsupportedError
+from nnef_jax.errors import ArchiveError, InputError, extra_missing
 from nnef_jax.formats.openvino import converter_process
 from nnef_jax.limits import Limits, Meter, raising
 from nnef_jax.storage import protected_files, temporaries
@@ -57,10 +57,8 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
     if archive.weights is not None:
         raise InputError(f"weights= does not go with {shown}, of {kind}: it has its own")
     if getattr(find_spec("openvino"), "origin", None) is None:
-        raise UnsupportedError(
-            f"{shown} is a network of {kind}: OpenVINO converts it, which is not installed",
-            hint='pip install "nnef_jax[convert]"',
-        )
+        message = f"{shown} is a network of {kind}: OpenVINO converts it, which is not installed"
+        raise extra_missing(message, "convert")
     try:
         target = os.path.join(tempfile.gettempdir(), "converted")
         with (
