@@ -32,19 +32,33 @@ UNOPTIMISED: dict[str, Any] = {
 _LOWERED = 50
 
 
+_compile_options: Any = getattr(compiler, "get_compile_options", None)
+
+
+@contextmanager
+def optimised() -> Iterator[None]:
+    """Compile as for users within `unoptimised`: what computes for long is faster in all."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(compiler, "get_compile_options", _compile_options, raising=False)
+            yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", True)
+
+
 @contextmanager
 def unoptimised() -> Iterator[None]:
     """Compile everything by these options, but for those that are asked for.
 
     Where a later jax has not the functions that are replaced here, LLVM's part alone is left out.
     """
-    original: Any = getattr(compiler, "get_compile_options", None)
     make_context: Any = getattr(mlir, "make_ir_context", None)
     lowered, context = count(), None
 
     def get_compile_options(*args: Any, **others: Any) -> Any:
         asked = others.pop("env_options_overrides", None) or {}
-        return original(*args, **others, env_options_overrides={**UNOPTIMISED, **asked})
+        return _compile_options(*args, **others, env_options_overrides={**UNOPTIMISED, **asked})
 
     def make_ir_context() -> Any:
         nonlocal context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -16,8 +17,10 @@ import pytest
 import nnef_jax
 from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
+from tests.quickly import optimised
 
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
+COMPUTES = {"docs/analysis.md"}  # bounds of a network, for minutes where nothing is optimised
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 Names = list[dict[str, Any]]
@@ -71,7 +74,8 @@ def test_what_a_repl_takes(code: str, pasteable: bool) -> None:
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_page(page: str) -> None:
-    names = [after for block, after in session(page) if block.language == "python"]
+    with optimised() if page in COMPUTES else nullcontext():
+        names = [after for block, after in session(page) if block.language == "python"]
     CHECKS.get(page, lambda names: None)(names)
 
 
