@@ -17,7 +17,7 @@ from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags
-from nnef_jax.reading import Quantization, Source, opened
+from nnef_jax.reading import Quantization, ReadingOptions, Source, opened
 
 
 def load(
@@ -124,8 +124,7 @@ def load(
         from nnef_jax.execution.disk_cache import DiskCache
 
         cache = DiskCache(cache_dir)
-    with opened(
-        source,
+    reading = ReadingOptions(
         input_shapes,
         values,
         dtype,
@@ -137,7 +136,8 @@ def load(
         limits,
         progress,
         weights,
-    ) as network:
+    )
+    with opened(source, reading) as network:
         is_through = quantization == "ste"
         run = RunOptions(precision, optimize, autotune, donate_state, unused, is_through, measure)
         return Model(Execution.loaded(network, run, cache))

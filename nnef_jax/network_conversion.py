@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
-
-from numpy.typing import ArrayLike
+from typing import Unpack
 
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.formats.base import Expand
-from nnef_jax.limits import Limits
-from nnef_jax.options import require_flags, require_path
-from nnef_jax.reading import Source, opened
+from nnef_jax.options import require_flags, require_keywords, require_path
+from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, opened
 from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_archive
 
@@ -21,14 +17,9 @@ def convert(
     path: str | os.PathLike[str] | None = None,
     *,
     flat: bool = False,
-    expand: Expand = "auto",
-    dialect: str = "auto",
-    overwrite: bool = False,
-    limits: Limits | None = None,
-    weights: Source | None = None,
-    values: Mapping[str, ArrayLike] | None = None,
-    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None,
     keep: bool = False,
+    overwrite: bool = False,
+    **reading: Unpack[DocumentOptions],
 ) -> str:
     """Return the text of a network as its format is written today; with a path, write all of it.
 
@@ -43,17 +34,11 @@ def convert(
         source: a network as `load` takes it. Without a path its tensor files are not read.
         path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
         flat: expand the fragments of the document: what is left are operations of its format.
-        expand: "all" expands the compound operations of the standard to primitives too, and makes
-            the document flat.
-        dialect: how to read the document, as `load` takes it.
-        overwrite: replace what is at the path, but not the source; otherwise FileExistsError.
-        limits: bounds on what is read.
-        weights: a file of weights that is elsewhere, as in `load`.
-        values: inputs that are fixed, as in `load`.
-        input_shapes: shapes of inputs, or open extents by name, as in `load`: what is written has
-            these, and is flat.
         keep: write what NNEF does not have as custom operations, fragments without a body, which
             `load` reads again: of networks of OpenVINO and ONNX. Others are written as they are.
+        overwrite: replace what is at the path, but not the source; otherwise FileExistsError.
+        reading: `input_shapes`, `values`, `expand`, `dialect`, `limits` and `weights`, as in
+            `load`. With shapes, or with `expand="all"`, what is written is flat.
 
     Raises:
         NnefError: something is wrong with the network, or (UnsupportedError, which names all that
@@ -65,28 +50,17 @@ def convert(
     if path is not None:
         require_path("path", path)
     require_flags(flat=flat, overwrite=overwrite, keep=keep)
+    require_keywords("convert", reading, DocumentOptions)
+    options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
-    with (
-        protected_files.spared(),
-        opened(
-            source,
-            quantization="ignore",
-            expand=expand,
-            dialect=dialect,
-            limits=limits,
-            data=stores,
-            weights=weights,
-            values=values,
-            input_shapes=input_shapes,
-        ) as network,
-    ):
+    with protected_files.spared(), opened(source, options, data=stores) as network:
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
                 hint="write the extents of the inputs into the document",
             )
         data = network.data if stores else None
-        flat = flat or expand == "all" or bool(input_shapes)
+        flat = flat or options.expand == "all" or bool(options.input_shapes)
         members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
         if path is not None:
             write_archive(path, members, overwrite=overwrite)

@@ -27,6 +27,13 @@ def require_flags(**flags: Any) -> None:
         require(name, value, bool, "True or False")
 
 
+def require_keywords(function: str, given: Iterable[str], known: type) -> None:
+    """Raise TypeError, as Python does, for a keyword that is none of a TypedDict."""
+    for name in given:
+        if name not in known.__annotations__:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+
+
 def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
     """Raise ValueError for what is none of some words."""
     choices = tuple(choices)

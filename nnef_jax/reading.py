@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, BinaryIO, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, BinaryIO, Literal, TypedDict, get_args
 
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from lowering.registry import Registry
 from nnef_jax.errors import InputError
@@ -36,66 +36,86 @@ Source = str | os.PathLike[str] | bytes | BinaryIO
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
+class DocumentOptions(TypedDict, total=False):
+    """Keywords of `load` that `convert` takes too."""
+
+    input_shapes: Mapping[str, Sequence[int | None] | int] | None
+    values: Mapping[str, ArrayLike] | None
+    expand: Expand
+    dialect: str
+    limits: Limits | None
+    weights: Source | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingOptions:
+    """Says how a network is read: keywords of `nnef_jax.load`, which documents them."""
+
+    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None
+    values: Mapping[str, ArrayLike] | None = None
+    dtype: DTypeLike = "float32"
+    quantization: Quantization = "apply"
+    expand: Expand = "auto"
+    dialect: str = "auto"
+    state: Mapping[str, str] | None = None
+    rules: Registry | None = None
+    limits: Limits | None = None
+    progress: Progress | None = None
+    weights: Source | None = None
+
+    def checked(self) -> Options:
+        """Return them as front ends take them; raise TypeError or ValueError for a wrong one."""
+        dtype: Any = self.dtype
+        dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
+        require_choice("dtype", dtype, _REAL_DTYPES)
+        require_choice("quantization", self.quantization, get_args(Quantization))
+        require_choice("expand", self.expand, get_args(Expand))
+        require_choice("dialect", self.dialect, ("auto", *FORMATS))
+        given = {} if self.input_shapes is None else self.input_shapes
+        given, extents = extents_by_name("input_shapes", given)
+        shapes = shapes_by_name("input_shapes", given)
+        values = arrays_by_name("values", {} if self.values is None else self.values)
+        require("rules", self.rules, Registry | None, "a nnef_jax.Registry")
+        require("limits", self.limits, Limits | None, "a nnef_jax.Limits")
+        require("progress", self.progress, Callable | None, "a function")
+        if dtype == "float64" and not jax.config.read("jax_enable_x64"):
+            raise ValueError(
+                "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
+            )
+        return Options(
+            rules=self.rules or Registry(),
+            expand=self.expand,
+            real=dtype,
+            input_shapes=shapes,
+            extents=extents,
+            values=values,
+            meter=Meter(self.limits),
+            rounds=self.quantization != "ignore",
+            progress=self.progress,
+        )
+
+
 @contextmanager
-def opened(
-    source: Source,
-    input_shapes: Mapping[str, Sequence[int | None] | int] | None = None,
-    values: Mapping[str, ArrayLike] | None = None,
-    dtype: Any = "float32",
-    quantization: Quantization = "apply",
-    expand: Expand = "auto",
-    dialect: str = "auto",
-    state: Mapping[str, str] | None = None,
-    rules: Registry | None = None,
-    limits: Limits | None = None,
-    progress: Progress | None = None,
-    weights: Source | None = None,
-    *,
-    data: bool = True,
-) -> Generator[Network]:
+def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Generator[Network]:
     """Read and check a network without touching a device; its archive is open meanwhile.
 
-    The arguments are those of `load`. Without `data` the network has none.
+    Without `data` the network has none.
     """
-    source = as_readable(source)
+    source, weights = as_readable(source), reading.weights
     require_readable("source", source)
     if weights is not None:
         require_readable("weights", weights)
-    dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
-    require_choice("dtype", dtype, _REAL_DTYPES)
-    require_choice("quantization", quantization, get_args(Quantization))
-    require_choice("expand", expand, get_args(Expand))
-    require_choice("dialect", dialect, ("auto", *FORMATS))
-    given, extents = extents_by_name("input_shapes", {} if input_shapes is None else input_shapes)
-    shapes = shapes_by_name("input_shapes", given)
-    known = arrays_by_name("values", {} if values is None else values)
-    state = word_pairs("state", {} if state is None else state, "output names by input name")
-    require("rules", rules, Registry | None, "a nnef_jax.Registry")
-    require("limits", limits, Limits | None, "a nnef_jax.Limits")
-    require("progress", progress, Callable | None, "a function")
-    if dtype == "float64" and not jax.config.read("jax_enable_x64"):
-        raise ValueError(
-            "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
-        )
-    meter = Meter(limits)
+    options = reading.checked()
+    state = {} if reading.state is None else reading.state
+    state = word_pairs("state", state, "output names by input name")
     source, weights = _unchanging(source), _unchanging(weights)
-    rounds = quantization != "ignore"
-    options = Options(
-        rules=rules or Registry(),
-        expand=expand,
-        real=dtype,
-        input_shapes=shapes,
-        extents=extents,
-        values=known,
-        meter=meter,
-        rounds=rounds,
-        progress=progress,
-    )
     with (
         within_memory("the network"),
-        open_archive(source, meter, graphs=graphs(), weights=weights, sniff=sole_member) as archive,
+        open_archive(
+            source, options.meter, graphs=graphs(), weights=weights, sniff=sole_member
+        ) as archive,
     ):
-        yield network_of(archive, options, dialect, state, data=data)
+        yield network_of(archive, options, reading.dialect, state, data=data)
 
 
 def _unchanging(source: Any) -> Any:
@@ -104,8 +124,8 @@ def _unchanging(source: Any) -> Any:
 
 
 def read(source: Source, **options: Any) -> Network:
-    """Read and check a network, as `opened` does."""
-    with opened(source, **options) as network:
+    """Read and check a network, by keywords of `load`."""
+    with opened(source, ReadingOptions(**options)) as network:
         return network
 
 

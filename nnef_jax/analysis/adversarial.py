@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from jax import Array
 from jax.core import Tracer
 
 from lowering.extents import show
-from nnef_jax.analysis.attack import Attack, Bounds, Norm
+from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
 from nnef_jax.analysis.attribution import array_of
 from nnef_jax.analysis.question import (
     Question,
@@ -28,7 +28,7 @@ from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.call_arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
-from nnef_jax.options import require_choice, require_flags
+from nnef_jax.options import require_choice, require_flags, require_keywords
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
 _STEPS = 2.5  # epsilons: how long all steps are together, as in Madry et al. (2017)
@@ -133,7 +133,7 @@ def fgsm(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    attack = _attack(model, inputs, target, output, wrt, params, targeted, "linf", bounds)
+    attack = _attack(model, inputs, "linf", target, targeted, bounds, output, wrt, params)
     return _fgsm(attack, sizes_of(attack.question, "epsilon", epsilon))
 
 
@@ -153,12 +153,7 @@ def pgd(
     steps: int = 40,
     step_size: Any = None,
     key: Array | None = None,
-    target: Target = None,
-    targeted: bool = False,
-    bounds: Bounds | None = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[AttackOptions],
 ) -> Adversarial:
     """Attack by projected gradient descent (Madry et al. 2017, arXiv:1706.06083).
 
@@ -173,14 +168,15 @@ def pgd(
         step_size: the length of a step in units of the input: a number, or one for each item. By
             default 2.5 epsilon / steps, as there.
         key: of `jax.random`, to start at a random point that near; by default at the original.
-
-    The other arguments, and errors, are those of `fgsm`.
+        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
+            errors it raises too.
     """
+    require_keywords("pgd", options, AttackOptions)
     require_choice("norm", norm, ("linf", "l2"))
     require_count("steps", steps)
     if key is not None:
         require_key(key)
-    attack = _attack(model, inputs, target, output, wrt, params, targeted, norm, bounds)
+    attack = _attack(model, inputs, norm, **options)
     size = sizes_of(attack.question, "epsilon", epsilon)
     length = _STEPS / steps * size if step_size is None else step_size
     return _pgd(attack, size, sizes_of(attack.question, "step_size", length), key, steps)
@@ -203,12 +199,7 @@ def smallest_perturbation(
     norm: Norm = "l2",
     steps: int = 40,
     classes: int = 10,
-    target: Target = None,
-    targeted: bool = False,
-    bounds: Bounds | None = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[AttackOptions],
 ) -> Adversarial:
     """Search the smallest change of each item that changes the answer.
 
@@ -228,13 +219,14 @@ def smallest_perturbation(
         norm: what is measured by: "l2" or "linf".
         steps: how many planes are gone to.
         classes: of how many other classes, those with the highest scores, planes are computed.
-
-    The other arguments, and errors, are those of `fgsm`.
+        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
+            errors it raises too.
     """
+    require_keywords("smallest_perturbation", options, AttackOptions)
     require_choice("norm", norm, ("linf", "l2"))
     require_count("steps", steps)
     require_count("classes", classes)
-    attack = _attack(model, inputs, target, output, wrt, params, targeted, norm, bounds)
+    attack = _attack(model, inputs, norm, **options)
     return _smallest(attack, steps, classes)
 
 
@@ -274,13 +266,13 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
 def _attack(
     model: Model,
     inputs: tuple[Any, ...],
-    target: Target,
-    output: str | None,
-    wrt: str | None,
-    params: Params | None,
-    targeted: bool,
     norm: Norm,
-    bounds: Bounds | None,
+    target: Target = None,
+    targeted: bool = False,
+    bounds: Bounds | None = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
 ) -> Attack:
     """Return an attack that has not begun; raise for what none can do."""
     require_flags(targeted=targeted)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from nnef_jax.analysis.question import Question
+from nnef_jax.analysis.question import Question, Target, TensorOptions
 
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
@@ -17,6 +17,15 @@ Bounds = tuple[float, float]
 _NEWTON = 12  # steps: 3 are enough for most
 _ROUNDING = 16  # units in the last place
 _OVER = 0.05  # how far beyond a plane a step goes, as a share of the way
+
+
+class AttackOptions(TensorOptions, total=False):
+    """Keywords of `fgsm` that all attacks have."""
+
+    target: Target
+    targeted: bool
+    bounds: Bounds | None
+    output: str | None
 
 
 @jax.tree_util.register_dataclass

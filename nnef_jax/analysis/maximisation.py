@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from nnef_jax.analysis.attack import Bounds
 from nnef_jax.analysis.question import (
     Question,
     Target,
+    TensorOptions,
     ask,
     require_bounds,
     require_count,
@@ -24,7 +25,8 @@ from nnef_jax.analysis.question import (
 )
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
+from nnef_jax.options import require_keywords
 
 
 @result
@@ -75,13 +77,12 @@ def activation_maximisation(
     target: Target,
     key: Array,
     output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     bounds: Bounds | None = None,
     steps: int = 256,
     step: float = 0.05,
     l2: float = 0.0,
     total_variation: float = 0.0,
+    **tensor: Unpack[TensorOptions],
 ) -> Maximised:
     """Climb from noise to inputs that excite a unit (Olah et al. 2017, doi:10.23915/distill.00007).
 
@@ -105,9 +106,9 @@ def activation_maximisation(
         l2: how much the half sum of squares costs, of values about the middle of the bounds.
         total_variation: how much each absolute difference of neighbours costs, along axes after the
             first two.
-
-    The other arguments, and errors, are those of `saliency`.
+        tensor: `wrt` and `params`, as in `saliency`, whose errors it raises too.
     """
+    require_keywords("activation_maximisation", tensor, TensorOptions)
     require_count("steps", steps)
     require_key(key)
     numbers = {"step": step, "l2": l2, "total_variation": total_variation}
@@ -116,7 +117,7 @@ def activation_maximisation(
     if target is None:
         raise InputError("target must say what to maximise", hint="give a channel by target=")
     starts = inputs or _blank(model, target, ends)
-    question = ask(model, starts, target, output, wrt, params)
+    question = ask(model, starts, target, output, **tensor)
     return _maximised(question, key, rates, ends, steps=steps)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,13 @@ from nnef_jax.options import numpy_of, require, shown
 Target = Any  # None, a class, a class for each item, or a function of outputs
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze")
+
+
+class TensorOptions(TypedDict, total=False):
+    """Keywords of `saliency` that say what explains, and on which parameters."""
+
+    wrt: str | None
+    params: Params | None
 
 
 @jax.tree_util.register_dataclass
@@ -165,8 +172,8 @@ def ask(
     inputs: Sequence[Any],
     target: Target,
     output: str | None,
-    wrt: str | None,
-    params: Params | None,
+    wrt: str | None = None,
+    params: Params | None = None,
 ) -> Question:
     """Return the question that arguments of an analysis ask.
 

@@ -210,6 +210,8 @@ def test_wrong_arguments_are_told() -> None:
         (lambda: pgd(steps=0), ValueError, "steps must be at least 1"),
         (lambda: pgd(step_size=-1), ValueError, "step_size must be at least 0"),
         (lambda: pgd(step_size=np.ones(5)), InputError, r"step_size is \[5\], 'x' has 6 items"),
+        (lambda: pgd(stepsize=1), TypeError, r"pgd\(\) got an unexpected keyword argument"),
+        (lambda: climb(target=1, outputs="y"), TypeError, "unexpected keyword argument 'outputs'"),
         (lambda: pgd(key=1), TypeError, "key must be one of"),
         (lambda: analysis.pgd(classifier(), X, epsilon=1, output="z"), InputError, "one score"),
         (lambda: climb(target=None), InputError, "target must say"),

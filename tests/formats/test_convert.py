@@ -248,6 +248,11 @@ def test_text_that_depends_on_open_extents_is_refused() -> None:
             convert(archive(graph=text))
 
 
+def test_a_keyword_of_load_that_says_nothing_about_the_document_is_refused() -> None:
+    with pytest.raises(TypeError, match="convert\\(\\) got an unexpected keyword argument 'dtype'"):
+        convert(model_archive(ALIASES, {}), dtype="bfloat16")
+
+
 def test_broken_data_are_found() -> None:
     source = model_archive(ALIASES, {"s/w": np.zeros(3, np.float32)})
     convert(source)
