@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from lowering.graph import Rule, Types
 
+Lower = TypeVar("Lower", bound=Callable[..., object])
 _REQUIRED = inspect.Parameter.empty
 
 
@@ -31,10 +32,10 @@ class Registry:
         *,
         work: Callable[..., int] | None = None,
         not_differentiable: str = "",
-    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    ) -> Callable[[Lower], Lower]:
         """Make the decorated function the rule of an operation; a second one is an error."""
 
-        def register(lower: Callable[..., Any]) -> Callable[..., Any]:
+        def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
             known, inferred = _parameters(lower), _parameters(infer)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
-from nnef_jax.call_arguments import arguments_of, over_samples
+from nnef_jax.call_arguments import Sample, arguments_of, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.probe import Probe
@@ -35,7 +35,7 @@ class AnyModel(Protocol):
 
 def calibrate(
     model: AnyModel,
-    samples: Iterable[Any],
+    samples: Iterable[Sample],
     *,
     bits: int = 8,
     signed: bool = False,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from lowering.alignment import aligned
 from lowering.extents import is_known, shapes_differ, show
@@ -17,6 +18,10 @@ from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
+
+Input = ArrayLike | Mapping[str, ArrayLike]  # of an analysis: one in order, or a dict of all
+Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
+Example = ArrayLike | jax.ShapeDtypeStruct  # an input of which the type is enough
 
 
 def bind_inputs(

@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from numpy.typing import ArrayLike
 
 from lowering.devices import is_traced
 from lowering.graph import Graph
-from nnef_jax.call_arguments import copied, in_order, require_one_length, require_values
+from nnef_jax.call_arguments import (
+    Example,
+    Sample,
+    copied,
+    in_order,
+    require_one_length,
+    require_values,
+)
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
 from nnef_jax.execution.functions import Entry
@@ -29,9 +38,9 @@ if TYPE_CHECKING:
     from nnef_jax.batcher import Batcher
     from nnef_jax.sharding import ShardingPlan
 
-Params = Mapping[str, Any]
-State = Mapping[str, Any]
-Edits = Mapping[str, Edit | Any]
+Params = Mapping[str, ArrayLike]
+State = Mapping[str, ArrayLike]
+Edits = Mapping[str, Edit | ArrayLike]
 Names = Sequence[str]
 
 
@@ -89,7 +98,7 @@ class Model:
         return tuple(filter(is_length, self.graph.aliases))
 
     @property
-    def params(self) -> dict[str, jax.Array]:
+    def params(self) -> dict[str, Array]:
         """Return the parameters by label, a pytree: the first argument of `apply`.
 
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
@@ -192,8 +201,20 @@ class Model:
         graph = network.graph
         return summarise(network, compiler.in_integers(graph), compiler.remarks(graph))
 
+    @overload
     def __call__(
-        self, *args: Any, edit: Edits | None = None, capture: Names | None = None, **kwargs: Any
+        self, *args: ArrayLike, edit: Edits | None = None, capture: None = None, **kwargs: ArrayLike
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, *args: ArrayLike, edit: Edits | None = None, capture: Names, **kwargs: ArrayLike
+    ) -> tuple[Any, dict[str, Array]]: ...
+    def __call__(
+        self,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: ArrayLike,
     ) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
 
@@ -212,13 +233,31 @@ class Model:
                         raise
         return execution.call(args, kwargs, probe=Probe.of(edit, capture))
 
+    @overload
     def apply(
         self,
         params: Params | Prepared,
-        *args: Any,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> Any: ...
+    @overload
+    def apply(
+        self,
+        params: Params | Prepared,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    def apply(
+        self,
+        params: Params | Prepared,
+        *args: ArrayLike,
         edit: Edits | None = None,
         capture: Names | None = None,
-        **kwargs: Any,
+        **kwargs: ArrayLike,
     ) -> Any:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
@@ -246,7 +285,11 @@ class Model:
         return self.execution.call(args, kwargs, params, probe)
 
     def prepare(
-        self, params: Params | Prepared, *args: Any, state: State | None = None, **kwargs: Any
+        self,
+        params: Params | Prepared,
+        *args: Example,
+        state: State | None = None,
+        **kwargs: Example,
     ) -> Prepared:
         """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
 
@@ -276,8 +319,8 @@ class Model:
         return compiler.xla_options(self.graph) | (layout.compiler_options if layout else {})
 
     def intermediates(
-        self, *args: Any, names: Sequence[str] | None = None, **kwargs: Any
-    ) -> dict[str, Any]:
+        self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
+    ) -> dict[str, Array]:
         """Compute tensors inside the network: arrays by name, of all tensors without `names`.
 
         Raises InputError for a name that the graph does not have.
@@ -287,7 +330,7 @@ class Model:
         wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
         return self.execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
 
-    def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
+    def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
@@ -295,21 +338,41 @@ class Model:
         inputs = self.execution.types(args, kwargs)
         return jax.jit(self.apply).lower(self.execution.own.parameters(), *inputs)
 
-    def init_state(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+    def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before a first cycle: stored values of updated variables by label.
 
         Those that start with what is computed need the inputs of a first cycle, or their types.
         """
         return self.execution.first_state(lambda: self.execution.types(args, kwargs))
 
+    @overload
     def step(
         self,
         state: State,
-        *args: Any,
+        *args: ArrayLike,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    @overload
+    def step(
+        self,
+        state: State,
+        *args: ArrayLike,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
+    def step(
+        self,
+        state: State,
+        *args: ArrayLike,
         params: Params | Prepared | None = None,
         edit: Edits | None = None,
         capture: Names | None = None,
-        **kwargs: Any,
+        **kwargs: ArrayLike,
     ) -> Any:
         """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
@@ -322,14 +385,34 @@ class Model:
         probe = Probe.of(edit, capture)
         return self._recur(self.execution.step, state, inputs, params, probe)
 
+    @overload
     def scan(
         self,
-        *args: Any,
+        *args: ArrayLike,
+        state: State | None = None,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    @overload
+    def scan(
+        self,
+        *args: ArrayLike,
+        state: State | None = None,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
+    def scan(
+        self,
+        *args: ArrayLike,
         state: State | None = None,
         params: Params | Prepared | None = None,
         edit: Edits | None = None,
         capture: Names | None = None,
-        **kwargs: Any,
+        **kwargs: ArrayLike,
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
@@ -389,7 +472,7 @@ class Model:
         *,
         params: Params | None = None,
         state: State | None = None,
-        quantize: Iterable[Any] | None = None,
+        quantize: Iterable[Sample] | None = None,
         overwrite: bool = False,
     ) -> None:
         """Write the network as an NNEF archive, with these parameters and state or its own.

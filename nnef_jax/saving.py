@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import show
 from lowering.registry import Registry
@@ -23,7 +23,7 @@ from nnef_jax.storage.writer import Member, write_archive
 def save(
     path: str | os.PathLike[str],
     text: str,
-    params: Mapping[str, Any],
+    params: Mapping[str, ArrayLike],
     *,
     quantization: str | None = None,
     rules: Registry | None = None,

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from numpy.typing import ArrayLike
+
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, require
 
@@ -24,7 +26,7 @@ def is_length(name: str) -> bool:
     return _LENGTH.fullmatch(name) is not None
 
 
-def trim(results: Any, lengths: Mapping[str, Any]) -> Any:
+def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, ArrayLike]) -> Any:
     """Return the outputs of a call as numpy arrays, cut to as many items as values say there are.
 
     Such outputs, of `NonZero` and the like, have the shape of the most items there can be.
@@ -42,7 +44,7 @@ def trim(results: Any, lengths: Mapping[str, Any]) -> Any:
     """
     require("lengths", lengths, Mapping, "what a call captured by capture=model.lengths")
     several = isinstance(results, tuple)
-    given: tuple[Any, ...] = results if several else (results,)
+    given = results if isinstance(results, tuple) else (results,)
     arrays = [_known(x) for x in given]
     cuts: dict[int, tuple[int, Any]] = {}
     for name, captured in lengths.items():

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
@@ -24,8 +25,8 @@ from nnef_jax.analysis.question import (
     require_key,
     require_real,
 )
-from nnef_jax.analysis.results import Result, Table, result, static, table_of
-from nnef_jax.call_arguments import has_values
+from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
+from nnef_jax.call_arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_choice, require_flags, require_keywords
@@ -81,7 +82,7 @@ class Adversarial(Result):
         title = f"{self.method} of {self.of} for {self.output}"
         return table_of(title, ["item", *heads], rows)
 
-    def plot(self, ax: Any = None, *, items: int = 6) -> Any:
+    def plot(self, ax: Axes | None = None, *, items: int = 6) -> Axes:
         """Draw the first items: the originals, below what was added, and below what results.
 
         Red is added, blue taken away, each in a scale of its own. Returns the axes of matplotlib.
@@ -108,8 +109,8 @@ class Adversarial(Result):
 
 def fgsm(
     model: Model,
-    *inputs: Any,
-    epsilon: Any,
+    *inputs: Input,
+    epsilon: ArrayLike,
     target: Target = None,
     targeted: bool = False,
     bounds: Bounds | None = None,
@@ -147,11 +148,11 @@ def _fgsm(attack: Attack, epsilon: Array) -> Adversarial:
 
 def pgd(
     model: Model,
-    *inputs: Any,
-    epsilon: Any,
+    *inputs: Input,
+    epsilon: ArrayLike,
     norm: Norm = "linf",
     steps: int = 40,
-    step_size: Any = None,
+    step_size: ArrayLike | None = None,
     key: Array | None = None,
     **options: Unpack[AttackOptions],
 ) -> Adversarial:
@@ -195,7 +196,7 @@ def _pgd(
 
 def smallest_perturbation(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     norm: Norm = "l2",
     steps: int = 40,
     classes: int = 10,

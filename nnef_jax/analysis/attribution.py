@@ -12,7 +12,7 @@ from jax import Array
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax.analysis.question import Question
-from nnef_jax.analysis.results import Result, Table, result, static, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, shown
 
@@ -56,7 +56,7 @@ class Attribution(Result):
         heads += ["largest", "at", *(["gap"] if self.gap is not None else [])]
         return table_of(f"{self.method} of {self.of} for {self.output}", heads, rows)
 
-    def plot(self, ax: Any = None, *, items: int = 16) -> Any:
+    def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
         """Draw the attributions of the first items over these, each in a scale of its own.
 
         Red is what speaks for the score, blue what speaks against it. Channels are added up.

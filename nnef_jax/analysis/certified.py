@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from lowering import jaxprs
 from lowering.program_printing import described
@@ -19,6 +20,7 @@ from nnef_jax.analysis.intervals import Interval, NoBounds, interval
 from nnef_jax.analysis.linear_bounds import Walk
 from nnef_jax.analysis.question import Question, Target, ask, graph_for, require_bounds
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_choice
@@ -72,8 +74,8 @@ class Bounds(Result):
 
 def bounds(
     model: Model,
-    *inputs: Any,
-    epsilon: Any,
+    *inputs: Input,
+    epsilon: ArrayLike,
     method: Method = "crown",
     target: Target = None,
     bounds: Ends | None = None,

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from nnef_jax import Model
@@ -16,12 +17,13 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound, graph_for
-from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
-from nnef_jax.call_arguments import arguments_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
+from nnef_jax.call_arguments import Input, arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 
+Run = Model | Mapping[str, ArrayLike] | Callable[..., object]  # what computes tensors, or did
 _NONE = float("nan")
 
 
@@ -76,7 +78,7 @@ class Comparison(Result):
         """Return the names of the tensors that differ also where all before is that of `a`."""
         return tuple(name for name, x in self.tensors.items() if x.own)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON, among them the name `first` (None), and `origins`."""
         first = self.first and self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
@@ -102,7 +104,7 @@ class Comparison(Result):
         more = f", {' and '.join(spare)} unmatched" if spare else ""
         return table_of(f"{len(self.tensors)} tensors, {said}{more}", columns, rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the error of each tensor, relative to its root mean square; return the axes.
 
         The first that differs is marked. Where `isolate` was given, bars show the error that a
@@ -139,9 +141,9 @@ class Comparison(Result):
 
 
 def compare(
-    a: Any,
-    b: Any,
-    *inputs: Any,
+    a: Run,
+    b: Run,
+    *inputs: Input,
     names: Mapping[str, str] | None = None,
     rtol: float = 1e-3,
     atol: float = 1e-5,
@@ -206,7 +208,7 @@ def compare(
     if not pairs:
         hint = "give names={name in a: name in b}"
         raise InputError("no tensor of a is found in b", hint=hint)
-    own = _own(b, inputs, pairs, arrays_a, arrays_b) if isolate else {}
+    own = _own(b, inputs, pairs, arrays_a, arrays_b) if isolate and isinstance(b, Model) else {}
 
     def row(pair: Pair) -> TensorDifference:
         x, y = arrays_a[pair.a], arrays_b[pair.b]

@@ -26,10 +26,11 @@ from nnef_jax.analysis.layer_tensors import (
     zeros_at,
 )
 from nnef_jax.analysis.question import bound, graph_for, require_model
-from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
-from nnef_jax.call_arguments import over_samples
+from nnef_jax.call_arguments import Sample, over_samples
 from nnef_jax.errors import InputError
+from nnef_jax.model import Params
 from nnef_jax.options import names_of, require_flags, require_samples
 
 _WIDEST = 1024  # units of which an effective rank is found: their singular values take 0.3 s
@@ -59,7 +60,7 @@ class Statistics(Result):
         both = {name: x.merge(other.tensors[name]) for name, x in self.tensors.items()}
         return Statistics(tensors=both, of=self.of, batches=self.batches + other.batches)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return `{"of", "batches", "tensors": {name: ...}}` of plain values of JSON."""
         tensors = {name: x.to_dict() for name, x in self.tensors.items()}
         return {"of": self.of, "batches": self.batches, "tensors": tensors}
@@ -70,7 +71,7 @@ class Statistics(Result):
             [
                 *(x.name, x.kind, show(x.shape), x.mean, x.std, x.min, x.max),
                 *(f"{x.zeros / max(x.size, 1):.1%}", x.nan or None, x.inf or None),
-                *(None if x.dead is None else f"{len(x.dead)} of {len(x.alive)}", x.effective_rank),
+                *(None if x.dead is None else f"{len(x.dead)} of {x.units}", x.effective_rank),
             ]
             for x in self.tensors.values()
         ]
@@ -79,7 +80,7 @@ class Statistics(Result):
         batches = f"{self.batches} batch{'es' * (self.batches > 1)}"
         return table_of(f"{self.of} of {batches}", columns, rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the values of each tensor, from the network's start to its end; return the axes.
 
         Activations: a line from the least to the largest, thick within a standard deviation of the
@@ -103,7 +104,7 @@ class Statistics(Result):
                 ax.plot(ends, [place] * 2, color="#1f4e79", lw=5, solid_capstyle="butt")
                 ax.plot(x.mean, place, "o", color="white", markersize=3)
                 if x.dead:
-                    told = f" {len(x.dead)} of {len(x.alive)} dead"
+                    told = f" {len(x.dead)} of {x.units} dead"
                     ax.text(x.max, place, told, va="center", fontsize=7, color="#c0392b")
             ax.set_xscale("symlog", linthresh=1)
             ax.set_xlabel("value: range, mean and standard deviation")
@@ -115,10 +116,10 @@ class Statistics(Result):
 
 def activation_statistics(
     model: Model,
-    batches: Iterable[Any],
+    batches: Iterable[Sample],
     *,
     names: Sequence[str] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
     rank: bool = True,
 ) -> Statistics:
     """Return statistics of what a network computes inside, over any number of batches.
@@ -151,13 +152,13 @@ def activation_statistics(
 
 def gradient_statistics(
     model: Model,
-    batches: Iterable[Any],
+    batches: Iterable[Sample],
     *,
     loss: Loss,
-    targets: Iterable[Any] | None = None,
+    targets: Iterable[Sample] | None = None,
     names: Sequence[str] | None = None,
     labels: Sequence[str] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
     rank: bool = False,
 ) -> Statistics:
     """Return statistics of the gradients of a loss at tensors inside and at parameters.
@@ -225,7 +226,7 @@ def _gradients(
 def _over(
     model: Model,
     of: Literal["activations", "gradients"],
-    batches: Iterable[Any],
+    batches: Iterable[Sample],
     names: Sequence[str] | None,
     tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,

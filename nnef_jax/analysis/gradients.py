@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import jax
 import numpy as np
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import (
     Attribution,
@@ -26,13 +26,14 @@ from nnef_jax.analysis.question import (
     require_key,
     require_real,
 )
+from nnef_jax.call_arguments import Input
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_flags
 
 
 def saliency(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -75,12 +76,12 @@ def _saliency(question: Question, *, times_input: bool) -> Attribution:
 
 def integrated_gradients(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     steps: int = 50,
 ) -> Attribution:
     """Integrate gradients from a baseline on (Sundararajan et al. 2017, arXiv:1703.01365).
@@ -119,7 +120,7 @@ def _integrated_gradients(question: Question, baseline: Array, steps: int) -> At
 
 def smoothgrad(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     key: Array,
     target: Target = None,
     output: str | None = None,

@@ -22,7 +22,9 @@ from nnef_jax.analysis.layer_tensors import (
     require_callable,
 )
 from nnef_jax.analysis.question import require_count, require_key, require_model
-from nnef_jax.analysis.results import Result, Table, axes, literally, result, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, result, table_of
+from nnef_jax.call_arguments import Input
+from nnef_jax.model import Params
 
 
 @result
@@ -55,7 +57,7 @@ class HessianTrace(Result):
     def _total(self) -> Array:
         return sum(self.samples.values(), jnp.zeros(()))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return `value`, `error`, and by label both `parameters` and `errors`."""
         return {
             "value": float(self.value),
@@ -70,7 +72,7 @@ class HessianTrace(Result):
         columns = ["parameter", "trace", "standard error"]
         return table_of("trace of the Hessian", columns, [*rows, ("all", self.value, self.error)])
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the trace of each parameter's block with its standard error; return the axes."""
         ax = axes(ax, (6.4, 1 + 0.25 * len(self.samples)))
         traces = [float(x) for x in self.by_parameter.values()]
@@ -110,10 +112,10 @@ class HessianEigenvalues(Result):
 
 def hessian_trace(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     loss: Loss,
     labels: Sequence[str] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
     samples: int = 32,
     key: Array | None = None,
 ) -> HessianTrace:
@@ -146,11 +148,11 @@ def hessian_trace(
 
 def hessian_eigenvalues(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     loss: Loss,
     k: int = 1,
     labels: Sequence[str] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
     steps: int = 16,
     key: Array | None = None,
 ) -> HessianEigenvalues:

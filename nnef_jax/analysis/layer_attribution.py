@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import is_float
@@ -21,6 +22,7 @@ from nnef_jax.analysis.attribution import (
     zeros,
 )
 from nnef_jax.analysis.question import Question, Target, ask, require_count, tensor_named
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require_flags
@@ -28,7 +30,7 @@ from nnef_jax.options import require_flags
 
 def grad_cam(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     layer: str,
     target: Target = None,
     output: str | None = None,
@@ -80,13 +82,13 @@ def _grad_cam(question: Question, *, layer: str, upsample: bool) -> Attribution:
 
 def layer_conductance(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     layer: str,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     steps: int = 50,
 ) -> Attribution:
     """Compute what flows through the units of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
@@ -22,7 +23,7 @@ from nnef_jax.options import names_of, shown
 from nnef_jax.similar import did_you_mean
 
 Arrays = Mapping[str, Any]
-Loss = Callable[..., Any]
+Loss = Callable[..., ArrayLike]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from nnef_jax.analysis.question import (
     require_model,
     require_real,
 )
-from nnef_jax.analysis.results import Result, Table, result, static, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require_keywords
@@ -56,7 +57,7 @@ class Maximised(Result):
         heads = ("item", "unit", "start", "score")
         return table_of(f"{self.of} that excites {self.output}", heads, rows)
 
-    def plot(self, ax: Any = None, *, items: int = 16) -> Any:
+    def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
         """Draw the first inputs, each from its least to its largest value.
 
         Returns the axes of matplotlib.
@@ -73,7 +74,7 @@ class Maximised(Result):
 
 def activation_maximisation(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target,
     key: Array,
     output: str | None = None,
@@ -159,7 +160,7 @@ def _maximised(
     )
 
 
-def _blank(model: Any, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
+def _blank(model: Model, target: Any, bounds: Bounds | None) -> tuple[Any, ...]:
     """Return an input of the declared shape, in the middle of the bounds."""
     require_model(model)
     names = [spec.name for spec in model.inputs]
@@ -168,7 +169,8 @@ def _blank(model: Any, target: Target, bounds: Bounds | None) -> tuple[Any, ...]
         raise InputError(message, hint="give them all: where it starts, and what stays as it is")
     (spec,) = model.inputs
     batch = 1 if callable(target) else max(1, int(np.size(target)))
-    first, *rest = spec.shape or (None,)
-    if any(extent is None for extent in rest):
+    first, *others = spec.shape or (None,)
+    rest = [extent for extent in others if extent is not None]
+    if len(rest) < len(others):
         raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
     return (np.full((first or batch, *rest), sum(bounds or (0, 0)) / 2, np.float32),)

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, zeros
 from nnef_jax.analysis.question import Question, Target, ask, require_count
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require
@@ -20,10 +22,10 @@ from nnef_jax.options import require
 
 def occlusion(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     window: int | Sequence[int],
     stride: int | Sequence[int] | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
@@ -21,7 +22,8 @@ from nnef_jax.execution.probe import hint_for
 from nnef_jax.model import Edits, Model, Params
 from nnef_jax.options import numpy_of, require, shown
 
-Target = Any  # None, a class, a class for each item, or a function of outputs
+# A class, a class for each item, or a function of outputs; the class with the best score.
+Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze")
 

@@ -16,9 +16,10 @@ from nnef_jax.errors import extra_missing
 from nnef_jax.printable import printable
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from rich.table import Table
 else:
-    Table = Any  # rich is imported where something is shown
+    Axes = Table = Any  # both are imported where something is shown
 
 _INFINITY = {True: "Infinity", False: "-Infinity"}
 _R = TypeVar("_R", bound="Result")
@@ -45,7 +46,7 @@ def result(cls: type[_R]) -> type[_R]:
 class Result:
     """What an analysis found; `print` shows its table."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values of JSON: arrays are lists, NaN is "NaN"."""
         return {f.name: plain(getattr(self, f.name)) for f in _fields(self)}
 
@@ -131,15 +132,16 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
-def axes(ax: Any = None, size: tuple[float, float] = (6.4, 4.8)) -> Any:
+def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
     """Return the axes of matplotlib to draw on: those given, or new ones of a figure of this size.
 
     They are open to the right and at the top. Raises UnsupportedError where matplotlib is missing.
     """
+    drawn: Any = ax
     if ax is None:
-        ax = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
-    ax.spines[["top", "right"]].set_visible(False)
-    return ax
+        drawn = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+    drawn.spines[["top", "right"]].set_visible(False)
+    return drawn
 
 
 def plotting(module: str) -> Any:

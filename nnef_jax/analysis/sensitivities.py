@@ -26,8 +26,10 @@ from nnef_jax.analysis.layer_tensors import (
     zeros_at,
 )
 from nnef_jax.analysis.question import graph_for, require_model
-from nnef_jax.analysis.results import Result, Table, axes, literally, result, static, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, result, static, table_of
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
+from nnef_jax.model import Params
 from nnef_jax.options import names_of, require, require_flags
 
 _COLOURS = ("#1f4e79", "#c0392b", "#2e8b57", "#d98c00", "#7d5ba6")
@@ -76,7 +78,7 @@ class Sensitivity(Result):
         title = f"loss {float(self.loss):.5g}: gradients, and its increase where values are rounded"
         return table_of(title, ["layer", "operation", *columns], rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw by how much rounding each layer raises the loss; return the axes."""
         ax = axes(ax, (7.5, max(2.5, 0.25 * len(self.names))))
         arrays = {name: np.asarray(x, np.float64) for name, x in self.increases.items()}
@@ -100,13 +102,13 @@ class Sensitivity(Result):
 
 def sensitivity(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     loss: Loss,
     bits: int | None = 8,
     dtypes: Sequence[str] = ("bfloat16", "float16"),
     per_channel: bool = False,
     names: Sequence[str] | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
 ) -> Sensitivity:
     """Return how much a loss depends on each layer: on its values, parameters, and their precision.
 

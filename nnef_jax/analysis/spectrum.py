@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,10 @@ from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
 from nnef_jax.analysis.layer_tensors import on_one_device
 from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
-from nnef_jax.analysis.results import Result, Table, axes, literally, result, static, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, result, static, table_of
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
+from nnef_jax.model import Params
 from nnef_jax.options import require_flags
 
 
@@ -55,7 +56,7 @@ class JacobianSpectrum(Result):
         columns = ["item", "index", "singular value", "residual"]
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the values of each item over their index, bars being residuals; return the axes."""
         ax = axes(ax, (6.4, 4))
         places = np.arange(1, self.values.shape[-1] + 1)
@@ -74,11 +75,11 @@ class JacobianSpectrum(Result):
 
 def jacobian_spectrum(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     k: int = 4,
     wrt: str | None = None,
     output: str | None = None,
-    params: Mapping[str, Any] | None = None,
+    params: Params | None = None,
     batched: bool = True,
     steps: int = 8,
     key: Array | None = None,

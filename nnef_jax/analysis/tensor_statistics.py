@@ -29,13 +29,18 @@ class TensorStatistics(Moments):
     name: str
     kind: str
     shape: tuple[int, ...]
-    alive: Any = None
-    gram: Any = None
+    alive: np.ndarray | None = None
+    gram: np.ndarray | None = None
 
     @property
     def rms(self) -> float:
         """Return the root mean square of the finite items, NaN if there are none."""
         return float(np.hypot(self.mean, self.std))
+
+    @property
+    def units(self) -> int | None:
+        """Return the number of units, None where the tensor has none."""
+        return None if self.alive is None else len(self.alive)
 
     @property
     def dead(self) -> tuple[int, ...] | None:
@@ -61,22 +66,18 @@ class TensorStatistics(Moments):
     def merge(self, other: TensorStatistics) -> TensorStatistics:
         """Return the statistics of both series of batches together."""
         a, b = self, other
-        fits = np.shape(a.alive) == np.shape(b.alive) and a.alive is not None
-        grams = [x.gram for x in (a, b) if x.gram is not None]
-        return merged(
-            a,
-            b,
-            alive=a.alive | b.alive if fits else None,
-            gram=sum(grams) if fits and len(grams) == 2 else None,
-        )
+        alive = gram = None
+        if a.alive is not None and b.alive is not None and a.units == b.units:
+            alive = a.alive | b.alive
+            gram = None if a.gram is None or b.gram is None else a.gram + b.gram
+        return merged(a, b, alive=alive, gram=gram)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON; `zeros` and `dead_share` are shares."""
         names = "name", "kind", "shape", "count", "mean", "min", "max", "zeros", "nan", "inf"
         told = {name: vars(self)[name] for name in names}
         told |= {"std": self.std, "rms": self.rms, "zeros": self.zeros / max(self.size, 1)}
-        units = None if self.alive is None else len(self.alive)
-        told |= {"units": units, "dead": self.dead, "effective_rank": self.effective_rank}
+        told |= {"units": self.units, "dead": self.dead, "effective_rank": self.effective_rank}
         return plain(told)
 
 

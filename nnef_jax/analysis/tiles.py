@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnef_jax.analysis.results import axes, plotting
+from nnef_jax.analysis.results import Axes, axes, plotting
 
 Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
 
@@ -17,7 +17,7 @@ _GAP = 0.12  # between tiles, in widths of one
 _MAP = "RdBu_r"
 
 
-def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
+def heat_maps(ax: Axes | None, values: Any, x: Any, titles: Sequence[str]) -> Axes:
     """Draw maps of values as tiles in rows, each over what it lies on."""
     under = [grey(item) for item in x]
     if under and np.quantile(under, 0.25) < 0.02:  # much is empty: ink on paper
@@ -28,7 +28,7 @@ def heat_maps(ax: Any, values: Any, x: Any, titles: Sequence[str]) -> Any:
     return ax
 
 
-def in_rows(ax: Any, tiles: Sequence[Tile], titles: Sequence[str]) -> Any:
+def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
     """Draw tiles in rows, with a title above each."""
     root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
     columns = min(range(ceil(root), ceil(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
@@ -37,7 +37,9 @@ def in_rows(ax: Any, tiles: Sequence[Tile], titles: Sequence[str]) -> Any:
     return montage(ax, rows, names)
 
 
-def montage(ax: Any, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]) -> Any:
+def montage(
+    ax: Axes | None, rows: Sequence[Sequence[Tile]], titles: Sequence[Sequence[str]]
+) -> Axes:
     """Draw rows of tiles with a title above each; return the axes."""
     height, width = rows[0][0].shape[:2] if rows and rows[0] else (1, 1)
     ratio = height / width

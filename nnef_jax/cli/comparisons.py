@@ -64,7 +64,7 @@ def compare(
     compared_models.check_plot(plot, overwrite)
     compared_models.check_tolerance(rtol, atol)
     both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
-    sides = [
+    sides: list[Any] = [
         _side(a, reading, inside=not outputs),
         reading.load(b) if both else _side(b, reading, inside=not outputs),
     ]
@@ -77,7 +77,9 @@ def compare(
     with status("comparing"):
         from nnef_jax.analysis import compare as compared
 
-        found = compared(*sides, arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate)
+        found = compared(
+            sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
+        )
     compared_models.show(
         found,
         as_json,

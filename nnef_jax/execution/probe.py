@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Value
@@ -17,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.similar import did_you_mean
 
-Edit = Callable[[Any], Any]
+Edit = Callable[[jax.Array], ArrayLike]
 
 
 @partial(
@@ -59,7 +60,7 @@ class Probe:
                 arrays[name] = numpy_of(x, InputError, message)
                 if arrays[name].dtype.kind not in "biufcV":
                     raise InputError(message)
-        edits = tuple((name, x if callable(x) else None) for name, x in given.items())
+        edits: Any = tuple((name, x if callable(x) else None) for name, x in given.items())
         names = None if capture is None else names_of("capture", capture, "names of tensors")
         return cls(edits, arrays, names)
 

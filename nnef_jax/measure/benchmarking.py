@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from nnef_jax.analysis.results import Result, Table, axes, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, table_of
 from nnef_jax.errors import InputError, NnefError, first_line
 from nnef_jax.measure.difference import apart
 from nnef_jax.measure.engines import engine
@@ -98,7 +98,7 @@ class Benchmark(Result):
         title = f"{self.network} on {self.device}, {self.rounds} rounds{busy}"
         return table_of(title, [*head, *(["difference"] if several else [])], rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw latency by batch, the median, in a band up to 90 percent; return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
@@ -124,14 +124,14 @@ class Benchmark(Result):
 
 def benchmark(
     model: Model,
-    *inputs: Any,
+    *inputs: ArrayLike,
     entry: Literal["apply", "step", "scan"] = "apply",
     batches: Iterable[int] = (),
     against: Mapping[str, str | os.PathLike[str]] | None = None,
     rounds: int = 5,
     seconds: float = 0.2,
     seed: int = 0,
-    **named: Any,
+    **named: ArrayLike,
 ) -> Benchmark:
     """Measure how long calls take, by batch and engine.
 

@@ -10,6 +10,7 @@ import jax
 from lowering.devices import default_device
 from lowering.multiply_adds import total
 from nnef_jax.analysis.results import Result, Table, table_of
+from nnef_jax.call_arguments import Example
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.model import Model
@@ -59,7 +60,7 @@ class Cost(Result):
         """Return flops a byte: below some 10 memory is what limits most machines."""
         return self.flops / self.bytes_accessed if self.flops and self.bytes_accessed else None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the attributes and `intensity`."""
         return super().to_dict() | {"intensity": self.intensity}
 
@@ -90,7 +91,7 @@ class Cost(Result):
         return table
 
 
-def cost(model: Model, *inputs: Any, platform: str | None = None, **named: Any) -> Cost:
+def cost(model: Model, *inputs: Example, platform: str | None = None, **named: Example) -> Cost:
     """Return XLA's estimate of a call's cost: flops, bytes accessed, memory.
 
     For the present platform it is what `model(*inputs)` runs, compiled. For another it is what

@@ -67,7 +67,7 @@ class Difference(Result):
         """Tell whether nothing differs, names included."""
         return not self.changes
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the attributes, and whether the networks are the `same`."""
         return super().to_dict() | {"same": self.same}
 

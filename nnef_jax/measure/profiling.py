@@ -16,11 +16,12 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lowering.extents import known, volume
 from lowering.graph import Graph
 from lowering.multiply_adds import multiply_adds
-from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.run_options import is_watched
 from nnef_jax.measure.examples import devices_of, subject_of
@@ -92,10 +93,11 @@ class Profile(Result):
             found[row.operations[int(np.argmax(work))]] += row.seconds
         return found
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
-        return {name: getattr(self, name) for name in names} | {
+        told: dict[str, object] = {name: getattr(self, name) for name in names}
+        return told | {
             "operations": [
                 {"name": name, "seconds": seconds, **self.operations[name]}
                 for name, seconds in self.by_operation().items()
@@ -125,7 +127,7 @@ class Profile(Result):
         )
         return table_of(title, ("operations", "kinds", "ms", "%", "bytes"), rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the slowest rows as bars; return the axes of matplotlib."""
         shown = self.rows[:_BARS]
         rest = sum(row.seconds for row in self.rows[_BARS:])
@@ -155,12 +157,12 @@ class Profile(Result):
 
 def profile(
     model: Model,
-    *inputs: Any,
+    *inputs: ArrayLike,
     entry: Literal["apply", "step", "scan"] = "apply",
     calls: int | None = None,
     trace: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
-    **named: Any,
+    **named: ArrayLike,
 ) -> Profile:
     """Measure where the time of a call goes, by operation of the document.
 

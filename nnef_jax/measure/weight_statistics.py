@@ -9,10 +9,10 @@ from functools import reduce
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import show
-from nnef_jax.analysis.results import Result, Table, axes, literally, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
@@ -76,7 +76,7 @@ class WeightStatistics(Result):
         title = f"{len(self.weights)} arrays, {items:,} numbers"
         return table_of(title, [*columns, *(["NaN", "inf"] if odd else []), "histogram"], rows)
 
-    def plot(self, ax: Any = None) -> Any:
+    def plot(self, ax: Axes | None = None) -> Axes:
         """Draw each array's range, with a bar of one standard deviation around the mean."""
         ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
         rows = list(self.weights.values())
@@ -93,7 +93,7 @@ class WeightStatistics(Result):
         return ax
 
 
-def weight_statistics(weights: Model | Mapping[str, Any]) -> WeightStatistics:
+def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatistics:
     """Return statistics of the parameters and the initial state of a model, or of arrays by label.
 
     So of gradients too, or of what training has changed. They are computed by numpy in 64 bits.

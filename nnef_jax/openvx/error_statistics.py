@@ -13,7 +13,7 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
 from nnef_jax.analysis.question import bound
-from nnef_jax.analysis.results import Result, Table, axes, literally, plain, table_of
+from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep
@@ -63,10 +63,10 @@ class Stats(Result):
         """Return the first tensor that differs, or None."""
         return next((x for x in self.tensors.values() if x.reason), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON, among them the name `first` (None)."""
         names = "tensors", "clipped", "samples"
-        told = {name: plain(getattr(self, name)) for name in names}
+        told: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
         return told | {"first": self.first and self.first.name}
 
     def table(self) -> Table:
@@ -89,7 +89,7 @@ class Stats(Result):
         samples = f"{self.samples} sample{'s' * (self.samples != 1)}"
         return table_of(f"{samples}, {said or 'none differs'}{weights}", columns, rows)
 
-    def plot(self, ax: Any = None, *, label: str = "") -> Any:
+    def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
         """Draw the SNR of each tensor; return the axes of matplotlib, for others to be added."""
         ax = axes(ax, (8, 4))
         known = [x for x in self.tensors.values() if x.snr == x.snr]

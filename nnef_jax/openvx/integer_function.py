@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from lowering.extents import Shape
 from lowering.graph import is_float
 from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
-from nnef_jax.call_arguments import bind_inputs
+from nnef_jax.call_arguments import Input, bind_inputs
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model, Params
 from nnef_jax.openvx.plan import PlanStep, plan_of
@@ -87,7 +89,7 @@ class Lowered:
                     found[weights_name(step, name)] = count
         return found
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
         """Run the network on tensors of the profile's type and position.
 
         Raises TypeError for what are none, VxError for other types and positions, InputError for
@@ -103,13 +105,13 @@ class Lowered:
         weights, _ = self._ready(shapes)
         return self._raw(weights, inputs)
 
-    def float(self, *args: Any, **kwargs: Any) -> Any:
+    def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network between real numbers: inputs are rounded, outputs converted."""
         inputs = self.model.execution.bind(args, kwargs)
         weights, _ = self._ready([x.shape for x in inputs])
         return self._real(weights, inputs)
 
-    def apply(self, params: Params, *args: Any, **kwargs: Any) -> Any:
+    def apply(self, params: Params, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network as a pure function of parameters and inputs, all real numbers.
 
         The values are those of `float`. What is computed in real numbers before it is rounded may
@@ -129,7 +131,7 @@ class Lowered:
         inputs = self.model.execution.bind(args, kwargs)
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
-    def intermediates(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
         """Return all tensors that are computed inside, by name; inputs are real numbers.
 
         Those of operations that do not fit are arrays.
@@ -137,7 +139,9 @@ class Lowered:
         inputs = self.model.execution.bind(args, kwargs)
         return self.inside(*inputs)[0]
 
-    def inside(self, *inputs: Any, instead: Mapping[str, Any] | None = None) -> Any:
+    def inside(
+        self, *inputs: Array, instead: Mapping[str, Array] | None = None
+    ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
         """Return tensors by name, and where those that may leave the range of the type do.
 
         `instead` are real numbers that readers of a tensor get instead of it.
@@ -145,7 +149,7 @@ class Lowered:
         weights, _ = self._ready([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
-    def entering(self, *inputs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
         """Return the inputs in fixed point by name, and where they are beyond the type."""
         evaluation = self.evaluation([x.shape for x in inputs])
         names = [value.name for value in evaluation.plan.graph.inputs]
@@ -155,7 +159,7 @@ class Lowered:
         return found, masks
 
     def stats(
-        self, *inputs: Any, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
+        self, *inputs: Input, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
     ) -> Stats:
         """Compare the tensors inside with those of the network in real numbers.
 
@@ -184,7 +188,7 @@ class Lowered:
         parts = self.steps, self.entering, self.inside, self.clipped
         return statistics(self.model, inputs, *parts, rtol=rtol, atol=atol, isolate=isolate)
 
-    def quantize(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def quantize(self, *args: ArrayLike, **kwargs: ArrayLike) -> tuple[Tensor, ...]:
         """Return the inputs of a call from real numbers."""
         inputs = self.model.execution.bind(args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
@@ -233,7 +237,7 @@ class Lowered:
                 self._weights[key] = evaluation.prepared(weights, static=True)
         return self._weights[key], evaluation
 
-    def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Any]]:
+    def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
         """Return the operands that no input changes, in real numbers, by step and operand."""
         return evaluation.real_weights(self.model.execution.own.parameters())
 

@@ -10,6 +10,8 @@ from os import PathLike, fspath
 from typing import Any
 from urllib.parse import unquote
 
+from numpy.typing import ArrayLike
+
 from nnef_jax.loading import load
 from nnef_jax.model import Model
 from nnef_jax.openvx.vx_errors import unsupported
@@ -74,7 +76,7 @@ class Kernel:
             for spec in specs
         )
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: ArrayLike) -> Any:
         """Run the network: verification is that of shapes and types, at the first call."""
         return self.model(*inputs)
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import is_float
 from nnef_jax.analysis.question import bound
+from nnef_jax.call_arguments import Input
 from nnef_jax.model import Model
 from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
@@ -21,7 +22,7 @@ _FURTHEST = 22  # of a position from 0: layers bring sums of products of two suc
 
 
 def search_positions(
-    model: Model, *inputs: Any, profile: str = "openvx-16bit", dtype: str | None = None
+    model: Model, *inputs: Input, profile: str = "openvx-16bit", dtype: str | None = None
 ) -> dict[str, int]:
     """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
 

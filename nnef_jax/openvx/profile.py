@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import Operation
@@ -50,7 +49,7 @@ class ProfileReport(Result):
         """Tell whether all operations fit."""
         return all(node.fits for node in self.nodes)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON."""
         return super().to_dict() | {"fits": self.fits}
 

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import DTypeLike, NDArray
 
 from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
 from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_format
 from nnef_jax.similar import listed
 
-Floats = np.ndarray[Any, np.dtype[np.floating[Any]]]
+Floats = NDArray[np.floating]
 
 
 def table(
     function: Callable[[Floats], Floats],
-    dtype: Any,
+    dtype: DTypeLike,
     position: int | None = None,
     output_position: int | None = None,
-) -> np.ndarray[Any, Any]:
+) -> np.ndarray:
     """Return `function` of all numbers of a type, the least first: truncated, then saturated.
 
     It is computed in float64 by numpy, so that it does not depend on a platform; 0 where it is
@@ -47,7 +47,9 @@ def table(
 
 
 @checks.layer
-def table_layer(inputs: Tensor, table: Any, output_position: int | None = None) -> Tensor:
+def table_layer(
+    inputs: Tensor, table: Array | np.ndarray, output_position: int | None = None
+) -> Tensor:
     """Replace each number by the item of a table of all numbers of its type, the least first.
 
     vxTensorTableLookupNode of OpenVX 1.2. The output's position is the inputs' unless given.

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
+from numpy.typing import ArrayLike, DTypeLike
 
 from lowering.kernels.exact_sums import Factors, factors
 from nnef_jax.openvx.profiles import ROUNDING
@@ -35,7 +36,7 @@ class Tensor:
     data: Array
     fixed_point_position: int
 
-    def __init__(self, data: Any, fixed_point_position: int | None = None) -> None:
+    def __init__(self, data: Array | np.ndarray, fixed_point_position: int | None = None) -> None:
         if not hasattr(data, "dtype") or not hasattr(data, "shape"):
             raise TypeError(
                 f"data must be an array of {listed(POSITIONS)}, not {type(data).__name__}: "
@@ -50,14 +51,14 @@ class Tensor:
             wrong_dimension(f"a tensor has 1 item at least along an axis: {data.shape[::-1]}")
         if fixed_point_position is None:
             fixed_point_position = POSITIONS[str(data.dtype)]
-        self.data = data
+        self.data = data  # pyright: ignore[reportAttributeAccessIssue]  # numpy's will do
         self.fixed_point_position = checked_position(fixed_point_position)
 
     @classmethod
     def quantize(
         cls,
-        values: Any,
-        dtype: Any = "int16",
+        values: ArrayLike,
+        dtype: DTypeLike = "int16",
         fixed_point_position: int | None = None,
         rounding_policy: str = "nearest_even",
     ) -> Tensor:
@@ -79,7 +80,7 @@ class Tensor:
         return tuple(self.data.shape)
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Return uint8, int8 or int16."""
         return np.dtype(self.data.dtype)
 

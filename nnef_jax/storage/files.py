@@ -28,7 +28,7 @@ MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 _CHUNK = 1 << 20
 
-Readable = str | os.PathLike[Any] | bytes | bytearray | memoryview | BinaryIO
+Readable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
 _KINDS = (
     (stat.S_ISDIR, "a folder"),

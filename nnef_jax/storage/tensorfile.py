@@ -102,7 +102,7 @@ class _Header:
     quantization: str = ""
 
 
-def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
+def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> np.ndarray:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
     `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,
@@ -283,7 +283,7 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
 
 
 def write_tensor(
-    file: str | os.PathLike[Any] | BinaryIO,
+    file: str | os.PathLike[str] | BinaryIO,
     array: ArrayLike,
     *,
     bits: int | None = None,

@@ -37,7 +37,7 @@ _FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = 
 
 
 def write_archive(
-    path: str | os.PathLike[Any], members: Mapping[str, Member], *, overwrite: bool = False
+    path: str | os.PathLike[str], members: Mapping[str, Member], *, overwrite: bool = False
 ) -> None:
     """Write members by name into a container: bytes as they are, arrays as tensor files (spec 5.1).
 
