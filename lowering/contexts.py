@@ -1,4 +1,4 @@
-"""Sets what holds in the current thread, or task, for a while."""
+"""Sets context variables of the current thread, or task, for a while."""
 
 from __future__ import annotations
 

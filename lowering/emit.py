@@ -38,7 +38,7 @@ _network = jaxprs.operation("network")
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Arrays that kernels for a CPU compute of parameters, beside the parameters themselves.
+    """Holds arrays that kernels for a CPU read beside the parameters, computed of these.
 
     The `recipe` is a digest of how they are computed. Another function, or other shapes, may need
     something else: then theirs is another.

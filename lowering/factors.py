@@ -77,7 +77,7 @@ def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
 
 
 class Use(NamedTuple):
-    """Says what costs something where factors are divided.
+    """Counts the items that move between devices where factors are divided.
 
     Args:
         kind: "sum" over them, "lookup" along them, or "whole", what has to be so.
@@ -155,7 +155,7 @@ class FactorWalk:
             self.origins[inner] = outer.origin(operand)
 
     def use(self, kind: Any, axes: Iterable[Axis], variable: Any) -> None:
-        """Note what costs as many items as a variable has, which is computed in each call."""
+        """Note a use of a variable that is computed in each call, at the cost of its items."""
         if self.is_known(variable):
             return
         factors = [factor for axis in axes for factor in axis]

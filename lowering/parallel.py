@@ -81,7 +81,7 @@ class _Choice:
         self.alone = {i: self._alone(i) for i in self.large}
 
     def made(self) -> dict[int, Division]:
-        """Return what is chosen."""
+        """Return the chosen division of each parameter, by its number."""
         found: dict[int, Division] = {}
         beside = self._beside()
         excluded: set[Factor] = set()
@@ -129,7 +129,7 @@ class _Choice:
         return Division(axis, before, along, True, what + parts)
 
     def _alone(self, i: int) -> tuple[int, Division | None]:
-        """Return what it costs to divide a parameter by itself, and how."""
+        """Return the cost of dividing a parameter by itself, and the division."""
         products, shape = self.products[i], self.large[i].aval.shape
         if not products:
             return 0, None

@@ -50,7 +50,7 @@ class Split:
     program: Callable[[], HostProgram | None]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return what `run` takes for these parameters."""
+        """Return the prepared operands of `run` for these parameters."""
         return assemble(self.sources, parameters, self.compute(parameters))
 
     def prepare_now(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ class Split:
 def assemble(
     sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
 ) -> tuple[Any, ...]:
-    """Return what is prepared; parameters pass by the compiled function, which would copy them."""
+    """Join computed arrays and parameters, which a compiled function would have copied."""
     rest = iter(computed)
     return tuple(next(rest) if source is None else parameters[source] for source in sources)
 

@@ -136,7 +136,7 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _separate(execution: Execution) -> tuple[Execution, int, bool]:
-    """Return what runs batches, what their sizes are multiples of, and whether it is mapped.
+    """Return the execution of batches, the unit of their sizes, and whether it is mapped.
 
     A network that declares its batch is taken for any batch. Where it wrote that down elsewhere, it
     is mapped over batches of the declared size, which may be 1. Raises InputError where items of a

@@ -64,7 +64,7 @@ class ReadingOptions:
     weights: Source | None = None
 
     def checked(self) -> Options:
-        """Return them as front ends take them; raise TypeError or ValueError for a wrong one."""
+        """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
         dtype: Any = self.dtype
         dtype = np.dtype(dtype).name if isinstance(dtype, type | np.dtype) else dtype
         require_choice("dtype", dtype, _REAL_DTYPES)

@@ -77,7 +77,7 @@ def _known(x: Any) -> Any:
 
 
 def _position(results: Any, output: str) -> int:
-    """Return which of several outputs has a name."""
+    """Return the position of an output by its name."""
     try:
         value = results[output]
     except (KeyError, TypeError, IndexError):

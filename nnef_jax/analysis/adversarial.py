@@ -70,7 +70,7 @@ class Adversarial(Result):
 
     @property
     def perturbation(self) -> Array:
-        """Return what was added to the original."""
+        """Return the change: the result less the original."""
         return self.x - self.original
 
     def table(self) -> Table:

@@ -53,7 +53,7 @@ class Bounds(Result):
 
     @property
     def margin(self) -> Array:
-        """Return what the score less the highest other one does not fall below, [batch]."""
+        """Return the least margin that the score has over the highest other one, [batch]."""
         if self.classes is None:
             return self.margins
         return jnp.where(_own(self.margins, self.classes), jnp.inf, self.margins).min(1)
@@ -83,7 +83,7 @@ def bounds(
     wrt: str | None = None,
     params: Params | None = None,
 ) -> Bounds:
-    """Bound what outputs become where each entry changes by at most epsilon.
+    """Bound the outputs for all inputs whose entries change by at most epsilon.
 
     They hold for the network as it is written, in exact arithmetic and in 32 bits in whatever order
     sums are computed: what rounding may take of all that changes is counted in, at its worst. That

@@ -149,7 +149,7 @@ def compare(
     atol: float = 1e-5,
     isolate: bool = False,
 ) -> Comparison:
-    """Compare what two networks compute inside, tensor by tensor; `a` is the reference.
+    """Compare two networks tensor by tensor; `a` is the reference.
 
     Each of both is a model, of whatever dialect and dtype; what a run of another engine recorded, a
     dict of arrays by name, such as `numpy.load` of a .npz; or a function of the inputs that returns

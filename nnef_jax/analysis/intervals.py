@@ -35,7 +35,7 @@ class Interval:
         return jnp.maximum(jnp.abs(self.low), jnp.abs(self.high))
 
     def within(self, other: Interval) -> Interval:
-        """Return what is in both."""
+        """Return the intersection with another interval."""
         return Interval(jnp.maximum(self.low, other.low), jnp.minimum(self.high, other.high))
 
 
@@ -63,7 +63,7 @@ def size(x: Any) -> Any:
 
 
 def varies(x: Any) -> bool:
-    """Tell what is between ends from what is known."""
+    """Tell whether a value is an interval, not a known array."""
     return isinstance(x, Interval)
 
 
@@ -214,7 +214,7 @@ def bounded(equation: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def _between(equation: Any, operands: Sequence[Any], signs: Sequence[int]) -> list[Any]:
-    """Bound what rises or falls with each operand."""
+    """Bound a function that rises or falls with each operand."""
     pairs = [ends(x)[::sign] for x, sign in zip(operands, signs, strict=False)]
     lows, highs = (apply(equation, side) for side in zip(*pairs, strict=True))
     return [Interval(*pair) for pair in zip(lows, highs, strict=True)]
@@ -245,7 +245,7 @@ def _div(equation: Any, x: Any, y: Any) -> Interval:
 
 
 def related(equation: Any, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Bound what a softmax makes: items less their maximum, or shares of their sum."""
+    """Bound a part of a softmax: items less their maximum, or shares of their sum."""
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
     error = (terms(equation)[0] + 8) * epsilon(y.low) * y.size

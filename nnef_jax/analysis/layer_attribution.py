@@ -91,7 +91,7 @@ def layer_conductance(
     baseline: ArrayLike = 0.0,
     steps: int = 50,
 ) -> Attribution:
-    """Compute what flows through the units of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
+    """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
     Integrated gradients of the tensor, by the unit of the layer that they pass. Of a layer that
     all paths pass, the values of an item add up to its score less the baseline's, but for `gap`.

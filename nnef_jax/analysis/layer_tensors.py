@@ -186,7 +186,7 @@ def loss_of(
 
 
 def scalar(value: Any) -> Array:
-    """Return what a loss returned, as a number of 32 bits; TypeError for no real number."""
+    """Return the value of a loss in 32 bits at least; raise TypeError for no real number."""
     found = array_from("loss", value)
     if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
         said = f"it returns {found.dtype}{list(found.shape)}"

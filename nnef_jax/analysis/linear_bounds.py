@@ -43,7 +43,7 @@ Read = Callable[[Any], Any]
 
 
 class Walk:
-    """Holds what is known of each variable of a traced function, arrays and intervals.
+    """Holds an array or an interval for each variable of a traced function.
 
     Args:
         closed: the function.
@@ -106,7 +106,7 @@ class Walk:
         return results
 
     def _source(self, v: Any) -> tuple[str, Any]:
-        """Return what computes a variable that is moved, and of what."""
+        """Return the primitive behind all moves that a variable comes from, and its operand."""
         equation = None if is_literal(v) else self.makers.get(v)
         if equation is None:
             return "", None
@@ -116,7 +116,7 @@ class Walk:
         return self._source(first) if facts(equation).moves else (name, first)
 
     def at(self, v: Any, given: Mapping[Any, Any], depth: int = _DEPTH) -> Any:
-        """Return what a variable is where others, which it is computed of by item, are as given."""
+        """Return a variable's value at given values of others, item by item."""
         if not is_literal(v) and v in given:
             return given[v]
         equation = None if is_literal(v) or not varies(self.read(v)) else self.makers.get(v)
@@ -125,7 +125,7 @@ class Walk:
         return self.evaluated(equation, lambda v: self.at(v, given, depth - 1))[0]
 
     def compared(self, equation: Any) -> tuple[Any, Any, int] | None:
-        """Return what a selection compares with what is known, that, and which case is below."""
+        """Return a selection's variable, the known threshold, and the case below it."""
         maker, shape = self.makers.get(equation.invars[0]), equation.outvars[0].aval.shape
         if maker is None or primitive(maker) not in _COMPARISONS or len(equation.invars) != 3:
             return None
@@ -262,7 +262,7 @@ def _times(coefficients: Array, x: Array) -> Array:
 
 
 def _branched(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Bound what one of several functions computes: that which is chosen, or all."""
+    """Bound the results of a choice between functions: of the chosen one, or of all."""
     index, *given = operands
     branches = equation.params["branches"]
     results = [[*map(interval, Walk(closed, given).results)] for closed in branches]

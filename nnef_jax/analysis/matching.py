@@ -103,7 +103,7 @@ def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterat
 def _between(
     a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], known: Mapping[str, Pair]
 ) -> Iterator[tuple[str, str]]:
-    """Yield what stands at one position between pairs that are known, of one kind and shape."""
+    """Yield pairs of tensors of one kind and shape, at one position between known pairs."""
     place = {name: index for index, name in enumerate(b)}
     taken = {pair.b for pair in known.values()}
     names, after = list(b), 0

@@ -1,4 +1,4 @@
-"""Inputs that excite a unit most."""
+"""Finds inputs that excite a unit most."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from nnef_jax.options import require_keywords
 
 @result
 class Maximised(Result):
-    """Inputs that excite units most.
+    """Holds the inputs that excite units most.
 
     Args:
         x: the inputs that were found, [batch, ...].

@@ -275,7 +275,7 @@ def require_key(key: Any) -> None:
 
 
 def array_from(name: str, returned: Any) -> Array:
-    """Return what a function of the caller returned as an array, else raise TypeError."""
+    """Return the result of a caller's function as an array, else raise TypeError."""
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
     return jnp.asarray(returned)
@@ -311,7 +311,7 @@ def _logits(graph: Graph, output: str) -> str:
 
 
 def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
-    """Return what a softmax or sigmoid reads, one of single operations too; None of others."""
+    """Return the operand of a softmax or sigmoid, one of single operations too, or None."""
     if operation.kind in _SATURATES:
         return next(operation.reads())
     reads = [*operation.reads()]

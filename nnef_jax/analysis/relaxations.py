@@ -1,4 +1,4 @@
-"""Lines that bound what is not affine, between the ends of its operands."""
+"""Bounds functions that are not affine by lines, between the ends of their operands."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Values(Protocol):
         ...
 
     def at(self, v: Any, given: Mapping[Any, Any]) -> Any:
-        """Return it where others are as given."""
+        """Return a variable's value at given values of others."""
         ...
 
     def compared(self, equation: Any) -> tuple[Any, Any, int] | None:
-        """Return what a selection compares."""
+        """Return a selection's variable, threshold, and case below, or None."""
         ...
 
     def is_affine_in(self, v: Any, x: Any) -> bool:
@@ -117,7 +117,7 @@ def _step(
 
 
 def _kink(walk: Values, equation: Any, operands: Sequence[Any]) -> Any:
-    """Return what is straight on both sides of a place, or None.
+    """Return a function of two straight parts that meet at a place, or None.
 
     It is a variable, the place, the value there, both slopes, and whether there is no jump.
     """
@@ -148,7 +148,7 @@ def _kink(walk: Values, equation: Any, operands: Sequence[Any]) -> Any:
 def _bent(
     x: Interval, place: Array, value: Array, before: Array, after: Array, fits: Any
 ) -> tuple[Line, Line]:
-    """Bound what bends once: by a chord, and from the other side by one of its two lines."""
+    """Bound a function of two lines: by its chord, and from the other side by one line."""
     left, right = x.low >= place, x.high <= place
     low = (
         value + before * (jnp.minimum(x.low, place) - place) + after * jnp.maximum(x.low - place, 0)
@@ -231,7 +231,7 @@ def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound what is convex below 0, concave above, and odd about 0 but for a constant."""
+    """Bound a sigmoid: convex below 0, concave above, and odd but for a constant."""
     slope, constant = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
     above = _over(curve, x)
     return Line([slope], -constant), Line([above[0]], above[1])

@@ -1,4 +1,4 @@
-"""Files that show by themselves whether they hold the bytes written under their name.
+"""Writes and reads files that carry a digest of their bytes and of their name.
 
 The file:
 

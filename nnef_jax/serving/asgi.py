@@ -171,7 +171,7 @@ class Application:
         return self._closing(Response(text, headers=headers, media_type=media))
 
     async def _by(self, size: int, function: Any) -> Any:
-        """Return what a function returns; where it takes long others are answered meanwhile."""
+        """Call a function, on a thread of its own where it takes long; return its result."""
         if size < _LONG:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)

@@ -55,7 +55,7 @@ class InferenceRequest:
 
 
 def datatype(spec: TensorSpec) -> str:
-    """Return what the protocol calls a dtype; UnsupportedError for one that it does not have."""
+    """Return the protocol's name of a dtype; UnsupportedError where it has none."""
     if spec.dtype not in _NAMES:
         raise UnsupportedError(f"'{spec}' cannot be served: the protocol has no {spec.dtype}")
     return _NAMES[spec.dtype]

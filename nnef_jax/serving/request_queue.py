@@ -1,4 +1,4 @@
-"""Requests that wait for a network, and the one thread that computes for them, in batches."""
+"""Queues requests for a network, and computes them in batches on one thread."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class RequestQueue:
         return await asyncio.wait_for(waiting.result, timeout)
 
     async def run(self) -> None:
-        """Compute what is submitted, for ever."""
+        """Compute submitted requests, for ever."""
         loop = asyncio.get_running_loop()
         while True:
             await self._first()

@@ -26,12 +26,12 @@ class Servable(Protocol):
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
-        """Return what a call takes."""
+        """Return the inputs of a call, in order."""
         ...
 
     @property
     def outputs(self) -> Sequence[TensorSpec]:
-        """Return what a call returns."""
+        """Return the outputs of a call, in order."""
         ...
 
     @property
@@ -109,7 +109,7 @@ class SequenceStep(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
-        """Return what parameters of a request say, None if they name no sequence."""
+        """Return the step of a sequence that a request is, None if its parameters name none."""
         id = parameters.get("sequence_id", 0)
         flags = [parameters.get(f"sequence_{name}", False) for name in ("start", "end")]
         if type(id) not in (int, str) or any(type(flag) is not bool for flag in flags):
@@ -176,5 +176,5 @@ class Sequences(SingleCalls):
 
 
 def compiled_for(arrays: Arrays, sizes: Sequence[int]) -> Hashable:
-    """Return what calls that are computed together have alike."""
+    """Return a key that is equal for calls that can be computed together."""
     return tuple((x.shape[1:] if sizes else x.shape) for x in arrays)

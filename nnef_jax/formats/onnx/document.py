@@ -43,7 +43,7 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Return what errors call it."""
+        """Return the name of the node in errors."""
         named = f" '{self.name}'" if self.name else ""
         return f"node{named} ({self.operator})"
 

@@ -88,7 +88,7 @@ class NodeFlattener:
         return self.graph.ended(value, port.name, top.span)
 
     def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
-        """Flatten what some names need, and add all that becomes known to `found`."""
+        """Flatten the nodes that some names need, and add all their tensors to `found`."""
         names = (len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(sum(names), "the network")
         needed = list(_needed(nodes, wanted))
@@ -217,12 +217,12 @@ class NodeFlattener:
 
 
 def _key(node: Node) -> tuple[str, str, str]:
-    """Return what the function of the file that a node calls is called."""
+    """Return the key of the function that a node may call: domain, name, overload."""
     return node.domain, node.operator, node.overload
 
 
 def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
-    """Return what a graph in a node has for a value of the graph around it."""
+    """Return the value in a node's own graph for one of the graph around it."""
     if isinstance(x, list):
         return [_entered(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:

@@ -143,16 +143,16 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def title(self) -> str:
-        """Return what errors call it."""
+        """Return the name of the node in errors."""
         return self.node.title
 
     def input_title(self, i: int) -> str:
-        """Return what errors call an input."""
+        """Return the name of an input in errors."""
         return f"input {i} '{self.node.inputs[i]}'"
 
     @property
     def name(self) -> str:
-        """Return what names of its tensors start with: its first output."""
+        """Return the start of its tensors' names: its first output."""
         first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
         return self.prefix + first
 

@@ -72,7 +72,7 @@ class NetLayer:
         return self.type.lower()
 
     def end_name(self, ports: Sequence[Port], i: int) -> str:
-        """Return what one of the ports is called where it has no name of its own."""
+        """Return the name of a port that has none of its own."""
         return self.name if len(ports) == 1 else f"{self.name}.{i}"
 
 

@@ -81,7 +81,7 @@ class Flattener:
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]
     ) -> dict[End, Tensor]:
-        """Flatten what outputs and sinks need, given tensors at ports; return all tensors."""
+        """Flatten the layers that outputs and sinks need; return tensors by port, with `feeds`."""
         table = meanings(is_legacy=net.is_legacy)
         found: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, wanted)
@@ -136,7 +136,7 @@ class Flattener:
                 builder.aliases.setdefault(name, value)
 
     def value(self, net: Net, name: str, end: End, found: Mapping[End, Tensor]) -> Value:
-        """Return what is at an output port as a tensor of the graph, an output of this name."""
+        """Return the tensor at an output port as an output of the graph, under this name."""
         layer, tensor = net.by_id[end[0]], found.get(end)
         site = self.site(layer, net, ())
         with placed(str(layer), layer.span):

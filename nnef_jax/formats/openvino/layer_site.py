@@ -166,7 +166,7 @@ class LayerSite(Site[LayerGraph]):
     # What it adds
 
     def results(self, meaning: Callable[..., Any]) -> Any:
-        """Return what a meaning gives: known tensors where inputs are, and decide shapes."""
+        """Return a meaning's results: known tensors where inputs are known and decide shapes."""
         kind, operands = self.layer.kind, [x for x in self.operands if x is not None]
         folds = kind in (_FOLDED_OLD if self.net.is_legacy else _FOLDED) and decides(operands)
         if kind in _CONVERSIONS:
@@ -200,7 +200,7 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def title(self) -> str:
-        """Return what errors call it."""
+        """Return the name of the layer in errors."""
         return f"layer '{self.name}'"
 
     @property
@@ -282,12 +282,12 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def step(self) -> ByKind:
-        """Return what adds operations on the way to the layer's result."""
+        """Return the builder of operations on the way to the layer's result."""
         return ByKind(self.insert)
 
     @property
     def last(self) -> ByKind:
-        """Return what adds the operation that the layer is, which has its name."""
+        """Return the builder of the operation that the layer is, which has its name."""
         return ByKind(self.emit)
 
     def step_or_last(self, is_last: bool) -> ByKind:
@@ -307,7 +307,7 @@ class LayerSite(Site[LayerGraph]):
         return self.layer.outputs[0].shape or ()
 
     def first(self, count: int) -> list[Value]:
-        """Return so many inputs."""
+        """Return the first inputs, so many of them."""
         return [self.tensor(i) for i in range(count)]
 
     def scalar(self, i: int, default: float | None = None) -> float:
@@ -340,7 +340,7 @@ class LayerSite(Site[LayerGraph]):
         return self.axis(self.int(attribute, default))
 
     def attribute(self, *names: str) -> str:
-        """Return which of the spellings of an attribute the layer has, the last without any."""
+        """Return the first spelling of an attribute that the layer has, else the last."""
         return next((name for name in names if name in self.layer.attributes), names[-1])
 
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
@@ -402,7 +402,7 @@ class LayerSite(Site[LayerGraph]):
         return self.last.reshape(x, shape=shape, axis_start=0, axis_count=-1)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Add what joins the axes from one to another as the layer itself."""
+        """Add a reshape that joins the axes from one to another, as the layer itself."""
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
 
     def truths(self, x: Value) -> Value:
@@ -424,7 +424,7 @@ def _unplaced(x: Any) -> Any:
 
 
 def derived(array: Any) -> Constant:
-    """Return what follows from shapes and attributes as a known tensor."""
+    """Return an array that follows from shapes and attributes as a known tensor."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
@@ -436,7 +436,7 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
 
 
 def stored(site: LayerSite, type: str = "") -> Constant:
-    """Return what a Const layer stores, read as a type if one is given."""
+    """Return the data of a Const layer, read as a type if one is given."""
     layer = site.layer
     if not layer.outputs:
         raise InvalidOperation("it has no output")

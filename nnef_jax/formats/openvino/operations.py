@@ -29,7 +29,7 @@ def word(attribute: str, *allowed: str) -> methodcaller:
 
 
 def operation(kind: str, *inputs: Any, **attributes: Any) -> Meaning:
-    """Say that a layer is an operation on inputs, in the order of operands; input 0 without any.
+    """Return the meaning of a layer that is one operation: on these inputs, or on input 0.
 
     An input is its number, or what reads it; an attribute is a value, or what reads it.
     """
@@ -43,12 +43,12 @@ def operation(kind: str, *inputs: Any, **attributes: Any) -> Meaning:
 
 
 def on_two(kind: str) -> Meaning:
-    """Say that a layer is an operation on two tensors of one rank, as it broadcasts them."""
+    """Return the meaning of a layer that is an operation on two tensors, as it broadcasts them."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
 def refused(why: str, hint: str) -> Meaning:
-    """Say that no pure function of arrays can be a layer, and what to do instead."""
+    """Return the meaning of a layer that no pure function can be: an error with a hint."""
 
     def meaning(site: LayerSite) -> Any:
         raise InvalidOperation(why, hint)

@@ -22,7 +22,7 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[End, Tensor], site: Callable[..., LayerSite]
 ) -> dict[End, Tensor]:
-    """Return what inputs are once (x - mean) / scale is taken of those that ask for it."""
+    """Return the inputs, as (x - mean) / scale where the network asks for that."""
     found = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":

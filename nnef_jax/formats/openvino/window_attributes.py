@@ -58,7 +58,7 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 def padding_of(
     site: LayerSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return what is put before and after each spatial axis, by `auto_pad` or as given.
+    """Return the padding before and after each spatial axis, by `auto_pad` or as given.
 
     `spans` are the extents of a window with its gaps.
     """

@@ -251,7 +251,7 @@ class FlatWriter:
         return s.Literal(0, value)
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record that an operation cannot be written."""
+        """Record an operation that cannot be written."""
         span, calls = (operation.span, operation.calls) if operation else (None, ())
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 

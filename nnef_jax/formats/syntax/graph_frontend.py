@@ -147,7 +147,7 @@ class _TitledWriter(FlatWriter):
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record that an operation cannot be written, once for each part of the source."""
+        """Record an operation that cannot be written, once for each part of the source."""
         span = operation.span if operation else None
         title = self._titles.get(span.offset) if span else None
         if span is None or title is None:

@@ -35,7 +35,7 @@ _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 
 
 def operator(*names: str, domain: str = "", since: int = 1) -> Callable[[Meaning], Meaning]:
-    """Register what operators of a domain mean from a version on."""
+    """Register the meaning of operators of a domain from a version on."""
 
     def register(meaning: Meaning) -> Meaning:
         for name in names:
@@ -55,7 +55,7 @@ def _load() -> None:
 
 
 def meaning_of(domain: str, name: str, version: int) -> Meaning | None:
-    """Return what an operator means in a version of its domain, None if it is not known."""
+    """Return the meaning of an operator in a version of its domain, None if it is not known."""
     _load()
     versions = _MEANINGS.get((domain, name), ())
     return next((meaning for since, meaning in reversed(versions) if since <= version), None)
@@ -63,7 +63,7 @@ def meaning_of(domain: str, name: str, version: int) -> Meaning | None:
 
 @cache
 def _schema(domain: str, name: str, version: int) -> Any:
-    """Return what the standard says of an operator, None if it has none of that name."""
+    """Return the standard's schema of an operator, None if it has none of that name."""
     from onnx import defs
 
     try:

@@ -79,7 +79,7 @@ def _power(site: NodeSite) -> Any:
 
 @operator("Mod")
 def _mod(site: NodeSite) -> Any:
-    """Return what is left of a division: of the sign of x with `fmod`, else of that of y."""
+    """Return the remainder of a division: with the sign of x for `fmod`, else of y."""
     x, y = _pair(site)
     if site.flag("fmod"):
         return site.emit("rem", {"x": x, "y": y})
@@ -87,7 +87,7 @@ def _mod(site: NodeSite) -> Any:
 
 
 def floored_mod(site: NodeSite, x: Any, y: Any, add: Callable[..., Any]) -> Any:
-    """Return what is left of a division rounded down."""
+    """Return the remainder of a division rounded down."""
     rest = site.insert("rem", {"x": x, "y": y})
     zero = site.zero(rest)
     signs = [site.insert("lt", {"x": v, "y": zero}) for v in (rest, y)]

@@ -215,7 +215,7 @@ def _start(site: NodeSite, x: Value, cell: NodeCell, i: int, way: int, batch_fir
 
 
 def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return what an input has for a direction."""
+    """Return the part of an input for one direction."""
     part = site.part(site.tensor(i), axis, way, way + 1)
     return site.insert("squeeze", {"input": part}, axes=(axis,))
 

@@ -18,7 +18,7 @@ def _matmul(site: NodeSite) -> Any:
 
 
 def product(site: NodeSite, x: Any, y: Any) -> Any:
-    """Add what MatMul means of two tensors as the operation that the node is."""
+    """Multiply two tensors as MatMul does, as the operation that the node is."""
     gone = [axis for axis, v in ((-2, x), (-1, y)) if site.rank(v) == 1]
     x = site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x
     y = site.unsqueezed(y, (1,)) if site.rank(y) == 1 else y

@@ -52,7 +52,7 @@ def _flat(results: Sequence[Any]) -> list[Any]:
 
 
 def _result(at: NodeSite, x: Tensor) -> Value:
-    """Return what a graph of a node has for an output as a tensor of it."""
+    """Return an output of a node's graph as a tensor of that graph."""
     value = at.tensor(x)
     if value in at.graph.counts:
         raise InvalidOperation(
@@ -106,7 +106,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
 
 
 def _given(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
-    """Return what a body reads in an iteration: it runs where the condition is true."""
+    """Return the inputs of a body by name: turn, a condition that is true, states."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 

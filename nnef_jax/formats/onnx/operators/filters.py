@@ -27,7 +27,7 @@ def auto_pad(site: NodeSite) -> str:
 
 
 def halves(total: int, mode: str) -> tuple[int, int]:
-    """Return what of padding is before and behind, less of it before in mode SAME_UPPER."""
+    """Split a total of padding into before and behind; SAME_UPPER puts less of it before."""
     less, more = total // 2, total - total // 2
     return (less, more) if mode == "SAME_UPPER" else (more, less)
 
@@ -35,7 +35,7 @@ def halves(total: int, mode: str) -> tuple[int, int]:
 def padding_of(
     site: NodeSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return what is put before and behind each spatial axis; a window spans its gaps too."""
+    """Return the padding before and behind each spatial axis; a window spans its gaps too."""
     rank, mode = len(spans), auto_pad(site)
     if mode == "VALID":
         return [(0, 0)] * rank

@@ -34,7 +34,7 @@ _QUANTIZED = {
 
 
 def applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Return what an operator of the standard makes of operands; attributes are those given."""
+    """Apply an operator of the standard to operands, with these attributes alone."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
     meaning = meaning_of("", name, _VERSION)
@@ -44,7 +44,7 @@ def applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: An
 
 
 def _quantized(site: NodeSite) -> Any:
-    """Compute what the standard's operator of the name does, on real numbers."""
+    """Apply the standard's operator of the name to real numbers."""
     name, count, triples, end = _QUANTIZED[site.node.operator]
     attributes = dict(site.node.attributes)
     attributes.pop("opset", None)
@@ -179,7 +179,7 @@ def _fused_matmul(site: NodeSite) -> Any:
 
 
 def _activated(site: NodeSite, x: Any, given: Sequence[float]) -> Any:
-    """Return what an activation, with parameters if it has any, makes of a tensor."""
+    """Apply the node's activation, with its parameters if it has any."""
     name = site.text("activation", "").lower()
     if name in ("", "none"):
         return x

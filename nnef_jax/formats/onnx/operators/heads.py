@@ -79,7 +79,7 @@ class Mask:
             self.allow(site.term("ge", ahead, -left))
 
     def whole(self, dtype: str) -> Any:
-        """Return it as one mask for scores of a dtype, None if there is none."""
+        """Return one mask for scores of a dtype, None if nothing is masked."""
         bias = None if self.bias is None else self.site.cast(self.bias, dtype)
         if self.allowed is None or bias is None:
             return self.allowed if bias is None else bias
@@ -220,7 +220,7 @@ def _flex_attention(site: NodeSite) -> Any:
 
 
 def _changed(site: NodeSite, name: str, x: Any) -> Any:
-    """Return what a graph that is an attribute makes of a tensor."""
+    """Apply the graph that an attribute holds to a tensor."""
     if name not in site.node.attributes:
         return site.tensor(x)
     graph = site.subgraph(name)

@@ -15,7 +15,7 @@ from nnef_jax.formats.onnx.operators import operator
 
 
 def noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
-    """Note that a tensor has so many items, [1], along an axis, and padding behind."""
+    """Note the number of items, [1], that a tensor has along an axis before padding."""
     site.graph.counts[x] = Count(axis, site.cast(items, site.graph.builder.integer))
     return x
 
@@ -53,7 +53,7 @@ def _non_zero(site: NodeSite) -> Any:
 
 @operator("Compress")
 def _compress(site: NodeSite) -> Any:
-    """Return what stands along an axis where a condition holds, by default single items."""
+    """Return the slices along an axis where a condition holds, by default single items."""
     x, axis = site.operand(0), site.node.attributes.get("axis")
     if axis is None:
         x = site.insert("reshape", {"input": x}, shape=(-1,), axis_start=0, axis_count=-1)

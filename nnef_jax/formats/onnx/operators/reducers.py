@@ -89,7 +89,7 @@ def _log_sum_exp(site: NodeSite, x: Any, axes: tuple[int, ...], steps: list[Any]
 
 
 def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
-    """Return what no items have for their extreme: the least or greatest number there is."""
+    """Return the extreme of no items: the least or greatest number there is."""
     dtype, keeps = site.dtype_of(), site.flag("keepdims", True)
     if dtype == "bool":
         item: Any = not largest

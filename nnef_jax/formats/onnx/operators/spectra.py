@@ -13,7 +13,7 @@ from nnef_jax.formats.onnx.operators import operator
 
 
 def _first(site: NodeSite, x: Any, axis: int, count: int) -> Any:
-    """Return so many items along an axis: the first, or zeros behind all."""
+    """Cut an axis to a number of items, or pad it with zeros to that."""
     extent = site.known_shape(x)[axis]
     if count < extent:
         return site.part(x, axis, 0, count)

@@ -77,7 +77,7 @@ def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]
 
 
 def _unpacked(site: NodeSite, x: Any, axis: int) -> list[Any]:
-    """Return what lies along an axis, without it."""
+    """Split a tensor along an axis, and drop the axis."""
     count = site.extent(x, axis)
     parts = _split(site, x, [1] * count, axis)
     return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]

@@ -22,17 +22,17 @@ _SPELLED: dict[str, str] = {}  # types as they are written, by lower case
 
 
 def legacy(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register what layers of these types mean in versions 2 to 9."""
+    """Register the meaning of layer types in versions 2 to 9."""
     return _registered(types, _LEGACY)
 
 
 def opsets(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register what layers of these types mean in operation sets."""
+    """Register the meaning of layer types in operation sets."""
     return _registered(types, _OPSETS)
 
 
 def everywhere(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register what layers of these types mean in all versions."""
+    """Register the meaning of layer types in all versions."""
     return _registered(types, _LEGACY, _OPSETS)
 
 
@@ -58,7 +58,7 @@ def _of_inputs(function: Meaning) -> Meaning:
 
 
 def meanings(*, is_legacy: bool) -> Mapping[str, Meaning]:
-    """Return what layers mean, by type in lower case."""
+    """Return the meanings of layers, by type in lower case."""
     import_module("nnef_jax.formats.openvino.operations")
     for family in FAMILIES:
         import_module(f"{__name__}.{family}_layers")

@@ -78,7 +78,7 @@ _ACTIVATIONS = {
 
 @legacy("Activation")
 def _activation(site: LayerSite, x: Value) -> Value:
-    """Return what the attribute `type` names: an activation, or any function of one tensor."""
+    """Apply the function that the attribute `type` names, of one tensor."""
     kind = site.text("type")
     if kind == "square":
         return site.last.sqr(x)
@@ -133,7 +133,7 @@ def _promoted(site: LayerSite) -> list[Value]:
 
 @opsets("FakeConvert")
 def _fake_convert(site: LayerSite) -> Value:
-    """Return what is left of real numbers, scaled and shifted, as floats of 8 bits."""
+    """Round real numbers, scaled and shifted, to floats of 8 bits."""
     type, step = site.choice("destination_type", *_LARGEST), site.step
     given: list[Any] = [site.operand(i) for i in range(3) if site.has(i)]
     x, scale, *shift = site.aligned(*given)
@@ -189,7 +189,7 @@ def _divide(site: LayerSite) -> Value:
 
 
 def _modulo(site: LayerSite, x: Any, y: Any, *, floored: bool) -> Value:
-    """Return what is left of x over y; the quotient is rounded down if `floored`, else cut off."""
+    """Return the remainder of x over y, whose quotient is rounded down, or else cut off."""
     step = site.step
     quotient = step.div(x, y)
     if is_float(quotient.type.dtype):

@@ -142,7 +142,7 @@ def _interpolated(
 
 
 def _part(other: dict[str, Any], axes: Sequence[bool], rounding: str) -> dict[str, Any]:
-    """Return what resizes some axes alone."""
+    """Return the attributes of a resize that leaves some axes as they are."""
     scales = other.get("scales", ())
     kept = tuple(s if is_one else 1.0 for s, is_one in zip(scales, axes, strict=False))
     return {"nearest_mode": rounding} | ({"scales": kept} if kept else {})

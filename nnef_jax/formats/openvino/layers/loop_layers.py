@@ -68,7 +68,7 @@ class _Repetition:
     # What it is given
 
     def condition(self) -> End | None:
-        """Return what tells whether it goes on, None where that does not change."""
+        """Return the end that holds the loop's condition, None where that does not change."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
@@ -257,7 +257,7 @@ def _results(
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return what a layer is given for an end of its body."""
+    """Return the operand of a layer that an end of its body reads."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -282,7 +282,7 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
 
 
 def _cut(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return what is cut, which way, and along which axis."""
+    """Return the tensor to cut into slices, the direction, and the axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     low, high, sign = _range(link, extent)

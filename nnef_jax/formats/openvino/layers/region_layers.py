@@ -1,4 +1,4 @@
-"""Boxes that overlap better ones, and pools of regions.
+"""Suppresses boxes that overlap better ones, and pools regions.
 
 Of boxes that remain there are indices, -1 behind them.
 """

@@ -58,7 +58,7 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 @opsets("ReadValue")
 def _read_value(site: LayerSite) -> Value:
-    """Return what a variable holds; in a first cycle input 0, zeros without one.
+    """Read a variable; in a first cycle return input 0, zeros without one.
 
     A start that follows from inputs is computed by the network; any other is stored. Without one an
     extent that is open starts with 0.

@@ -122,7 +122,7 @@ def _transposed(site: LayerSite) -> Value:
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[int, int]:
-    """Return what of an extent is cut off at both ends, less than 0 where zeros are added.
+    """Return the numbers of items to cut off at both ends, below 0 where zeros are added.
 
     In old files `same_upper` cuts more at the end, since version 10 at the beginning.
     """
