@@ -198,6 +198,22 @@ class Site(ABC, Generic[_Graph]):
 
     # Shorthands
 
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Return a tensor in a dtype that is computed in."""
+        return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
+
+    def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
+        """Return a tensor in another shape."""
+        if tuple(shape) == self.shape(x):
+            return x
+        if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
+            return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
+        return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
+
+    def last_reshape(self, x: Any, shape: Sequence[int]) -> Any:
+        """Add a reshape that is the layer or the node itself."""
+        return self.emit("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
+
     def transposed(self, x: Any, axes: Sequence[int]) -> Any:
         """Return a tensor with permuted axes."""
         if list(axes) == list(range(len(axes))):

@@ -242,16 +242,6 @@ class LayerSite(Site[LayerGraph]):
 
     # Shorthands
 
-    def cast(self, x: Value, dtype: str) -> Value:
-        """Return a tensor in a dtype."""
-        return x if x.type.dtype == dtype else self.insert("cast", {"input": x}, dtype=dtype)
-
-    def reshaped(self, x: Value, shape: Sequence[int]) -> Value:
-        """Return a tensor in another shape."""
-        if tuple(shape) == x.type.shape:
-            return x
-        return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
-
     def aligned(self, *operands: Tensor | float, first_axis: int | None = None) -> list[Any]:
         """Return operands of one rank, axes put before their own, as numpy broadcasts.
 
@@ -396,10 +386,6 @@ class LayerSite(Site[LayerGraph]):
         """Return a tensor of one item everywhere."""
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
-
-    def last_reshape(self, x: Value, shape: Sequence[int]) -> Value:
-        """Add a reshape that is the layer itself."""
-        return self.last.reshape(x, shape=shape, axis_start=0, axis_count=-1)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
         """Add a reshape that joins the axes from one to another, as the layer itself."""

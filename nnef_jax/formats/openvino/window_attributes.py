@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN
+from lowering.kernels.windows import spans
+from nnef_jax.flattening.spatial_windows import Pairs, same_padding
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
 _LETTERS = "xyz"
 _OLD = {"strides": "stride", "dilations": "dilation", "pads_begin": "pad"}
 _SAME = ("same_upper", "same_lower")
-Pairs = list[tuple[int, int]]  # what is before and after each axis
 
 
 def spatial(
@@ -56,32 +56,18 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 
 
 def padding_of(
-    site: LayerSite, shape: Sequence[int], spans: Sequence[int], strides: Sequence[int]
+    site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
     """Return the padding before and after each spatial axis, by `auto_pad` or as given.
 
-    `spans` are the extents of a window with its gaps.
+    `reach` has the extents of a window with its gaps.
     """
     mode = auto_pad(site)
     if mode == "valid":
-        return [(0, 0)] * len(spans)
+        return [(0, 0)] * len(reach)
     if mode not in _SAME:
-        return pads_of(site, len(spans))
-    pads: Pairs = []
-    for extent, span, stride in zip(shape, spans, strides, strict=True):
-        if extent is UNKNOWN and stride != 1:
-            site.known_shape(0)
-        total = span - 1
-        if extent is not UNKNOWN:
-            total = max((-(-extent // stride) - 1) * stride + span - extent, 0)
-        less, more = total // 2, total - total // 2
-        pads.append((less, more) if mode == "same_upper" else (more, less))
-    return pads
-
-
-def spans_of(kernel: Sequence[int], dilations: Sequence[int]) -> list[int]:
-    """Return the extents of windows with the gaps between their items."""
-    return [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+        return pads_of(site, len(reach))
+    return same_padding(site, shape, reach, strides, more_behind=mode == "same_upper")
 
 
 def window_of(
@@ -91,5 +77,5 @@ def window_of(
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank) if dilated else [1] * rank
-    padding = padding_of(site, shape, spans_of(kernel, dilations), strides)
+    padding = padding_of(site, shape, spans(kernel, dilations), strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}

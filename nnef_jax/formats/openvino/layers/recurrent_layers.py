@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.graph import TensorType, Value
+from lowering.graph import Value
+from nnef_jax.flattening.repetition import LAST, RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
@@ -148,36 +148,19 @@ def _run(
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
     if bias is not None:
         products = site.step.add(products, site.unsqueezed(own, 0))
-    scanned = [products] if mask is None else [products, mask]
-    body = site.graph.body()
-    inner, step = replace(site, graph=body), -1 if reverse else 1
-
-    def enter(name: str, values: Sequence[Value]) -> list[Value]:
-        types = [TensorType(v.type.shape, v.type.dtype) for v in values]
-        return [body.builder.input(f"{name}_{i}", type) for i, type in enumerate(types)]
-
-    parts = [TensorType((v.type.shape[0], 1, v.type.shape[2]), v.type.dtype) for v in scanned]
-    chunks = [body.builder.input(f"step_{i}", type) for i, type in enumerate(parts)]
-    full = [r, rest] if isinstance(rest, Value) else [r]
-    whole, before = enter("full", full), enter("state", states)
-    now = inner.step.squeeze(chunks[0], axes=(1,))
-    after = cell.next(inner, now, before, whole[0], whole[1] if len(whole) > 1 else rest)
+    body = RepeatedBody(site)
+    inner, now = body.at, body.item(products, 1, reverse=reverse)
+    before = [body.state(x) for x in states]
+    after = cell.next(inner, now, before, body.seen(r), body.seen(rest))
     shown = after[0]
     if mask is not None:
-        keep = inner.step.squeeze(chunks[1], axes=(1,))
+        keep = body.item(mask, 1, reverse=reverse)
         runs = inner.step.gt(keep, 0.0)
         after = [inner.step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
         shown = inner.step.mul(shown, keep)
-    shown = inner.unsqueezed(shown, 1)
-    results = (*after, shown, *after)
-    names = [v.name for v in results]
-    order = [v.name for v in (*chunks, *whole, *before)]
-    graph = body.builder.graph("step", results[: len(after) + 1], names[: len(after) + 1], order)
-    return site.step.scan(
-        scanned, full, list(states), axes=[1] * len(scanned), chunks=[step] * len(scanned), skip=0,
-        body=replace(graph, outputs=results, output_names=tuple(names)),
-        outputs=[("full", 1, step), *[("last", 0, 1)] * len(after)],
-    )  # fmt: skip
+    results = [inner.unsqueezed(shown, 1), *after]
+    how = [("full", 1, -1 if reverse else 1), *[LAST] * len(after)]
+    return body.add(site.insert, [], after, results, how)
 
 
 def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
@@ -185,10 +168,9 @@ def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
     time = x.type.shape[1]
     if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
         return None
-    site.spend(time)
-    turns = derived(np.arange(time, dtype=np.int64).reshape(1, time))
     ends = site.cast(site.unsqueezed(lengths, 1), site.integer)
-    mask = site.step.cast(site.step.lt(turns, ends), dtype=x.type.dtype)
+    runs = site.step.lt(site.places(time, 1, 2), ends)
+    mask = site.step.cast(runs, dtype=x.type.dtype)
     return site.unsqueezed(mask, 2)
 
 

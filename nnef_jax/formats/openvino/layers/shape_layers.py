@@ -11,6 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show, volume
 from lowering.graph import Value
+from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.flattening.symbolic import numbers
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import element_type
@@ -228,34 +229,15 @@ def _is_depth_first(site: LayerSite) -> bool:
 
 @everywhere("DepthToSpace")
 def _depth_to_space(site: LayerSite) -> Value:
-    """Move blocks of channels into space; `depth_first` has the block as the fastest channels."""
-    x, block = site.tensor(0), site.int("block_size", 1)
-    batch, channels, *extents = site.known_shape()
-    k = len(extents)
-    depth, blocks = channels // block**k, [block] * k
-    if _is_depth_first(site):
-        split, first, at = [depth, *blocks], 1, 2
-    else:
-        split, first, at = [*blocks, depth], k + 1, 1
-    order = [0, first, *(axis for i in range(k) for axis in (k + 2 + i, at + i))]
-    moved = site.transposed(site.reshaped(x, [batch, *split, *extents]), order)
-    return site.last_reshape(moved, [batch, depth, *(n * block for n in extents)])
+    return depth_to_space(site, site.int("block_size", 1), depth_first=_is_depth_first(site))
 
 
 @everywhere("SpaceToDepth")
 def _space_to_depth(site: LayerSite) -> Value:
-    """Move blocks of space into channels: the reverse of DepthToSpace."""
-    x, block = site.tensor(0), site.int("block_size", 1)
-    batch, channels, *extents = site.known_shape()
-    k = len(extents)
+    block, extents = site.int("block_size", 1), site.known_shape()[2:]
     if any(n % block for n in extents):
-        raise InvalidShape(f"blocks of {block} do not divide the extents {show(tuple(extents))}")
-    parts = [part for n in extents for part in (n // block, block)]
-    split = site.reshaped(x, [batch, channels, *parts])
-    outer, inner = [2 + 2 * i for i in range(k)], [3 + 2 * i for i in range(k)]
-    order = [0, 1, *inner, *outer] if _is_depth_first(site) else [0, *inner, 1, *outer]
-    moved = site.transposed(split, order)
-    return site.last_reshape(moved, [batch, channels * block**k, *(n // block for n in extents)])
+        raise InvalidShape(f"blocks of {block} do not divide the extents {show(extents)}")
+    return space_to_depth(site, block, depth_first=_is_depth_first(site))
 
 
 @opsets("SpaceToBatch")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import show
 from lowering.graph import Value
+from lowering.kernels.windows import spans
+from nnef_jax.flattening.spatial_windows import add_patches
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import opsets
-from nnef_jax.formats.openvino.window_attributes import padding_of, spans_of
+from nnef_jax.formats.openvino.window_attributes import padding_of
 
 
 def _diagonal(site: LayerSite, rows: int, columns: int, at: Any, dtype: str) -> Value:
@@ -45,33 +46,12 @@ def _inverse(site: LayerSite) -> Value:
 
 
 @opsets("Col2Im")
-def _col_to_im(site: LayerSite, x: Value) -> Value:
-    """Add patches up, [batch,channels*cells,patches], where they lie in the image."""
-    size, kernel = site.integers(1), site.integers(2)
-    strides, dilations = site.ints("strides", [1, 1]), site.ints("dilations", [1, 1])
+def _col_to_im(site: LayerSite) -> Value:
     begin, end = site.ints("pads_begin", [0, 0]), site.ints("pads_end", [0, 0])
-    *batch, channels, patches = site.known_shape()
-    padding = list(zip(begin, end, strict=True))
-    counts = [
-        (n + p + q - span) // s + 1
-        for n, (p, q), span, s in zip(
-            size, padding, spans_of(kernel, dilations), strides, strict=True
-        )
-    ]
-    cells = math.prod(kernel)
-    if len(batch) > 1 or channels % cells or math.prod(counts) != patches:
-        wanted = f"{cells} cells a channel, {math.prod(counts)} patches"
-        raise InvalidShape(f"{show(site.shape())} does not have {wanted}")
-    planes = channels // cells
-    filter = site.reshaped(_diagonal(site, cells, cells, 0, x.type.dtype), (cells, 1, *kernel))
-    filter = site.step.tile(filter, repeats=(planes, 1, 1, 1))
-    columns = site.reshaped(x, (math.prod(batch), channels, *counts))
-    shape = (math.prod(batch), planes, *size)
-    found = site.step.deconv(
-        columns, filter, 0.0, output_shape=shape, groups=planes, stride=strides,
-        dilation=dilations, padding=padding, border="constant",
+    return add_patches(
+        site, site.integers(1), site.integers(2), 0.0, padding=list(zip(begin, end, strict=True)),
+        stride=site.ints("strides", [1, 1]), dilation=site.ints("dilations", [1, 1]),
     )  # fmt: skip
-    return site.last_reshape(found, (*batch, *shape[1:]))
 
 
 @opsets("ExtractImagePatches")
@@ -79,7 +59,7 @@ def _extract_patches(site: LayerSite, x: Value) -> Value:
     """Return the items of windows as channels, the window's cells slowest."""
     sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
     channels = x.type.shape[1]
-    padding = padding_of(site, x.type.shape[2:], spans_of(sizes, rates), strides)
+    padding = padding_of(site, x.type.shape[2:], spans(sizes, rates), strides)
     # A convolution with filters of one 1 each: for every cell of the window, then every channel.
     height, width = sizes
     site.spend((height * width * channels) ** 2 // 4)

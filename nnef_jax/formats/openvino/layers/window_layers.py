@@ -14,6 +14,8 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
+from lowering.kernels.windows import spans
+from nnef_jax.flattening.spatial_windows import halves, read_behind
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
@@ -23,7 +25,6 @@ from nnef_jax.formats.openvino.window_attributes import (
     auto_pad,
     kernel_of,
     pads_of,
-    spans_of,
     spatial,
     window_of,
 )
@@ -82,7 +83,7 @@ def _transposed(site: LayerSite) -> Value:
     whole = [
         UNKNOWN if n is UNKNOWN else (n - 1) * s + span + m
         for n, s, span, m in zip(
-            x.type.shape[2:], strides, spans_of(kernel, dilations), more, strict=True
+            x.type.shape[2:], strides, spans(kernel, dilations), more, strict=True
         )
     ]
     extents: Sequence[int] | None = None
@@ -126,9 +127,8 @@ def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[in
 
     In old files `same_upper` cuts more at the end, since version 10 at the beginning.
     """
-    rest = max(excess, 0)
     if mode in ("same_upper", "same_lower"):
-        begin = rest // 2 if (mode == "same_upper") == is_legacy else rest - rest // 2
+        begin, _ = halves(max(excess, 0), more_behind=(mode == "same_upper") == is_legacy)
     elif mode == "valid":
         begin = 0
     return begin, excess - begin
@@ -185,25 +185,11 @@ def _windows(site: LayerSite, *, dilated: bool) -> tuple[dict[str, Any], list[in
     rounding = site.attribute("rounding_type", "rounding-type")
     rounds = site.choice(rounding, "floor", "ceil", "ceil_torch", default="floor")
     window = window_of(site, shape, kernel, dilated=dilated)
-    more = [0] * len(kernel) if rounds == "floor" else _more(site, kernel, window, rounds)
+    more = [0] * len(kernel)
+    if rounds != "floor":
+        more = read_behind(site, kernel, window, begins_inside=rounds == "ceil_torch")
     whole = {"stride": [1, 1], "dilation": [1, 1], "padding": [(0, 0), (0, 0)]}
     return {"size": [1, 1, *kernel], **{k: v + window[k] for k, v in whole.items()}}, [0, 0, *more]
-
-
-def _more(site: LayerSite, kernel: Sequence[int], window: dict[str, Any], rounds: str) -> list[int]:
-    """Return how many items there are more at the end where the number of windows rounds up."""
-    found: list[int] = []
-    spans = spans_of(kernel, window["dilation"])
-    axes = zip(site.shape()[2:], window["padding"], spans, window["stride"], strict=True)
-    for n, (p, q), span, s in axes:
-        if s > 1 and n is UNKNOWN:
-            site.known_shape(0)
-        left = n + p + q - span
-        positions = -(-left // s) + 1
-        if rounds == "ceil_torch" and (positions - 1) * s >= n + p:
-            positions -= 1
-        found.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
-    return found
 
 
 def _pool(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
