@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from lowering.graph import Call, Rule, Value, is_float, is_integer
+from lowering.graph import Value, is_float, is_integer
 from lowering.location import Span
 from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Emission, Given
@@ -29,26 +29,16 @@ class CountedEmission(Emission):
         self.counts: dict[Value, Count] = {}
 
     def add(
-        self,
-        kind: str,
-        operands: Given,
-        attributes: Given,
-        names: Sequence[str],
-        span: Span | None,
-        calls: tuple[Call, ...] = (),
-        *,
-        rule: Rule | None = None,
-        inserted: bool = False,
-    ) -> tuple[Any, ...]:
+        self, kind: str, operands: Given, attributes: Given, names: Sequence[str],
+        span: Span | None, *calls: Any, **options: Any,
+    ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation, and note which axes of its results are padded; see `Emission`."""
         where: Count | None = None
         if self.counts:
             step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
             where = followed(step) if step.counts else None
             operands = step.operands
-        results = super().add(
-            kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
-        )
+        results = super().add(kind, operands, attributes, names, span, *calls, **options)
         if where is not None:
             for result in results:
                 self.counts.update(dict.fromkeys(_listed(result), where))

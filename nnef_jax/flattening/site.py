@@ -214,6 +214,30 @@ class Site(ABC, Generic[_Graph]):
         """Add a reshape that is the layer or the node itself."""
         return self.emit("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
+    def aligned(self, *operands: Any) -> list[Any]:
+        """Return operands of one rank, axes put before their own, as numpy broadcasts.
+
+        A known single item is a literal if it may be. Numbers and scalars stay.
+        """
+        tensors = [x for x in operands if isinstance(x, Value | Constant)]
+        rank = max(map(self.rank, tensors), default=0)
+
+        def align(x: Any) -> Any:
+            if not isinstance(x, Value | Constant):
+                return x
+            if isinstance(x, Constant) and x.array.size == 1 and self.graph.is_literal(x):
+                others = (y for y in tensors if y is not x and isinstance(y, Value))
+                if any(self.rank(y) == rank for y in others):
+                    return x.array.reshape(-1)[0].item()
+            if self.rank(x) in (0, rank):
+                return x
+            missing = rank - self.rank(x)
+            if isinstance(x, Constant) and not x.label:
+                return self.reshaped(x, (1,) * missing + self.shape(x))
+            return self.insert("unsqueeze", {"input": x}, axes=tuple(range(missing)))
+
+        return [align(x) for x in operands]
+
     def transposed(self, x: Any, axes: Sequence[int]) -> Any:
         """Return a tensor with permuted axes."""
         if list(axes) == list(range(len(axes))):

@@ -82,6 +82,10 @@ class TensorGraph(CountedEmission, ABC):
         """Return the dtype that tensors of an element type are computed in."""
         return self.computed_in(self.options, type)
 
+    def is_literal(self, constant: Constant) -> bool:
+        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        return self.computed(constant.type) in (self.builder.real, self.builder.integer, "bool")
+
     def body(self) -> Self:
         """Return an empty graph for a body."""
         return type(self)(self.options, self.data, self)

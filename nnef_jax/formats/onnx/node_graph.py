@@ -28,6 +28,10 @@ class NodeGraph(TensorGraph):
         """Return the dtype that tensors of a dtype of the file are computed in."""
         return computed(type, options.real)
 
+    def is_literal(self, constant: Constant) -> bool:
+        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        return not constant.label and super().is_literal(constant)
+
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add an initialiser as a variable."""
         array, label = constant.array, constant.label  # graphs in nodes may have the same names

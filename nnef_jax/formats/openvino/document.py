@@ -100,6 +100,13 @@ class Net:
         """Return the layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
+    def all_layers(self) -> Iterator[NetLayer]:
+        """Yield the layers, and those of bodies."""
+        for layer in self.layers:
+            yield layer
+            for body in layer.bodies.values():
+                yield from body.net.all_layers()
+
     @cached_property
     def read(self) -> frozenset[End]:
         """Return the output ports that something reads."""
@@ -239,9 +246,8 @@ class _NetReader:
                     name = layers[layer].name
                     raise InvalidOperation(f"there is no port {port} among {which} of '{name}'")
             if feeds.setdefault(end, start) != start:
-                raise InvalidOperation(
-                    f"two edges lead to port {end[1]} of '{layers[end[0]].name}'"
-                )
+                name = layers[end[0]].name
+                raise InvalidOperation(f"two edges lead to port {end[1]} of '{name}'")
         except InvalidOperation as error:
             self._error(error.message, e)
 
@@ -319,11 +325,8 @@ def extents(text: str) -> list[int | None]:
     """Return a shape as attributes have it: `?`, -1 and bounds `1..8` are open, None."""
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")
-    found: list[int | None] = []
-    for part in map(str.strip, text.split(",") if text.strip() else ()):
-        is_open = part in ("?", "-1") or BOUNDS.fullmatch(part)
-        found.append(None if is_open else _extent(part))
-    return found
+    parts = map(str.strip, text.split(",") if text.strip() else ())
+    return [None if x in ("?", "-1") or BOUNDS.fullmatch(x) else _extent(x) for x in parts]
 
 
 def _names(text: str) -> tuple[str, ...]:

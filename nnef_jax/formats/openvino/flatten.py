@@ -37,10 +37,9 @@ def flatten(
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
-            value = flattener.input(name, layer, port, net)
-            feeds[layer.id, port.id] = value
+            feeds[layer.id, port.id] = flattener.input(name, layer, port, net)
         feeds = pre_processed(net, feeds, flattener.site)
-        found = flattener.run(net, feeds, [end for end in ends.outputs.values()])
+        found = flattener.run(net, feeds, [*ends.outputs.values()])
         outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
@@ -85,17 +84,8 @@ class Flattener:
         table = meanings(is_legacy=net.is_legacy)
         found: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, wanted)
-        raise_all(
-            [
-                UnsupportedError(
-                    f"layer '{layer.name}': '{layer.type}' of "
-                    f"{layer.opset or f'version {net.version}'} is not supported",
-                    span=layer.span,
-                )
-                for layer in layers
-                if layer.kind not in (*table, *CONSTANTS, *INPUTS, "result")
-            ]
-        )
+        known = {*table, *CONSTANTS, *INPUTS, "result"}
+        raise_all([_unsupported(x, net.version) for x in layers if x.kind not in known])
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
                 continue
@@ -161,6 +151,12 @@ class Flattener:
                 "a body may have such tensors inside, its ends may not",
             )
         return found
+
+
+def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
+    origin = layer.opset or f"version {version}"
+    message = f"layer '{layer.name}': '{layer.type}' of {origin} is not supported"
+    return UnsupportedError(message, span=layer.span)
 
 
 def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[NetLayer]:

@@ -9,12 +9,12 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph
 from lowering.location import Span
-from nnef_jax.errors import NnefError, UnsupportedError, raise_all
+from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.openvino.document import CONSTANTS, Net, read_net
 from nnef_jax.formats.openvino.element_types import Weights, computed
 from nnef_jax.formats.openvino.flatten import flatten
-from nnef_jax.formats.openvino.network_ends import Variable, declared_shape, ends_of
+from nnef_jax.formats.openvino.network_ends import declared_shape, ends_of
 from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
@@ -47,10 +47,8 @@ class OpenvinoFrontend(GraphFrontend):
         found: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
             with suppress(InvalidOperation):  # raised where it is flattened, with its line
-                shape = declared_shape(layer, port)
-                if shape is not None:
-                    found[name] = shape
-        return found
+                found[name] = declared_shape(layer, port)
+        return {name: shape for name, shape in found.items() if shape is not None}
 
     def state_shapes(self) -> Shapes:
         """Return the shapes of the variables whose shape or start is not known before a call."""
@@ -59,11 +57,8 @@ class OpenvinoFrontend(GraphFrontend):
 
     def content(self) -> Iterable[object]:
         """Tell the text, and the constants that may decide the structure: all but large ones."""
-        return (
-            self.dialect,
-            self._text,
-            b"".join(_small_constants(self._net, self._weights.data or b"")),
-        )
+        constants = b"".join(_small_constants(self._net, self._weights.data or b""))
+        return self.dialect, self._text, constants
 
     def spans(self) -> Mapping[str, Span]:
         """Return where layers stand."""
@@ -71,24 +66,13 @@ class OpenvinoFrontend(GraphFrontend):
 
     def titles(self) -> Titles:
         """Return the title of each layer, in bodies too, by its place in the text."""
-        found: dict[int, str] = {}
-        waiting = [self._net]
-        while waiting:
-            for layer in waiting.pop().layers:
-                found[layer.span.offset] = str(layer)
-                waiting += [body.net for body in layer.bodies.values()]
-        return found
+        return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
     def require_savable(self) -> None:
         """Raise UnsupportedError for variables that start anew, or change their shape."""
-        raise_all([*_changing(self._ends.variables)])
-
-
-def _changing(variables: Mapping[str, Variable]) -> Iterator[NnefError]:
-    for label, variable in variables.items():
-        if variable.changes:
-            message = f"variable '{label}' starts with what is computed, or changes its shape"
-            yield UnsupportedError(f"{message}, which NNEF cannot say", span=variable.span)
+        why = "starts with what is computed, or changes its shape, which NNEF cannot say"
+        found = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
+        raise_all([UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in found])
 
 
 def _weights(archive: Archive) -> Weights:
@@ -102,12 +86,10 @@ def _weights(archive: Archive) -> Weights:
 
 def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
     """Yield the bytes of the constants of a network and its bodies, but for large ones."""
-    for layer in net.layers:
+    for layer in net.all_layers():
         if layer.kind in CONSTANTS:
             places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
             given = [layer.attributes.get(name, "") for name in ("offset", "size")]
             if all(text.isdecimal() for text in given):
                 places.append((int(given[0]), int(given[1])))
             yield from (bytes(data[at : at + size]) for at, size in places if size <= _SMALL)
-        for body in layer.bodies.values():
-            yield from _small_constants(body.net, data)

@@ -41,6 +41,10 @@ class LayerGraph(TensorGraph):
             return np.dtype(np.bool_)
         return np.dtype(np.int64 if type[0] in "iu" else np.float32)
 
+    def is_literal(self, constant: Constant) -> bool:
+        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
+
     def element(self, dtype: str) -> str:
         """Return the element type that a dtype is."""
         return element_of(dtype)

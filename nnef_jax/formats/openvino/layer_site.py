@@ -35,7 +35,7 @@ _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
     *_CONVERSIONS, *_FOLDED_OLD, "abs", "add", "broadcast", "ceiling", "divide", "equal", "floor",
     "floormod", "greater", "greaterequal", "less", "lessequal", "logicaland", "logicalnot",
-    "logicalor", "logicalxor", "maximum", "minimum", "mod", "multiply", "negative", "notequal",
+    "logicalor", "maximum", "minimum", "mod", "multiply", "negative", "notequal",
     "power", "reducemax", "reducemean", "reducemin", "reduceprod", "reducesum", "reshape", "round",
     "scatterupdate", "select", "slice", "split", "sqrt", "stridedslice", "subtract", "tile",
     "transpose", "variadicsplit",
@@ -242,34 +242,6 @@ class LayerSite(Site[LayerGraph]):
 
     # Shorthands
 
-    def aligned(self, *operands: Tensor | float, first_axis: int | None = None) -> list[Any]:
-        """Return operands of one rank, axes put before their own, as numpy broadcasts.
-
-        A known single item is a literal. `first_axis` puts axes behind instead, but so many before.
-        """
-        rank = max(len(self.shape(x)) for x in operands if isinstance(x, Tensor))
-
-        def align(x: Tensor | float) -> Any:
-            if not isinstance(x, Tensor):
-                return x
-            shape = self.shape(x)
-            others = [y for y in operands if y is not x and isinstance(y, Value)]
-            if isinstance(x, Constant) and x.array.size == 1 and others:
-                same = any(len(y.type.shape) == rank for y in others)
-                if same and x.type in ("f32", "i32", "i64", "boolean"):
-                    dtype = computed(x.type, self.real)
-                    if dtype in (self.real, self.graph.builder.integer, "bool"):
-                        return x.array.reshape(-1)[0].item()
-            value = self.tensor(x)
-            missing = rank - len(shape)
-            if not missing or not shape:
-                return value
-            before = missing if first_axis is None else first_axis
-            axes = (*range(before), *range(before + len(shape), rank))
-            return self.insert("unsqueeze", {"input": value}, axes=axes)
-
-        return [align(x) for x in operands]
-
     @property
     def step(self) -> ByKind:
         """Return the builder of operations on the way to the layer's result."""
@@ -343,11 +315,11 @@ class LayerSite(Site[LayerGraph]):
     def broadcast(self) -> list[Any]:
         """Return inputs 0 and 1 in one rank, as `auto_broadcast` says."""
         mode = self.choice("auto_broadcast", "numpy", "none", "pdpd", default="numpy")
-        more, first_axis = len(self.shape(0)) - len(self.shape(1)), None
-        if mode == "pdpd" and more > 0:
-            axis = self.int("axis", -1)
-            first_axis = more if axis < 0 else axis
-        return self.aligned(self.operand(0), self.operand(1), first_axis=first_axis)
+        x, y = self.operand(0), self.operand(1)
+        more = self.rank(x) > self.rank(y)
+        if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
+            y = self.unsqueezed(y, *range(axis), *range(axis + self.rank(y), self.rank(x)))
+        return self.aligned(x, y)
 
     # What it adds
 

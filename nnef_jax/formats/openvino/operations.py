@@ -70,9 +70,9 @@ PAIRS = {
     "Add": "add", "Subtract": "sub", "Multiply": "mul", "Power": "pow",
     "Maximum": "max", "Minimum": "min", "Equal": "eq", "NotEqual": "ne", "Less": "lt",
     "LessEqual": "le", "Greater": "gt", "GreaterEqual": "ge", "LogicalAnd": "and",
-    "LogicalOr": "or", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor", "BitwiseLeftShift": "shift_left",
-    "BitwiseRightShift": "shift_right",
+    "LogicalOr": "or", "LogicalXor": "bitwise_xor", "BitwiseAnd": "bitwise_and",
+    "BitwiseOr": "bitwise_or", "BitwiseXor": "bitwise_xor", "BitwiseLeftShift": "shift_left",
+    "BitwiseRightShift": "shift_right", "Mod": "rem",
 }  # fmt: skip
 _TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
 

@@ -10,7 +10,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import show, volume
 from lowering.graph import Value
-from nnef_jax.flattening.emission import located
+from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import End, Net, NetLayer, whole_number
@@ -26,11 +26,9 @@ def pre_processed(
     found = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":
-            try:
+            with placed("pre-process", element.span(net.source)):
                 layer, end, value = _input(net, found, element)
                 found[end] = _processed(element, value, site(layer, net, ()))
-            except InvalidOperation as error:
-                raise located(error, "pre-process", element.span(net.source)) from None
     return found
 
 
@@ -73,11 +71,8 @@ def _per_channel(found: list[Element | None], default: float, x: Value, name: st
         items = [default if e is None else float(e.attributes["value"]) for e in found]
     except (KeyError, ValueError):
         raise InvalidOperation(f"the {name} of a channel is no number") from None
-    return Constant(
-        np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2)),
-        "f32",
-        f"{x.name}.{name}",
-    )
+    array = np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2))
+    return Constant(array, "f32", f"{x.name}.{name}")
 
 
 def _image(site: LayerSite, mean: Element | None, type: str, shape: Any) -> Any:

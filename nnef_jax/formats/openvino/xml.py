@@ -75,7 +75,7 @@ class _ElementReader:
                 self._parser.Parse(piece, False)
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
-            raise self._error(f"this is no XML: {expat.ErrorString(error.code)}", error) from None
+            raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
         except (LookupError, ValueError) as error:  # an encoding that Python does not have
             if isinstance(error, NnefSyntaxError | LimitError):
                 raise
@@ -119,10 +119,8 @@ class _ElementReader:
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("a document type is not read: it may define entities without end")
 
-    def _error(self, message: str, error: expat.ExpatError | None = None) -> NnefSyntaxError:
-        parser: Any = error or self._parser
-        line = error.lineno if error else parser.CurrentLineNumber
-        column = (error.offset if error else parser.CurrentColumnNumber) + 1
+    def _error(self, message: str) -> NnefSyntaxError:
+        line, column = self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber + 1
         span = Span(self._source, self._source.offset(line, column))
         return NnefSyntaxError(message, span=span)
 

@@ -40,7 +40,8 @@ def _registered(
     types: tuple[str, ...], *tables: dict[str, Meaning]
 ) -> Callable[[Meaning], Meaning]:
     def register(function: Meaning) -> Meaning:
-        meaning = _of_inputs(function)
+        inputs = function.__code__.co_argcount - 1
+        meaning = (lambda site: function(site, *site.first(inputs))) if inputs else function
         for type in types:
             for table in tables:
                 assert type.lower() not in table, f"'{type}' has two meanings"
@@ -50,11 +51,6 @@ def _registered(
         return function
 
     return register
-
-
-def _of_inputs(function: Meaning) -> Meaning:
-    inputs = function.__code__.co_argcount - 1
-    return (lambda site: function(site, *site.first(inputs))) if inputs else function
 
 
 def meanings(*, is_legacy: bool) -> Mapping[str, Meaning]:

@@ -156,22 +156,19 @@ def _detection_output(
 
 
 def _anchors(
-    base: float,
-    ratios: Sequence[float],
-    scales: Sequence[float],
-    *,
-    offset: float,
-    rounds: bool,
-    centred: bool,
+    base: float, ratios: Sequence[float], scales: Sequence[float], offset: float
 ) -> tuple[float, ...]:
-    """Return boxes around a place, for each ratio and scale."""
+    """Return boxes around a place, for each ratio and scale.
+
+    With an offset, as of Caffe, they are of whole pixels, and begin at the place.
+    """
     found: list[float] = []
-    middle = 0.0 if centred else (base - offset) / 2
+    middle = (base - offset) / 2 if offset else 0.0
     for ratio in ratios:
         width = math.sqrt(base * base / ratio)
-        width = float(math.floor(width + 0.5)) if rounds else width
+        width = float(math.floor(width + 0.5)) if offset else width
         height = width * ratio
-        height = float(math.floor(height + 0.5)) if rounds else height
+        height = float(math.floor(height + 0.5)) if offset else height
         for scale in scales:
             half_w, half_h = (width * scale - offset) / 2, (height * scale - offset) / 2
             found += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
@@ -182,10 +179,8 @@ def _anchors(
 def _proposal(site: LayerSite) -> Any:
     is_tensorflow = site.choice("framework", "", "tensorflow", "caffe", default="") == "tensorflow"
     offset = 0.0 if is_tensorflow else 1.0
-    anchors = _anchors(
-        site.int("base_size", 16), site.numbers("ratio"), site.numbers("scale"),
-        offset=offset, rounds=not is_tensorflow, centred=is_tensorflow,
-    )  # fmt: skip
+    base, ratios = site.int("base_size", 16), site.numbers("ratio")
+    anchors = _anchors(base, ratios, site.numbers("scale"), offset)
     return _proposed(
         site, anchors=anchors, feature_stride=site.int("feat_stride", 16),
         min_size=site.number("min_size", 16), nms_threshold=site.number("nms_thresh"),
@@ -200,8 +195,7 @@ def _proposal(site: LayerSite) -> Any:
 @legacy("SimplerNMS")
 def _simpler_nms(site: LayerSite) -> Any:
     """Return regions around 9 anchors: of scales, in three ratios of a base of 16 pixels."""
-    scales = site.numbers("scale")
-    anchors = _anchors(16, (0.5, 1, 2), scales, offset=1.0, rounds=True, centred=False)
+    anchors = _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0)
     return _proposed(
         site, anchors=anchors, feature_stride=site.int("feat_stride"), truncates=True,
         min_size=site.number("min_bbox_size"), nms_threshold=site.number("iou_threshold"),

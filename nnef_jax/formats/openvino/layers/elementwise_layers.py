@@ -10,7 +10,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
-from nnef_jax.flattening.hostvalues import KINDS, binary
+from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, ends_of
@@ -161,22 +161,18 @@ def _fake_quantize(site: LayerSite) -> Value:
     ends = [site.operand(i) for i in range(1, 5)]
     known = [x.array for x in ends if isinstance(x, Constant)]
     bits = levels.bit_length() - 1
-    if len(known) == 4 and 2**bits == levels and np.all(known[0] < known[1]):
-        same = [
-            np.array_equal(np.broadcast_arrays(known[i], known[i + 2])[0], known[i + 2])
-            for i in (0, 1)
-        ]
-        if all(same) and known[0].shape == known[2].shape:
-            operands = site.aligned(site.tensor(0), ends[0], ends[1])
-            how = {"bits": bits, "signed": False, "symmetric": False, "ties": "even"}
-            return site.last.min_max_linear_quantize(*operands, **how)
+    is_same = len(known) == 4 and all(map(np.array_equal, known[:2], known[2:]))
+    if is_same and 2**bits == levels and np.all(known[0] < known[1]):
+        operands = site.aligned(site.tensor(0), ends[0], ends[1])
+        how = {"bits": bits, "signed": False, "symmetric": False, "ties": "even"}
+        return site.last.min_max_linear_quantize(*operands, **how)
     return site.last.fake_quantize(*site.aligned(site.tensor(0), *ends), levels=levels)
 
 
 # Two tensors or more
 
 _FLOORED = binary(operator.floordiv, np.divide)
-_REST = {"floormod": binary(operator.mod, np.mod), "mod": KINDS["rem"]}
+_REST = binary(operator.mod, np.mod)
 
 
 @opsets("Divide")
@@ -188,41 +184,24 @@ def _divide(site: LayerSite) -> Value:
     return site.last.div(x, y)
 
 
-def _modulo(site: LayerSite, x: Any, y: Any, *, floored: bool) -> Value:
-    """Return the remainder of x over y, whose quotient is rounded down, or else cut off."""
+def _floored_mod(site: LayerSite, x: Any, y: Any) -> Value:
+    """Return the remainder of x over y, whose quotient is rounded down."""
     step = site.step
     quotient = step.div(x, y)
-    if is_float(quotient.type.dtype):
-        if floored:
-            quotient = step.floor(quotient)
-        else:
-            size = step.floor(step.abs(quotient))
-            quotient = step.mul(step.sign(quotient), size)
-        return site.last.sub(x, step.mul(quotient, y))
-    rest = step.sub(x, step.mul(quotient, y))
-    if not floored:
-        return site.last.copy(rest)
-    dtype = rest.type.dtype
+    dtype = quotient.type.dtype
+    if is_float(dtype):
+        return site.last.sub(x, step.mul(step.floor(quotient), y))
+    rest = step.rem(x, y)
     product = step.mul(step.sign(rest), y)
     differs = step.lt(product, 0 if dtype == site.integer else site.filled(0, dtype))
     return site.last.add(rest, step.mul(step.cast(differs, dtype=dtype), y))
 
 
-@opsets("FloorMod", "Mod")
+@opsets("FloorMod")
 def _mod(site: LayerSite) -> Value:
     x, y = site.broadcast()
-    if site.folds:  # symbolic extents too, which have no sign that is known
-        return site.evaluate(_REST[site.layer.kind], x, y)
-    return _modulo(site, x, y, floored=site.layer.kind == "floormod")
-
-
-def _xor(last: ByKind, site: LayerSite, x: Any, y: Any) -> Value:
-    """Tell where one holds and the other does not; NNEF compares numbers alone."""
-    either, both = site.step.or_(x, y), site.step.and_(x, y)
-    return last.and_(either, site.step.not_(both))
-
-
-opsets("LogicalXor")(lambda site: _xor(site.last, site, *site.broadcast()))
+    # Symbolic extents have no sign that is known.
+    return site.evaluate(_REST, x, y) if site.folds else _floored_mod(site, x, y)
 
 
 _ELTWISE = {
@@ -231,7 +210,7 @@ _ELTWISE = {
 }  # fmt: skip
 _CONDITIONS = {
     "equal": "eq", "not_equal": "ne", "less": "lt", "less_equal": "le", "greater": "gt",
-    "greater_equal": "ge", "logical_and": "and", "logical_or": "or",
+    "greater_equal": "ge", "logical_and": "and", "logical_or": "or", "logical_xor": "bitwise_xor",
 }  # fmt: skip
 
 
@@ -260,7 +239,7 @@ def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Va
         case "squared_diff":
             return last.sqr(step.sub(x, y))
         case "floor_mod":
-            return _modulo(site, x, y, floored=True)
+            return _floored_mod(site, x, y)
         case "mean":
             return last.mul(step.add(x, y), 0.5)
         case "logical_not":
@@ -270,8 +249,6 @@ def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Va
         case _:
             if operation.startswith("logical_"):
                 x, y = step.ne(x, 0.0), step.ne(y, 0.0)
-            if operation == "logical_xor":
-                return last.cast(_xor(step, site, x, y), dtype=site.real)
             if operation not in _CONDITIONS:
                 raise InvalidOperation(f"there is no operation '{operation}'")
             return last.cast(getattr(step, _CONDITIONS[operation])(x, y), dtype=site.real)

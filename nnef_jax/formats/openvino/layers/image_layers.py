@@ -74,14 +74,12 @@ def _interpolate(site: LayerSite) -> Value:
     by_scales = site.choice("shape_calculation_mode", "sizes", "scales") == "scales"
     port = 2 if opset == "opset4" else 1
     axes = site.axes(port + 1) if site.has(port + 1) else range(rank)
-    scales: dict[int, float] = {}
-    sizes: dict[int, int] = {}
-    if by_scales:
-        factors = site.known(port).reshape(-1).astype(float).tolist()
-        scales = dict(zip(axes, factors, strict=True))
-    else:
+    if not by_scales:
         sizes = dict(zip(axes, site.integers(1), strict=True))
-    return _interpolated(site, x, mode, coordinates, nearest, sizes, scales)
+        return _interpolated(site, x, mode, coordinates, nearest, sizes, {})
+    factors = site.known(port).reshape(-1).astype(float).tolist()
+    scales = dict(zip(axes, factors, strict=True))
+    return _interpolated(site, x, mode, coordinates, nearest, {}, scales)
 
 
 def _corners(site: LayerSite) -> str:

@@ -289,8 +289,6 @@ def _filled_rows(site: LayerSite) -> list[Value]:
     total = step.add(_total(site, is_empty), count)
     added = site.padded(site.places(rows, 0, 2), {1: (0, 1)})
     defaults = step.broadcast(site.reshaped(site.tensor(3), (1,)), shape=(rows,))
-    found: list[Value] = []
-    for parts in ([indices, added], [values, defaults]):
-        moved = site.last.gather(step.concat(parts, axis=0), order, axis=0)
-        found.append(_noted(site, moved, 0, total))
-    return [*found, is_empty]
+    joined = [step.concat(parts, axis=0) for parts in ([indices, added], [values, defaults])]
+    moved = [site.last.gather(x, order, axis=0) for x in joined]
+    return [*(_noted(site, x, 0, total) for x in moved), is_empty]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,43 +27,33 @@ _MOST = 1 << 16  # iterations of a scan that a condition may end before
 @opsets("Loop")
 def _loop(site: LayerSite) -> list[Any]:
     """Repeat as often as input 0 says at most, and as long as the condition is true."""
-    body = site.body("body")
-    repetition = _Repetition(site, body)
+    repetition = _Repetition(site)
     count = site.operand(0)
     begins: Tensor | bool = site.operand(1) if site.has(1) else True
-    turns = -1
-    if isinstance(count, Constant):
-        turns = max(int(count.array.reshape(-1)[0]), -1)
     if isinstance(begins, Constant):
         begins = bool(begins.array.any())
     going = repetition.condition()
-    if going is None and begins is True and isinstance(count, Constant):
-        parts = repetition.parts()
-        if turns < 0 and parts is None:
-            raise InvalidOperation("nothing ends it: no count, no condition, no parts")
-        if turns < 0 or parts is None or turns == parts:
-            return repetition.scanned(turns)
-    known = isinstance(count, Constant)
-    return repetition.until(going, (turns if turns >= 0 else None) if known else count, begins)
+    if isinstance(count, Constant):
+        turns = int(count.array.reshape(-1)[0])
+        count = turns if turns >= 0 else None
+        if going is None and begins is True:
+            parts = repetition.parts()
+            if count is None and parts is None:
+                raise InvalidOperation("nothing ends it: no count, no condition, no parts")
+            if count is None or parts is None or count == parts:
+                return repetition.scanned(count)
+    return repetition.until(going, count, begins)
 
 
-@dataclass(slots=True)
 class _Repetition:
     """A layer with a body that is repeated, while the graph of the body is made."""
 
-    site: LayerSite
-    body: Body
-    made: RepeatedBody = field(init=False)
-    inputs: list[Link] = field(init=False)
-    outputs: list[Link] = field(init=False)
-    back: dict[End, End] = field(init=False)
-    feeds: dict[End, Tensor] = field(default_factory=dict[End, Tensor])
-
-    def __post_init__(self) -> None:
-        self.made = RepeatedBody(self.site)
-        self.inputs = links(self.body, inputs=True)
-        self.outputs = links(self.body, inputs=False)
+    def __init__(self, site: LayerSite) -> None:
+        self.site, self.body = site, site.body("body")
+        self.made = RepeatedBody(site)
+        self.inputs, self.outputs = (links(self.body, inputs=x) for x in (True, False))
         self.back = back_edges(self.body)
+        self.feeds: dict[End, Tensor] = {}
 
     # What it is given
 
@@ -118,11 +108,10 @@ class _Repetition:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
             self.feeds[link.end] = made.part(value, axis, sign * link.size)
         if not self._cut or any(map(self._is_turn, self.inputs)):
-            turns = self.parts() if turns is None or turns < 0 else turns
+            turns = self.parts() if turns is None else turns
             if turns is None:
                 raise InvalidOperation("it has no tensor to cut into parts")
-            site.spend(turns)
-            self._number(made.part(derived(np.arange(turns, dtype=np.int64)), 0, 1, "turn"))
+            self._number(made.turn(turns))
         return self._emit()
 
     def until(
@@ -211,7 +200,7 @@ class _Repetition:
             site.graph.counts[value] = Count(axis, items)
 
 
-everywhere("TensorIterator")(lambda site: _Repetition(site, site.body("body")).scanned(None))
+everywhere("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 
 # Bodies of which one is chosen

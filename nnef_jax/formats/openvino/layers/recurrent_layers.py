@@ -77,10 +77,8 @@ class Cell:
             return site.step.linear(state, rows, bias)
 
         rz, rr = _split(site, product(state, 0, 2), 2)
-        z, reset = (
-            self._activated(site, self._clipped(site, add(a, c)), 0)
-            for a, c in ((xz, rz), (xr, rr))
-        )
+        z = self._activated(site, self._clipped(site, add(xz, rz)), 0)
+        reset = self._activated(site, self._clipped(site, add(xr, rr)), 0)
         if self.resets_after:
             rh = mul(reset, product(state, 2, 3, b))
         else:

@@ -183,8 +183,8 @@ def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "ad
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
     """Return a tensor less its mean along axes, and its variance."""
-    centred = site.step.sub(x, site.step.mean_reduce(x, axes=axes))
-    return centred, site.step.mean_reduce(site.step.sqr(centred), axes=axes)
+    mean, variance = site.step.moments(x, axes=axes)
+    return site.step.sub(x, mean), variance
 
 
 @everywhere("MVN")

@@ -197,10 +197,9 @@ def _reverse(site: LayerSite) -> Value:
     x, axes = site.tensor(0), site.integers(1)
     if site.choice("mode", "index", "mask", default="index") == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
-    window = {"begin": (-1,), "end": (-(2**31),), "stride": (-1,)}
-    for i, axis in enumerate(axes, 1):
-        x = site.step_or_last(i == len(axes)).slice(x, axes=(site.axis(axis),), **window)
-    return x
+    ways = {"begin": -1, "end": -(2**31), "stride": -1}
+    window = {name: [bound] * len(axes) for name, bound in ways.items()}
+    return site.last.slice(x, axes=[site.axis(axis) for axis in axes], **window)
 
 
 @opsets("Roll")
