@@ -281,7 +281,7 @@ class ExpressionTypes:
                     self.how_to_write(formal, actual),
                 )
         results = tuple(t.substitute(result.type, generic) for result in fragment.results)
-        if any(map(t.holds_strings, results)):
+        if any(t.holds(result, t.Tensor("string")) for result in results):
             self._wrong("a tensor cannot hold strings", node)
             results = (t.ANY,) * len(results)
         return results[0] if len(results) == 1 else t.TupleOf(results)
@@ -316,9 +316,9 @@ class ExpressionTypes:
                 if told:
                     literal = self.provisional and types[parameter.name] == t.INTEGER
                     return "scalar" if literal and t.has_tensor(parameter.type) else told
-        if fragment.generic_default is None and not any(
-            t.is_generic(p.type) for p in fragment.parameters
-        ):
+        leaves = t.GENERIC, t.Tensor("?")
+        tells = any(t.holds(p.type, *leaves) for p in fragment.parameters)
+        if fragment.generic_default is None and not tells:
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
             message = f"the arguments of '{name}' do not tell what its '?' stands for"

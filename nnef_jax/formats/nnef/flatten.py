@@ -168,19 +168,18 @@ class _Flattener(Evaluator):
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, place)
         kind = self._kept(fragment)
-        if kind:
-            return self._again(kind, form, arguments, place)
-        if self._is_atomic(fragment):
-            operands = {name: arguments[name] for name in form.operands}
-            attributes = {name: arguments[name] for name in form.attributes}
-            if fragment.name in GENERIC_RESULT:
-                try:
-                    attributes["dtype"] = dtype_of(generic, self.builder)
-                except InvalidOperation as error:
-                    raise self.invalid(error, fragment.name, {}, node, frame) from None
-            results = self._emit(fragment.name, operands, attributes, place)
-            return results[0] if len(results) == 1 else results
-        return self._call(fragment, arguments, generic, place)
+        if not kind and not self._is_atomic(fragment):
+            return self._call(fragment, arguments, generic, place)
+        operands = {name: arguments[name] for name in form.operands}
+        attributes = {name: arguments[name] for name in form.attributes}
+        if not kind and fragment.name in GENERIC_RESULT:
+            try:
+                attributes["dtype"] = dtype_of(generic, self.builder)
+            except InvalidOperation as error:
+                raise self.invalid(error, fragment.name, {}, node, frame) from None
+        add = self._again if kind else self._emit
+        results = add(kind or fragment.name, operands, attributes, place)
+        return results[0] if len(results) == 1 else results
 
     def _call(
         self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
@@ -218,22 +217,19 @@ class _Flattener(Evaluator):
             return ""
         return kept_kind(fragment)
 
-    def _again(self, kind: str, form: Form, arguments: dict[str, Any], place: CallPlace) -> Any:
+    def _again(
+        self, kind: str, operands: Given, attributes: Given, place: CallPlace
+    ) -> tuple[Any, ...]:
         """Add the operation that was kept, under its own name."""
-        operands = {name: arguments[name] for name in form.operands}
         try:
-            attributes = {
-                name: self._body(arguments[name]) if is_body(arguments[name]) else arguments[name]
-                for name in form.attributes
-            }
-            results = self._emit(kind, operands, attributes, place)
+            given = {n: self._body(x) if is_body(x) else x for n, x in attributes.items()}
+            return self._emit(kind, operands, given, place)
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # The document declares it: nothing has checked the types of its arguments before.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
-        return results[0] if len(results) == 1 else results
 
     def _body(self, value: Any) -> Graph:
         """Return the graph that an argument stands for, a fragment with types of its inputs."""

@@ -155,11 +155,9 @@ class QuantizationReader:
         return fragment
 
     def _value(self, expression: s.Expression, source: Source) -> Any:
-        match expression:
-            case s.Invocation(operation="constant", arguments=arguments):
-                parts = {a.name: self._value(a.value, source) for a in arguments}
-            case _:
-                return evaluate(expression, source, self._scope, self._options)
+        if not isinstance(expression, s.Invocation) or expression.operation != "constant":
+            return evaluate(expression, source, self._scope, self._options)
+        parts = {a.name: self._value(a.value, source) for a in expression.arguments}
         shape, items = tuple(parts["shape"]), np.array(parts["value"])
         span = s.span_in(source, expression)
         if len(shape) > MAX_RANK:

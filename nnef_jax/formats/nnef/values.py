@@ -15,7 +15,9 @@ from typing import Any
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Value
+from nnef_jax.flattening.hostvalues import truncated
 from nnef_jax.formats.base import ExtentNeeded
+from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter
 
@@ -42,8 +44,7 @@ def _divide(a: Known, b: Known) -> Known:
     if isinstance(a, int):
         if b == 0:
             raise InvalidValue("division of an integer by zero")
-        quotient = abs(a) // abs(b)
-        return quotient if (a < 0) == (b < 0) else -quotient
+        return truncated(a, b)
     if b == 0.0:
         if a == 0.0 or math.isnan(a):
             return math.nan
@@ -71,24 +72,13 @@ def _power(a: Known, b: Known) -> Known:
 
 
 UNARY: dict[str, Callable[[Known], Known]] = {
-    "!": operator.not_,
-    "-": operator.neg,
-    "+": lambda value: value,
-}
+    "!": operator.not_, "-": operator.neg, "+": lambda value: value,
+}  # fmt: skip
 _ARITHMETIC: dict[str, Callable[[Known, Known], Known]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": _divide,
-    "^": _power,
-}
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _divide, "^": _power,
+}  # fmt: skip
 _RELATIONS: dict[str, Callable[[Known, Known], bool]] = {
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "==": operator.eq,
-    "!=": operator.ne,
+    **COMPARISONS,
     "in": lambda item, items: item in items,
 }
 

@@ -23,27 +23,21 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 
 _KINDS = {
-    "f": "scalars",
-    "i": "integers",
-    "u": "integers",
-    "b": "logical values",
-    "c": "complex numbers",
-    "O": "strings",
-}
+    "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
+    "c": "complex numbers", "O": "strings",
+}  # fmt: skip
 _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}  # kinds, to each kind
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
     """Return the type of an external; extents left open are None."""
-    extents: list[int] = []
-    for extent in shape:
-        if extent is not None and extent is not UNKNOWN and extent < 0:
-            raise InvalidOperation(
-                f"'shape' of an external must not be negative, it is {list(shape)}",
-                hint="0 stands for an extent that is not known yet",
-            )
-        extents.append(open_extent if extent is None else extent)
-    return TensorType(tuple(extents), dtype)
+    extents = tuple(open_extent if extent is None else extent for extent in shape)
+    if any(extent is not UNKNOWN and extent < 0 for extent in extents):
+        raise InvalidOperation(
+            f"'shape' of an external must not be negative, it is {list(shape)}",
+            hint="0 stands for an extent that is not known yet",
+        )
+    return TensorType(extents, dtype)
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
@@ -63,15 +57,10 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
     """Return the dtype of tensors that hold what `?` stands for."""
-    match generic:
-        case "logical":
-            return "bool"
-        case "integer":
-            return builder.integer
-        case "scalar" | None:
-            return builder.real
-        case _:
-            raise InvalidOperation(f"a tensor cannot hold '{generic}'")
+    dtypes = {"logical": "bool", "integer": builder.integer, "scalar": builder.real}
+    if generic is not None and generic not in dtypes:
+        raise InvalidOperation(f"a tensor cannot hold '{generic}'")
+    return dtypes[generic or "scalar"]
 
 
 def item_of(dtype: str) -> str:
@@ -90,17 +79,12 @@ def generic_of(
         return None
     if node.generic is not None:
         return outer if node.generic == "?" else node.generic
-    for parameter in fragment.parameters:
-        told = deduce(_type_of(arguments[parameter.name]), parameter.type)
-        if told:
-            return told
-    return fragment.generic_default
+    told = (deduce(_type_of(arguments[p.name]), p.type) for p in fragment.parameters)
+    return next(filter(None, told), fragment.generic_default)
 
 
 def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
     """Return how many tensors an operation makes, where the length of the text is no bound."""
-    if kind not in ("copy_n", "unstack", "split"):
-        return 0
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
             if times is UNKNOWN:

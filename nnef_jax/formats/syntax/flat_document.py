@@ -95,7 +95,7 @@ class FlatWriter:
         for operation in graph.operations:
             body += self._operation(operation)
         updates = list(self._updates(names, copies))
-        body += [_assign(x, _invocation("copy", self._tensor(v))) for x, v in copies.items()]
+        body += [_assign(x, invocation("copy", self._tensor(v))) for x, v in copies.items()]
         body += updates
         raise_all(self.errors)
         own = Names({*_RESERVED, *standard()}).fresh(graph.name)
@@ -136,8 +136,8 @@ class FlatWriter:
     def _variables(self) -> Iterator[s.Assignment]:
         for variable in (*self.graph.parameters, *self.graph.states):
             type, label = variable.value.type, s.Literal(0, variable.label)
-            node = _invocation(
-                "variable", generic=item_of(type.dtype), shape=_integers(type.shape), label=label
+            node = invocation(
+                "variable", generic=item_of(type.dtype), shape=integers(type.shape), label=label
             )
             yield _assign(self.names[variable.value], node)
 
@@ -154,13 +154,13 @@ class FlatWriter:
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")
             values = self._tensor(state.value), self._tensor(state.update)
-            yield _assign(name, _invocation("update", *values))
+            yield _assign(name, invocation("update", *values))
 
     def external(self, value: Value) -> s.Invocation:
         """Return the declaration of an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
         generic = item_of(value.type.dtype)
-        return _invocation("external", generic=generic, shape=_integers(shape))
+        return invocation("external", generic=generic, shape=integers(shape))
 
     def invoked(self, operation: Operation) -> Invoked | None:
         """Return how the document invokes an operation, None where it does not."""
@@ -260,13 +260,15 @@ def _assign(name: str, value: s.Expression) -> s.Assignment:
     return s.Assignment(0, s.Identifier(0, name), value)
 
 
-def _invocation(
+def invocation(
     operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
+    """Return an invocation of tensors by position, attributes by name."""
     given = [*((None, value) for value in tensors), *attributes.items()]
     arguments = tuple(s.Argument(0, name, value) for name, value in given)
     return s.Invocation(0, operation, None if generic == "scalar" else generic, arguments)
 
 
-def _integers(values: tuple[int, ...]) -> s.Array:
+def integers(values: tuple[int, ...]) -> s.Array:
+    """Return an array of literals."""
     return s.Array(0, tuple(s.Literal(0, value) for value in values))

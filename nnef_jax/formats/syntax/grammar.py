@@ -21,18 +21,11 @@ _STRING = re.compile(STRING)
 _STATEMENT = re.compile(r"[A-Za-z_([}]")
 _UNCLOSED = re.compile(r"\b(graph|fragment)\s+$")
 _SHOWN = {
-    "NAME": "an identifier",
-    "NUMBER": "a number",
-    "STRING": "a string",
-    "END": "';'",
-    "BRACKET": "'['",
-    "PARENTHESIS": "'('",
-    "GENERIC": "'<type>'",
-    "GENERIC_DECLARATION": "'<?>'",
-    "EXTENSION": "the name of an extension",
-    "$END": "the end of the text",
+    "NAME": "an identifier", "NUMBER": "a number", "STRING": "a string", "END": "';'",
+    "BRACKET": "'['", "PARENTHESIS": "'('", "GENERIC": "'<type>'", "GENERIC_DECLARATION": "'<?>'",
+    "EXTENSION": "the name of an extension", "$END": "the end of the text",
     "COMPARE": "a comparison",
-}
+}  # fmt: skip
 
 
 class _Callbacks:

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 from lowering.location import Span
 from nnef_jax.errors import UnsupportedError, raise_all
-from nnef_jax.formats.syntax.tree import (
-    Argument,
-    Expression,
-    Fragment,
-    Invocation,
-    SyntaxNode,
-)
+from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import Tensor, has_tensor
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean, listed
@@ -22,7 +16,7 @@ from nnef_jax.similar import did_you_mean, listed
 class InvalidInvocation(ValueError):
     """An invocation breaks a rule; `node` is where. The caller makes a located error of it."""
 
-    def __init__(self, message: str, node: SyntaxNode, hint: str = "") -> None:
+    def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.node = node
@@ -41,15 +35,15 @@ class Form:
     operands: Sequence[str]
     attributes: Sequence[str]
     given: Mapping[str, int]
-    sources: Sequence[int | Expression | None]
+    sources: Sequence[int | s.Expression | None]
 
-    def expressions(self, invocation: Invocation) -> list[Expression]:
+    def expressions(self, invocation: s.Invocation) -> list[s.Expression]:
         """Return the expression for each parameter, in the order of the declaration."""
         arguments = invocation.arguments
         return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
 
 
-def form_of(fragment: Fragment, invocation: Invocation) -> Form:
+def form_of(fragment: s.Fragment, invocation: s.Invocation) -> Form:
     """Return the form of an invocation; InvalidInvocation where it breaks a rule."""
     parameters = fragment.parameters
     given = bind(fragment, invocation)
@@ -63,8 +57,8 @@ def form_of(fragment: Fragment, invocation: Invocation) -> Form:
 
 
 def bind(
-    fragment: Fragment,
-    invocation: Invocation,
+    fragment: s.Fragment,
+    invocation: s.Invocation,
     meter: Meter | None = None,
     *,
     freely: bool = False,
@@ -120,7 +114,7 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
 
 
 def _positional(
-    fragment: Fragment, arguments: Sequence[Argument], position: int, *, freely: bool
+    fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
 ) -> str:
     """Return the name of the parameter that an argument without a name is for."""
     parameters, argument = fragment.parameters, arguments[position]

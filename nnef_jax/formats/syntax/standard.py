@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from functools import cache
 
@@ -18,11 +19,16 @@ def standard() -> Mapping[str, Fragment]:
 # Operations whose arguments do not tell what their result holds: `?` does, the `dtype` of rules.
 GENERIC_RESULT = ("constant", "cast")
 
-# What operators are where one of their operands is a tensor (spec 3.3.3, table 1).
+# What operators are where one of their operands is a tensor (spec 3.3.3, table 1), what comparisons
+# are where none is.
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
     "&&": "and", "||": "or",
+}  # fmt: skip
+COMPARISONS = {
+    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
+    "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 

@@ -135,20 +135,8 @@ class Invocation(SyntaxNode):
     arguments: tuple[Argument, ...]
 
 
-Expression = (
-    Literal
-    | Identifier
-    | Array
-    | Tuple
-    | Subscript
-    | Subrange
-    | Unary
-    | Binary
-    | Select
-    | Comprehension
-    | Builtin
-    | Invocation
-)
+_Operation = Subscript | Subrange | Unary | Binary | Select | Comprehension | Builtin | Invocation
+Expression = Literal | Identifier | Array | Tuple | _Operation
 Target = Identifier | Array | Tuple
 
 

@@ -174,18 +174,9 @@ def _parts(type: Type) -> Sequence[Type]:
     return (type.item,) if isinstance(type, ArrayOf) else ()
 
 
-def _holds(type: Type, *leaves: Type) -> bool:
+def holds(type: Type, *leaves: Type) -> bool:
+    """Tell whether one of some types occurs in a type."""
     return any(inner in leaves for level in _levels(type) for inner in level)
-
-
-def is_generic(type: Type) -> bool:
-    """Tell whether `?` occurs in the type."""
-    return _holds(type, GENERIC, Tensor("?"))
-
-
-def holds_strings(type: Type) -> bool:
-    """Tell whether the type has a tensor of strings, which NNEF does not have."""
-    return _holds(type, Tensor("string"))
 
 
 def has_tensor(type: Type) -> bool:

@@ -10,18 +10,8 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
+from nnef_jax.flattening import hostvalues as h
 from nnef_jax.flattening.emission import Given
-from nnef_jax.flattening.hostvalues import (
-    Host,
-    NotFolded,
-    boxes,
-    evaluate,
-    host,
-    integers,
-    is_plain,
-    require_few,
-    weight,
-)
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
@@ -75,7 +65,7 @@ def applied(
             attributes[name] = _attribute(site, arguments[name], parameter)
     try:
         return _folded(site, kind, operands.values(), attributes)
-    except NotFolded:
+    except h.NotFolded:
         pass
     if kind in _BIASED:
         operands["bias"] = _bias(site, **operands)
@@ -135,13 +125,13 @@ def _operand(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
     return [_one_operand(site, item, f"{parameter.name}[{i}]") for i, item in enumerate(items)]
 
 
-def _one_operand(site: CallSite, value: Any, name: str) -> Value | Host:
+def _one_operand(site: CallSite, value: Any, name: str) -> Value | h.Host:
     if isinstance(value, Value):
         return value
     if _holds_tensors(value):
         return apply(site, "stack", values=value, axis=0)
     try:
-        return host(value)
+        return h.host(value)
     except InvalidOperation as error:
         raise InvalidOperation(f"'{name}': {error.message}") from None
 
@@ -151,11 +141,11 @@ def _folded(site: CallSite, kind: str, operands: Iterable[Any], attributes: Give
         operands = [site.graph.perhaps_shape(x) for x in operands]
     meaning = meanings().get(kind)
     if meaning is None or not all(map(_is_known, operands)):
-        raise NotFolded
+        raise h.NotFolded
     given = {name: x for name, x in attributes.items() if x or not isinstance(x, str)}
-    result = evaluate(meaning.kind, operands, meaning.attributes(given))
-    require_few(weight(result))
-    site.graph.meter.spend(weight(result))
+    result = h.evaluate(meaning.kind, operands, meaning.attributes(given))
+    h.require_few(h.weight(result))
+    site.graph.meter.spend(h.weight(result))
     return Results(result) if isinstance(result, list) else result
 
 
@@ -189,10 +179,10 @@ def _unified(
         if isinstance(x, Value):
             return site.cast(x, dtype) if dtype else x
         if item == "integer":
-            x = boxes(integers(x), x.shape)
+            x = h.boxes(h.integers(x), x.shape)
             graph.require_known(x.ravel().tolist())
         dtype = dtype or own_dtype(x, graph.defaults, item)
-        if x.ndim == 0 and is_plain(x.ravel()):
+        if x.ndim == 0 and h.is_plain(x.ravel()):
             return graph.literal(x, dtype)
         return site.constant(x, dtype)
 

@@ -29,11 +29,8 @@ def is_attribute(value: Any, type: Type) -> bool:
         case ArrayOf(item):
             return value.__class__ is list and all([is_attribute(part, item) for part in value])
         case TupleOf(items):
-            return (
-                value.__class__ is tuple
-                and len(value) == len(items)
-                and all([is_attribute(*part) for part in zip(value, items, strict=True)])
-            )
+            fits = value.__class__ is tuple and len(value) == len(items)
+            return fits and all([is_attribute(*part) for part in zip(value, items, strict=True)])
         case _:
             return False
 

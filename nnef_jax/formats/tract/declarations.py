@@ -12,14 +12,9 @@ from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
 # In the order in which tract looks them up, the last one first.
 REGISTRIES = (
-    "tract_nnef",
-    "tract_core",
-    "tract_resource",
-    "tract_pulse",
-    "tract_onnx",
-    "tract_extra",
+    "tract_nnef", "tract_core", "tract_resource", "tract_pulse", "tract_onnx", "tract_extra",
     "tract_transformers",
-)
+)  # fmt: skip
 
 # Former names of operations that moved to another registry, and tract's names for operations of
 # NNEF.

@@ -26,6 +26,7 @@ from nnef_jax.formats.syntax.emitter import Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
+from nnef_jax.formats.tract import unsupported
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
@@ -36,11 +37,6 @@ from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
-from nnef_jax.formats.tract.unsupported import (
-    padded_outputs,
-    refuse_readers_of_padding,
-    refuse_unsupported,
-)
 from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 from nnef_jax.trimming import length_name
 
@@ -78,8 +74,8 @@ def flatten(
                 builder.aliases[name] = value
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
-        refuse_readers_of_padding(flat)
-        for value, name, axis in padded_outputs(flat):
+        unsupported.refuse_readers_of_padding(flat)
+        for value, name, axis in unsupported.padded_outputs(flat):
             flat.aliases[length_name(name, axis, "places")] = value
         return flat, graph.said
 
@@ -103,7 +99,7 @@ class _UnitFlattener:
 
     def outputs(self, frame: Frame) -> list[Value]:
         document = self.unit.document
-        refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
+        unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
         self._refuse_undeclared_inputs(frame)
         errors: list[NnefError] = []
         for assignment in document.graph.body:
@@ -134,15 +130,10 @@ class _UnitFlattener:
         return outputs
 
     def _refuse_undeclared_inputs(self, frame: Frame) -> None:
-        document = self.unit.document
         hint = "write NAME = tract_core_external(shape = [...], datum_type = 'f32');"
-        raise_all(
-            [
-                CallSite(self, p, frame).error(f"input '{p.name}' is not declared", hint)
-                for p in document.graph.parameters
-                if p.name not in document.input_shapes
-            ]
-        )
+        given, inputs = self.unit.document.input_shapes, self.unit.document.graph.parameters
+        errors = ((p, f"input '{p.name}' is not declared") for p in inputs if p.name not in given)
+        raise_all([CallSite(self, p, frame).error(message, hint) for p, message in errors])
 
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
         self.graph.meter.spend(_ASSIGNMENT)

@@ -21,7 +21,7 @@ from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.base import Arrays, Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names
+from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, integers, invocation
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.quantizer import Quantizer
@@ -173,12 +173,9 @@ class _DialectWriter(FlatWriter):
                 return self._known(assignment.value, value)
         self.registries["tract_core"] = None
         shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
-        arguments = {
-            "shape": s.Array(0, tuple(shape)),
-            "datum_type": s.Literal(0, self._datum(value.type.dtype)),
-        }
-        given = tuple(s.Argument(0, name, x) for name, x in arguments.items())
-        return s.Invocation(0, "tract_core_external", None, given)
+        datum_type = s.Literal(0, self._datum(value.type.dtype))
+        extents = s.Array(0, tuple(shape))
+        return invocation("tract_core_external", shape=extents, datum_type=datum_type)
 
     def _known(self, declared: s.Invocation, value: Value) -> s.Invocation:
         """Return a declaration with the extents of its symbols, where all of them are known."""
@@ -191,8 +188,8 @@ class _DialectWriter(FlatWriter):
             for i, argument in enumerate(declared.arguments)
             if argument.name != "shape" and (argument.name or i != position)
         ]
-        shape = s.Array(0, tuple(s.Literal(0, n) for n in value.type.shape))
-        return replace(declared, arguments=(*kept, s.Argument(0, "shape", shape)))
+        shape = s.Argument(0, "shape", integers(value.type.shape))
+        return replace(declared, arguments=(*kept, shape))
 
     def _symbol(self) -> s.Identifier:
         symbol = self._names.fresh("N")

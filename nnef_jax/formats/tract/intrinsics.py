@@ -100,11 +100,6 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
     return real.astype(np.float32).reshape(array.shape), True
 
 
-def _resource(site: CallSite) -> Any:
-    """Return a value of a JSON document."""
-    return site.unit.json(site.string("label"), site.string("key"))
-
-
 def _submodel(site: CallSite) -> Any:
     """Evaluate another network of the archive here."""
     graph, label = site.graph, site.string("label")
@@ -228,13 +223,11 @@ def _within_bound_index(site: CallSite) -> Any:
 
 
 INTRINSICS: Mapping[str, Callable[[CallSite], Any]] = {
-    "external": _external,
-    "tract_core_external": _external,
+    **dict.fromkeys(("external", "tract_core_external"), _external),
     "variable": _variable,
-    "tract_resource_get": _resource,
+    "tract_resource_get": lambda site: site.unit.json(site.string("label"), site.string("key")),
     "tract_core_submodel": _submodel,
-    "cast": _cast,
-    "tract_core_cast": _cast,
+    **dict.fromkeys(("cast", "tract_core_cast"), _cast),
     "constant": _constant,
     "tract_core_shape_of": _shape_of,
     "tract_core_range": _range_of,

@@ -58,21 +58,21 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
     """Return the codes of real numbers that an entry has rounded to what codes stand for."""
-    variable = value in site.graph.constants
-    zero, scale = (
-        entry.value(n, value.type.shape, variable=variable) for n in ("zero_point", "scale")
-    )
+    zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
     whole = apply(site, "tract_core_round_even", x=steps)
     return site.cast(apply(site, "add", x=whole, y=zero), _code_dtype(entry))
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
-    zero, scale = (
-        entry.value(n, codes.type.shape, variable=False) for n in ("zero_point", "scale")
-    )
+    zero, scale = _spacing(entry, codes, variable=False)
     real = site.cast(codes, site.graph.builder.real)
     return apply(site, "mul", name, x=apply(site, "sub", x=real, y=zero), y=scale)
+
+
+def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
+    """Return the zero point and the scale for a tensor."""
+    return [entry.value(n, x.type.shape, variable=variable) for n in ("zero_point", "scale")]
 
 
 def _code_dtype(entry: Quantizer) -> str:

@@ -12,22 +12,17 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
 from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
 _LARGEST = 1 << 40  # that a symbol is looked for
 _BEYOND = 1 << 64  # larger than any extent: values of expressions stay there
 _STEPS = 20  # of the meter, for an equation or assertion
-_COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
-    "==": operator.eq, "!=": operator.ne,
-}  # fmt: skip
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
     "/": lambda a, b: a // b if b != 0 else UNKNOWN,
-}
+}  # fmt: skip
 
 
 def has_open_inputs(
@@ -148,9 +143,9 @@ def evaluate(expression: s.Expression, values: Mapping[str, int]) -> Any:
 
 
 def _binary(operator: str, a: Any, b: Any) -> Any:
-    if operator in _COMPARISONS:
+    if operator in COMPARISONS:
         is_open = any(x is UNKNOWN or is_symbolic(x) for x in (a, b))
-        return UNKNOWN if is_open else _COMPARISONS[operator](a, b)
+        return UNKNOWN if is_open else COMPARISONS[operator](a, b)
     result = _ARITHMETIC[operator](a, b) if operator in _ARITHMETIC else UNKNOWN
     is_open = result is UNKNOWN or is_symbolic(result)
     return result if is_open else max(-_BEYOND, min(result, _BEYOND))
