@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar, cast
 
 import ml_dtypes
@@ -171,7 +170,7 @@ class Site(ABC, Generic[_Graph]):
         operands = list(operands)
         if kind == "cast":
             return self.converted(operands[0], self.graph.element(attributes["dtype"]))
-        return self.evaluated(partial(_evaluated, kind, attributes), operands)
+        return self.evaluated(lambda *x: evaluate(kind, x, attributes), operands)
 
     def evaluated(self, function: Callable[..., Any], operands: Iterable[Any]) -> Any:
         """Return a function of host values, one or several, on known tensors. Raises NotFolded."""
@@ -278,10 +277,6 @@ def _is_few(x: Constant, reals: int) -> bool:
 def _listed(operands: Iterable[Any]) -> Iterator[Any]:
     for x in operands:
         yield from cast("Sequence[Any]", x) if isinstance(x, list | tuple) else [x]
-
-
-def _evaluated(kind: str, attributes: Given, *operands: Any) -> Any:
-    return evaluate(kind, operands, attributes)
 
 
 def _exact(x: Any) -> Any:

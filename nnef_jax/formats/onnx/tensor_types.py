@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
+from nnef_jax.storage.bitstream import packed_size
+from nnef_jax.storage.packed_items import BITS, as_items, codes_of
 
 # TensorProto.DataType (onnx.proto).
 _DTYPES: dict[int, Any] = {
@@ -21,7 +23,6 @@ _DTYPES: dict[int, Any] = {
     24: ml_dtypes.float8_e8m0fnu, 25: ml_dtypes.uint2, 26: ml_dtypes.int2,
 }  # fmt: skip
 _NAMES = {code: np.dtype(dtype).name for code, dtype in _DTYPES.items()}
-_BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}
 _STRING = 8
 
 
@@ -41,8 +42,9 @@ def code_of(dtype: str) -> int:
 
 def size_of(dtype: str, items: int) -> int:
     """Return how many bytes so many items take in a file."""
-    bits = _BITS.get(dtype)
-    return -(-items * bits // 8) if bits else items * np.dtype(dtype).itemsize
+    if dtype in BITS:
+        return packed_size(items, BITS[dtype])
+    return items * np.dtype(dtype).itemsize
 
 
 def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -52,17 +54,6 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
         raise InvalidOperation(
             f"it has {len(data)} bytes, {list(shape)} items of {dtype} take {size_of(dtype, items)}"
         )
-    if dtype not in _BITS:
+    if dtype not in BITS:
         return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
-    bits = _BITS[dtype]
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes = (np.frombuffer(data, np.uint8)[:, None] >> shifts) & (2**bits - 1)
-    return as_codes(codes.reshape(-1)[:items].reshape(shape), dtype)
-
-
-def as_codes(codes: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return numbers of fewer than 8 bits, given their bits."""
-    if dtype.startswith("int"):
-        sign = 1 << _BITS[dtype] - 1
-        return ((codes ^ sign).astype(np.int8) - sign).astype(dtype)
-    return codes.view(dtype) if dtype.startswith("float") else codes.astype(dtype)
+    return as_items(codes_of(data, BITS[dtype], shape), dtype)

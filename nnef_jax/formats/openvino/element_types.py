@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
+from nnef_jax.storage.bitstream import packed_size
+from nnef_jax.storage.packed_items import as_items, codes_of
 
 # By the names of versions 10 and 11, then those of the ports and of older versions.
 _DTYPES: dict[str, Any] = {
@@ -89,9 +91,9 @@ def element_of(dtype: str) -> str:
 
 def size_of(type: str, items: int) -> int:
     """Return how many bytes so many items take in a .bin."""
-    return (
-        -(-items * _BITS[type] // 8) if type in _BITS else items * np.dtype(_DTYPES[type]).itemsize
-    )
+    if type in _BITS:
+        return packed_size(items, _BITS[type])
+    return items * np.dtype(_DTYPES[type]).itemsize
 
 
 def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -102,14 +104,7 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:
         return np.frombuffer(data, dtype).reshape(shape)
-    bits, items = _BITS[type], int(np.prod(shape, dtype=np.int64))
-    stored = np.frombuffer(data, np.uint8)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    codes = (stored[:, None] >> (shifts[::-1] if type == "u1" else shifts)) & (2**bits - 1)
-    codes = codes.reshape(-1)[:items].reshape(shape)
-    if type == "i4":
-        return ((codes ^ 8).astype(np.int8) - 8).astype(dtype)
-    return codes.view(dtype) if type == "f4e2m1" else codes.astype(dtype)
+    return as_items(codes_of(data, _BITS[type], shape, from_high=type == "u1"), dtype.name)
 
 
 def stored(type: str, real: str) -> str:

@@ -234,9 +234,7 @@ class TreeBuilder:
             return s.Literal(operator.start_pos, -value if operator == "-" else value)
         return self._computed(s.Unary(operator.start_pos, str(operator), operand), operand)
 
-    def subscript(
-        self, sequence: s.Expression, bracket: Token | None, index: s.Expression
-    ) -> s.Subscript:
+    def subscript(self, sequence: s.Expression, _: Any, index: s.Expression) -> s.Subscript:
         return self._computed(s.Subscript(sequence.offset, sequence, index), sequence, index)
 
     def subrange(self, sequence: s.Expression, _: Any, *ends: Any) -> s.Subrange:

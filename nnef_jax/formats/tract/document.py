@@ -56,19 +56,22 @@ class TractDocument:
         )
 
     @cached_property
+    def inputs(self) -> Mapping[str, s.Invocation]:
+        """Return the declarations of inputs in the graph's body."""
+        found = ((a.target, a.value) for a in self.graph.body)
+        return {
+            target.name: call
+            for target, call in found
+            if isinstance(target, s.Identifier) and isinstance(call, s.Invocation)
+            if call.operation in EXTERNALS
+        }
+
+    @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
         """Return the shapes of the inputs that the graph's body declares, as expressions."""
-        shapes: dict[str, tuple[s.Expression, ...]] = {}
-        for assignment in self.graph.body:
-            match assignment:
-                case s.Assignment(target=s.Identifier(name=name), value=s.Invocation() as call) if (
-                    call.operation in EXTERNALS
-                ):
-                    shape = _given(call, "shape", EXTERNALS[call.operation]) or s.Array(0, ())
-                    shapes[name] = shape.items if isinstance(shape, s.Array) else (shape,)
-                case _:
-                    pass
-        return shapes
+        given = {n: _given(x, "shape", EXTERNALS[x.operation]) for n, x in self.inputs.items()}
+        shapes = {n: s.Array(0, ()) if x is None else x for n, x in given.items()}
+        return {n: x.items if isinstance(x, s.Array) else (x,) for n, x in shapes.items()}
 
 
 def repeated_by(call: s.Invocation) -> str:

@@ -164,13 +164,9 @@ class _DialectWriter(FlatWriter):
         """
         if value in self.replaced:
             self.names[self.replaced[value]] = self.names[value]
-        for assignment in self._document_read.graph.body:
-            if (
-                isinstance(assignment.value, s.Invocation)
-                and assignment.value.operation in EXTERNALS
-                and assignment.target == s.Identifier(0, value.name)
-            ):
-                return self._known(assignment.value, value)
+        declared = self._document_read.inputs.get(value.name)
+        if declared is not None:
+            return self._known(declared, value)
         self.registries["tract_core"] = None
         shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
         datum_type = s.Literal(0, self._datum(value.type.dtype))

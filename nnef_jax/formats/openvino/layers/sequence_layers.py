@@ -99,17 +99,14 @@ def _bags(
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
         sizes = sizes if over == "mean" else site.step.sqrt(sizes)
         total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
-    if default is None or not site.has(default) or _is_none(site, default):
+    known = site.operand(default) if default is not None and site.has(default) else None
+    is_none = isinstance(known, Constant) and known.array.ravel().tolist() == [-1]
+    if default is None or known is None or is_none:
         return site.last.copy(total)
     index = site.reshaped(site.whole(default), (1,))
     row = site.step.gather(site.tensor(0), index, axis=0)
     is_empty = _are_empty(site, segments, count, 1 + len(cells))
     return site.last.select(is_empty, row, total)
-
-
-def _is_none(site: LayerSite, i: int) -> bool:
-    operand = site.operand(i)
-    return isinstance(operand, Constant) and operand.array.reshape(-1).tolist() == [-1]
 
 
 def _reduction(site: LayerSite) -> str:
@@ -140,10 +137,9 @@ def _packed_bags(site: LayerSite) -> Value:
     return site.last.squeeze(total, axes=(1,))
 
 
-@everywhere("EmbeddingSegmentsSum")
-def _embedding_segments(site: LayerSite) -> Value:
-    """Sum rows of a table by index; each index is of a segment."""
-    return _bags(site, _rows(site, 5), site.whole(2), site.integers(3)[0], "sum", 4)
+everywhere("EmbeddingSegmentsSum")(
+    lambda site: _bags(site, _rows(site, 5), site.whole(2), site.integers(3)[0], "sum", 4)
+)
 
 
 @opsets("SegmentMax")

@@ -124,10 +124,7 @@ def _parts(site: LayerSite, axis: int, ratios: Sequence[int]) -> Sequence[Value]
 def _variadic_split(site: LayerSite) -> Sequence[Value]:
     axis, lengths = site.axes(1)[0], site.integers(2)
     if -1 in lengths:
-        extent = site.shape()[axis]
-        if extent is UNKNOWN:
-            site.known_shape()
-        lengths[lengths.index(-1)] = extent - sum(n for n in lengths if n != -1)
+        lengths[lengths.index(-1)] = site.known_shape()[axis] - sum(n for n in lengths if n != -1)
     return _cut(site, axis, lengths)
 
 

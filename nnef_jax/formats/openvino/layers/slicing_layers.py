@@ -16,38 +16,29 @@ Part = tuple[int | None, int | None, int]  # begin, end and step; None is the en
 
 def _sliced(site: LayerSite, x: Value, parts: Mapping[int, Part], *, final: bool) -> Value:
     """Cut parts along axes."""
-    axes, begins, ends, steps = [], [], [], []
-    shape = x.type.shape
-    empty = False
+    axes, bounds, lengths = list[int](), list[tuple[int, int, int]](), dict[int, int]()
     for axis, (begin, end, step) in sorted(parts.items()):
-        extent = shape[axis]
+        extent = x.type.shape[axis]
         if step == 0:
             raise InvalidOperation("a step is 0")
         if extent is UNKNOWN:
             if step < 0 or (begin or 0) < 0 or (end is not None and not (end < 0 or end >= _FAR)):
                 site.known_shape(x)
-            first, last = begin or 0, 0 if end is None or end >= _FAR else end
+            bounds.append((begin or 0, 0 if end is None or end >= _FAR else end, step))
         else:
-            known = slice(begin, end, step)
-            items = range(*known.indices(extent))
-            empty |= not items
-            first, last, _ = known.indices(extent)
-            if step < 0 and last < 0:
-                last = -_FAR - 1
-            if (first, last, step) == (0, extent, 1):
+            items = range(extent)[begin:end:step]
+            lengths[axis] = len(items)
+            if items == range(extent):
                 continue
+            bounds.append((items.start, items.stop if items.stop >= 0 else -_FAR - 1, step))
         axes.append(axis)
-        begins.append(first)
-        ends.append(last)
-        steps.append(step)
     add = site.step_or_last(final)
-    if empty:
-        wanted = list(shape)
-        for axis, (begin, end, step) in parts.items():
-            wanted[axis] = len(range(*slice(begin, end, step).indices(shape[axis])))
+    if 0 in lengths.values():
+        wanted = [lengths.get(axis, n) for axis, n in enumerate(x.type.shape)]
         return add.constant(shape=wanted, value=(0,), dtype=x.type.dtype)
     if not axes:
         return add.copy(x) if final else x
+    begins, ends, steps = zip(*bounds, strict=True)
     return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
 
 

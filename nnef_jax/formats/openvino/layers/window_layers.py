@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN
 from lowering.graph import Value
 from lowering.kernels.windows import spans
 from nnef_jax.flattening.spatial_windows import halves, read_behind
@@ -77,43 +76,31 @@ def _transposed(site: LayerSite) -> Value:
     x, is_legacy = site.tensor(0), site.net.is_legacy
     filter, bias, groups, kernel = _filter(site, transposed=True)
     rank, mode = len(kernel), auto_pad(site)
-    strides = spatial(site, "strides", rank, [1] * rank)
-    dilations = spatial(site, "dilations", rank, [1] * rank)
-    more = spatial(site, "output_padding", rank, [0] * rank)
-    whole = [
-        UNKNOWN if n is UNKNOWN else (n - 1) * s + span + m
-        for n, s, span, m in zip(
-            x.type.shape[2:], strides, spans(kernel, dilations), more, strict=True
+    strides, dilations, more, begin = (
+        spatial(site, name, rank, [default] * rank)
+        for name, default in (
+            ("strides", 1), ("dilations", 1), ("output_padding", 0), ("pads_begin", 0),
         )
-    ]
+    )  # fmt: skip
     extents: Sequence[int] | None = None
     if not is_legacy and site.has(2):
         extents = site.integers(2)
     elif is_legacy and mode in ("same_upper", "same_lower"):
         extents = site.declared[2:]
-    begin = spatial(site, "pads_begin", rank, [0] * rank)
     if extents is not None:
-        site.known_shape(x)
+        shape, reach = site.known_shape(x)[2:], spans(kernel, dilations)
+        axes = zip(shape, strides, reach, more, extents, begin, strict=True)
         padding = [
-            _cut_off(mode, t - n, first, is_legacy=is_legacy)
-            for t, n, first in zip(whole, extents, begin, strict=True)
+            _cut_off(mode, (n - 1) * s + span + m - wanted, first, is_legacy=is_legacy)
+            for n, s, span, m, wanted, first in axes
         ]
     else:
         padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
-    outputs = [
-        UNKNOWN if total is UNKNOWN else total - p - q
-        for total, (p, q) in zip(whole, padding, strict=True)
-    ]
     # What is more than the windows reach has zeros, behind all else.
     behind = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
     given = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
-    shape_of: tuple[int, ...] = ()
-    if any(more) and UNKNOWN not in outputs:
-        channels = site.shape(filter)[1] * groups
-        reached = (n - zeros for n, zeros in zip(outputs, behind, strict=True))
-        shape_of = (x.type.shape[0], channels, *reached)
     found = site.step_or_last(not any(behind)).deconv(
-        x, filter, bias, output_shape=shape_of, groups=groups, padding=given, stride=strides,
+        x, filter, bias, output_shape=(), groups=groups, padding=given, stride=strides,
         dilation=dilations, border="constant",
     )  # fmt: skip
     if not any(behind):
