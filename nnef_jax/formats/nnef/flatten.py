@@ -222,7 +222,7 @@ class _Flattener(Evaluator):
     ) -> tuple[Any, ...]:
         """Add the operation that was kept, under its own name."""
         try:
-            given = {n: self._body(x) if is_body(x) else x for n, x in attributes.items()}
+            given = {n: self._body(x, place) if is_body(x) else x for n, x in attributes.items()}
             return self._emit(kind, operands, given, place)
         except NnefError:
             raise
@@ -231,7 +231,7 @@ class _Flattener(Evaluator):
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
-    def _body(self, value: Any) -> Graph:
+    def _body(self, value: Any, place: CallPlace) -> Graph:
         """Return the graph that an argument stands for, a fragment with types of its inputs."""
         fragment = self.scope.lookup(value[0], None)
         types = types_of(value, self.options.real)
@@ -244,15 +244,10 @@ class _Flattener(Evaluator):
         calls = calls_of(assignment.value for assignment in fragment.body)
         refuse_unsupported([(calls, fragment.source)], self.scope, self._has_rule, self._is_atomic)
         names = [parameter.name for parameter in fragment.parameters]
-        frame = Frame(fragment, fragment.source, {})
-        for name, type in zip(names, types, strict=True):
-            frame.values[name] = inner.builder.input(name, type)
-        for assignment in fragment.body:
-            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            found = inner.run(assignment.value, frame, targets)
-            frame.values.update(inner.unpacked(assignment.target, found, frame))
+        given = dict(zip(names, map(inner.builder.input, names, types), strict=True))
+        found = inner._run(inner._call(fragment, given, None, place._replace(names=())))
         results = [result.name for result in fragment.results]
-        outputs = [frame.values[name] for name in results]
+        outputs = list(found) if isinstance(found, tuple) else [found]
         return inner.builder.graph(fragment.name, outputs, results, names)
 
     # Operations that introduce tensors

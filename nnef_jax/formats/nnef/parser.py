@@ -155,39 +155,23 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
     """Indices of tokens that may lack a semicolon before them: statements start, bodies end."""
-    depth, in_body = 0, False
+    depth, in_body, before = 0, False, ""
+    start = 0  # of the names, arrays and tuples with commas between them that end here
     for index, (token, _, _) in enumerate(tokens):
-        end = 0
+        end, begins = 0, depth == 0 and (before == ",") == (token == ",")
         if token in ("(", "["):
             depth += 1
         elif token in (")", "]"):
             depth -= 1
         elif token == "{":
-            depth, in_body = 0, True
+            depth, in_body, start = 0, True, index
         elif token == "}" and in_body:
-            in_body = False
-            end = index
-        elif token == "=" and in_body and depth == 0:
-            start = _target_start(tokens, index)
+            in_body, end = False, index
+        elif token == "=" and in_body and depth == 0 and before != ",":
             end = start if _TARGET.match(tokens[start][0]) else 0
+        start, before = index if begins else start, token
         if end and tokens[end - 1][0] not in ("{", ";"):
             yield end
 
 
 _TARGET = re.compile(r"[A-Za-z_0-9(\[]")
-
-
-def _target_start(tokens: Sequence[tuple[str, int, int]], index: int) -> int:
-    """Return the index of the first token of the target that ends before the `=` at an index."""
-    start = index
-    while start > 0:
-        start -= 1
-        if tokens[start][0] in (")", "]"):
-            depth = 1
-            while depth and start > 0:
-                start -= 1
-                depth += (tokens[start][0] in (")", "]")) - (tokens[start][0] in ("(", "["))
-        if start == 0 or tokens[start - 1][0] != ",":
-            break
-        start -= 1
-    return start

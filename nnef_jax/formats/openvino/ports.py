@@ -30,26 +30,23 @@ class Link:
 
 def links(body: Body, *, inputs: bool) -> list[Link]:
     """Return the lines of a port map for the inputs, or for the outputs, of a body."""
-    found: list[Link] = []
-    for is_input, given in body.ports:
-        if is_input != inputs:
-            continue
-        layer = body.net.by_id.get(_number(given, "internal_layer_id"))
-        if layer is None:
-            raise InvalidOperation(f"the body has no layer {given.get('internal_layer_id')}")
-        found.append(
-            Link(
-                _number(given, "external_port_id", -1),
-                (layer.id, _number(given, "internal_port_id", _port_of(layer))),
-                _number(given, "axis") if "axis" in given else None,
-                _number(given, "start", 0),
-                _number(given, "end", -1),
-                _number(given, "stride", 1),
-                _number(given, "part_size", 1),
-                given.get("purpose", ""),
-            )
-        )
-    return found
+    return [_link(body, given) for is_input, given in body.ports if is_input == inputs]
+
+
+def _link(body: Body, given: Mapping[str, str]) -> Link:
+    layer = body.net.by_id.get(_number(given, "internal_layer_id"))
+    if layer is None:
+        raise InvalidOperation(f"the body has no layer {given.get('internal_layer_id')}")
+    return Link(
+        _number(given, "external_port_id", -1),
+        (layer.id, _number(given, "internal_port_id", _port_of(layer))),
+        _number(given, "axis") if "axis" in given else None,
+        _number(given, "start", 0),
+        _number(given, "end", -1),
+        _number(given, "stride", 1),
+        _number(given, "part_size", 1),
+        given.get("purpose", ""),
+    )
 
 
 def _number(given: Mapping[str, str], name: str, default: int | None = None) -> int:

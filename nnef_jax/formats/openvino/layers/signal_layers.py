@@ -61,13 +61,10 @@ def _extract_patches(site: LayerSite, x: Value) -> Value:
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], spans(sizes, rates), strides)
     # A convolution with filters of one 1 each: for every cell of the window, then every channel.
-    height, width = sizes
-    site.spend((height * width * channels) ** 2 // 4)
-    filter = np.zeros((height, width, channels, channels, height, width), np.float32)
-    for r in range(height):
-        for c in range(width):
-            filter[r, c, np.arange(channels), np.arange(channels), r, c] = 1
-    filter = derived(filter.reshape(height * width * channels, channels, height, width))
+    count = math.prod(sizes) * channels
+    site.spend(count**2 // 4)
+    ones = np.eye(count, dtype=np.float32).reshape(count, -1, channels).swapaxes(1, 2)
+    filter = derived(ones.reshape(count, channels, *sizes))
     window = {"padding": padding, "stride": strides, "dilation": rates, "border": "constant"}
     return site.last.conv(x, filter, 0.0, groups=1, **window)
 
