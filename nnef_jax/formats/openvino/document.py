@@ -71,9 +71,10 @@ class NetLayer:
         """Return the type as layers are looked up."""
         return self.type.lower()
 
-    def end_name(self, ports: Sequence[Port], i: int) -> str:
-        """Return the name of a port that has none of its own."""
-        return self.name if len(ports) == 1 else f"{self.name}.{i}"
+    def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
+        """Return its inputs or outputs, each with its name unless it has one of its own."""
+        several = len(ports) > 1
+        return [(f"{self.name}.{i}" if several else self.name, x) for i, x in enumerate(ports)]
 
 
 End = tuple[int, int]  # a layer's and a port's id

@@ -110,8 +110,8 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        for i, (port, value) in enumerate(zip(layer.outputs, values, strict=False)):
-            name = self.prefix + layer.end_name(layer.outputs, i)
+        for (own, port), value in zip(layer.named(layer.outputs), values, strict=False):
+            name = self.prefix + own
             if isinstance(value, Value) and value.name != name:
                 self.graph.builder.aliases.setdefault(name, value)
             if isinstance(value, Value) and not self.prefix:

@@ -62,28 +62,24 @@ def ends_of(net: Net) -> Ends:
     outputs: list[tuple[str, End]] = []
     for layer in sorted(net.layers, key=lambda layer: layer.span.offset):
         if layer.kind in INPUTS and layer.outputs:
-            port = layer.outputs[0]
+            name, port = layer.named(layer.outputs)[0]
             is_named = port.names and not net.is_legacy
-            name = port.names[0] if is_named else layer.end_name(layer.outputs, 0)
-            inputs.append((name, (layer, port)))
+            inputs.append((port.names[0] if is_named else name, (layer, port)))
         elif net.is_legacy:
-            for i, port in enumerate(layer.inputs):
-                if (layer.id, port.id) not in net.feeds:
-                    inputs.append((layer.end_name(layer.inputs, i), (layer, port)))
+            ends = layer.named(layer.inputs)
+            inputs += [(n, (layer, x)) for n, x in ends if (layer.id, x.id) not in net.feeds]
         if net.is_legacy:
-            for i, port in enumerate(layer.outputs):
-                if (layer.id, port.id) not in net.read:
-                    outputs.append((layer.end_name(layer.outputs, i), (layer.id, port.id)))
+            ends = layer.named(layer.outputs)
+            outputs += [(n, (layer.id, x.id)) for n, x in ends if (layer.id, x.id) not in net.read]
         elif layer.kind == "result":
             end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
             if end is None:
                 message = f"layer '{layer.name}' (Result): nothing leads to it"
                 raise SemanticError(message, span=layer.span)
             producer = net.by_id[end[0]]
-            i = [port.id for port in producer.outputs].index(end[1])
-            named = producer.outputs[i].names or layer.inputs[0].names
-            name = named[0] if named else producer.end_name(producer.outputs, i)
-            outputs.append((name, end))
+            name, port = next(x for x in producer.named(producer.outputs) if x[1].id == end[1])
+            names = port.names or layer.inputs[0].names or (name,)
+            outputs.append((names[0], end))
     return Ends(_by_name(inputs), _by_name(outputs), variables_of(net))
 
 

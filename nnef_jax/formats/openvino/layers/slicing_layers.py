@@ -76,26 +76,22 @@ def _strided_slice(site: LayerSite, x: Value) -> Value:
     axis, new, gone, out = 0, list[int](), list[int](), 0
     for i in range(count):
         if rest[i]:
-            behind = sum(1 for j in range(i + 1, count) if not adds[j])
-            skipped = rank - behind - axis
+            skipped = rank - axis - adds[i + 1 :].count(False)
             axis, out = axis + skipped, out + skipped
-            continue
-        if adds[i]:
+        elif adds[i]:
             new.append(out)
             out += 1
-            continue
-        if axis >= rank:
+        elif axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
-        b = None if free[i] else begin[i]
-        e = None if open_end[i] else end[i]
-        if takes[i]:
-            at = 0 if b is None else b
+        elif takes[i]:
+            at = 0 if free[i] else begin[i]
             parts[axis] = (at, at + 1 if at != -1 else None, 1)
             gone.append(axis)
+            axis += 1
         else:
-            parts[axis] = (b, e, step[i] if i < len(step) else 1)
-            out += 1
-        axis += 1
+            first, last = None if free[i] else begin[i], None if open_end[i] else end[i]
+            parts[axis] = (first, last, step[i] if i < len(step) else 1)
+            axis, out = axis + 1, out + 1
     x = _sliced(site, x, parts, final=not gone and not new)
     if gone:
         x = site.step_or_last(not new).squeeze(x, axes=gone)
