@@ -208,9 +208,11 @@ def _proposal_type(
 @rules.rule("proposal", _proposal_type, not_differentiable=_CHOICES)
 def proposal(
     scores: Any, deltas: Any, image: Any, anchors: tuple[float, ...], feature_stride: int,
-    min_size: float, pre_nms: int, post_nms: int, nms_threshold: float, coordinate_scale: float,
-    size_scale: float, pixel_offset: float, clips_before: bool, clips_after: bool,
-    clips_anchors: bool, swaps: bool, truncates: bool, normalizes: bool, later_ties: bool,
+    min_size: float, pre_nms: int, post_nms: int, nms_threshold: float,
+    coordinate_scale: float = 1.0, size_scale: float = 1.0, pixel_offset: float = 1.0,
+    clips_before: bool = True, clips_after: bool = False, clips_anchors: bool = False,
+    swaps: bool = False, truncates: bool = False, normalizes: bool = False,
+    later_ties: bool = False,
 ) -> tuple[Array, Array]:  # fmt: skip
     """Return the regions (image, x1, y1, x2, y2) that are best, and their scores.
 

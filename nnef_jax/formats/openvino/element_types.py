@@ -34,7 +34,7 @@ _ALIASES = {
     "fp64": "f64", "fp32": "f32", "fp16": "f16", "mixed": "f32", "bool": "boolean",
     "float": "f32", "double": "f64", "half": "f16",
 }  # fmt: skip
-_TYPES = {np.dtype(dtype).name: type for type, dtype in reversed(_DTYPES.items())}
+BY_DTYPE = {np.dtype(dtype).name: type for type, dtype in reversed(_DTYPES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
@@ -82,11 +82,6 @@ def element_type(name: str) -> str:
             f"there is no element type '{name[:40]}'", f"known are {', '.join(_DTYPES)}"
         )
     return known
-
-
-def element_of(dtype: str) -> str:
-    """Return the type of a dtype."""
-    return _TYPES[dtype]
 
 
 def size_of(type: str, items: int) -> int:

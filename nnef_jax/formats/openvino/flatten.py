@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from numpy.typing import NDArray
@@ -33,7 +34,9 @@ def flatten(
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
-        graph.builder.reserve([*ends.inputs, *_names_in(net)])
+        ports = (port for layer in net.layers for port in layer.outputs)
+        names = chain((layer.name for layer in net.layers), *(port.names for port in ports))
+        graph.builder.reserve([*ends.inputs, *names])  # which nothing else may take
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
@@ -42,14 +45,6 @@ def flatten(
         found = flattener.run(net, feeds, [*ends.outputs.values()])
         outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
-
-
-def _names_in(net: Net) -> Iterator[str]:
-    """Yield the names of layers and of their tensors, which nothing else may take."""
-    for layer in net.layers:
-        yield layer.name
-        for port in layer.outputs:
-            yield from port.names
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,7 @@ from lowering.graph import Attribute, TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.openvino.element_types import NF4, computed, element_of, stored
+from nnef_jax.formats.openvino.element_types import BY_DTYPE, NF4, computed, stored
 from nnef_jax.formats.openvino.network_ends import Variable
 
 
@@ -47,7 +47,7 @@ class LayerGraph(TensorGraph):
 
     def element(self, dtype: str) -> str:
         """Return the element type that a dtype is."""
-        return element_of(dtype)
+        return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add weights as a variable, and what makes the dtype that is computed in of them."""

@@ -229,9 +229,8 @@ class LayerSite(Site[LayerGraph]):
         type = type or self._stored_type(blob)
         needed = size_of(type, volume(shape))
         if needed != blob.size:
-            raise InvalidShape(
-                f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {needed}"
-            )
+            message = f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {needed}"
+            raise InvalidShape(message)
         data = self.weights.slice(blob.offset, blob.size)
         label = f"{self.name}.{tag}" if tag != "custom" else self.name
         return Constant(unpacked(data, type, tuple(shape)), type, label)
@@ -255,8 +254,6 @@ class LayerSite(Site[LayerGraph]):
     def step_or_last(self, is_last: bool) -> ByKind:
         """Return `last` for the operation that the layer is, else `step`."""
         return self.last if is_last else self.step
-
-    # What it reads
 
     @property
     def integer(self) -> str:
@@ -320,8 +317,6 @@ class LayerSite(Site[LayerGraph]):
         if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
             y = self.unsqueezed(y, *range(axis), *range(axis + self.rank(y), self.rank(x)))
         return self.aligned(x, y)
-
-    # What it adds
 
     def unsqueezed(self, x: Tensor, *axes: int) -> Value:
         """Return a tensor with axes of extent 1 more."""

@@ -49,9 +49,8 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
     channels = [c for c in element.children if c.tag == "channel"]
     channels.sort(key=lambda c: whole_number(c.attributes, "id", 0))
     if x.type.shape[1:2] != (len(channels),):
-        raise InvalidOperation(
-            f"it has {len(channels)} channels, the input is {show(x.type.shape)}"
-        )
+        message = f"it has {len(channels)} channels, the input is {show(x.type.shape)}"
+        raise InvalidOperation(message)
     means, scales = ([c.child(tag) for c in channels] for tag in ("mean", "scale"))
     if any(m is not None and "offset" in m.attributes for m in means):
         type = element_type(element.attributes.get("mean-precision", "FP32"))

@@ -45,13 +45,9 @@ class Element:
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
     """Return the root element, and the text that errors show; raise NnefSyntaxError, LimitError."""
-    source = Source(name, _text(data))
-    return _ElementReader(source, meter).read(data), source
-
-
-def _text(data: memoryview) -> str:
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-    return str(data, "utf-16" if is_wide else "utf-8-sig", "replace")
+    source = Source(name, str(data, "utf-16" if is_wide else "utf-8-sig", "replace"))
+    return _ElementReader(source, meter).read(data), source
 
 
 class _ElementReader:

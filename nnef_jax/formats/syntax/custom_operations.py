@@ -30,7 +30,6 @@ _BODY = f"{_PREFIX}body"
 REAL = "real"  # the dtype that is the reader's choice
 _NUMBER = re.compile(r"_\d+$")
 _Declared = Sequence[tuple[str, t.Type]]  # names with types
-_LITERALS = {bool: t.LOGICAL, int: t.INTEGER, float: t.SCALAR, str: t.STRING}
 
 
 def kept_kind(fragment: s.Fragment) -> str:
@@ -106,11 +105,8 @@ class KeepingWriter(FlatWriter):
         )
         body = graph.body[len(parameters) :]  # without the declarations of inputs
         self._known[name] = _fragment(name, parameters, results, body)
-        types = tuple((self._dtype(x.type), x.type.shape) for x in value.inputs)
-        return (name, *types)
-
-    def _dtype(self, type: TensorType) -> str:
-        return REAL if type.dtype == self._real else type.dtype
+        types = [x.type for x in value.inputs]
+        return (name, *((REAL if x.dtype == self._real else x.dtype, x.shape) for x in types))
 
 
 def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = None) -> s.Fragment:
@@ -128,7 +124,7 @@ def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
         if len(set(map(str, items))) > 1:
             return t.TupleOf(tuple(items))
         return t.ArrayOf(items[0] if items else t.Tensor("scalar") if is_tensor else t.INTEGER)
-    literal = _LITERALS[type(value)]
+    literal = t.LITERALS[type(value)]
     return t.Tensor(str(literal)) if is_tensor else literal
 
 

@@ -75,8 +75,7 @@ class TextFrontend(Frontend):
         for label, array in arrays.items():
             member = member_of(label)
             if member in found:
-                raise DataError(
-                    f"variable '{label}' and another one would both be stored in '{member}'"
-                )
+                message = f"variable '{label}' and another one would both be stored in '{member}'"
+                raise DataError(message)
             found[member] = array
         return found

@@ -245,21 +245,14 @@ def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
 
 def is_literal(expression: Expression) -> bool:
     """Tell whether an expression is a literal, or an array or a tuple of such."""
-    match expression:
-        case Literal():
-            return True
-        case Array(items=items) | Tuple(items=items):
-            return all(map(is_literal, items))
-        case _:
-            return False
+    if isinstance(expression, Array | Tuple):
+        return all(map(is_literal, expression.items))
+    return isinstance(expression, Literal)
 
 
 def identifiers(target: Expression) -> Sequence[Identifier]:
     """Return the identifiers of the target of an assignment, in order."""
-    match target:
-        case Identifier():
-            return (target,)
-        case Array(items=items) | Tuple(items=items):
-            return [identifier for item in items for identifier in identifiers(item)]
-        case _:
-            raise TypeError(f"not a target: {target!r}")
+    if isinstance(target, Identifier):
+        return (target,)
+    assert isinstance(target, Array | Tuple)
+    return [identifier for item in target.items for identifier in identifiers(item)]

@@ -138,7 +138,7 @@ def _one_operand(site: CallSite, value: Any, name: str) -> Value | h.Host:
 
 def _folded(site: CallSite, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
     if any(map(_is_known, operands)):  # parameters beside known values may be shapes
-        operands = [site.graph.perhaps_shape(x) for x in operands]
+        operands = [site.graph.known(x, shapes=True) for x in operands]
     meaning = meanings().get(kind)
     if meaning is None or not all(map(_is_known, operands)):
         raise h.NotFolded

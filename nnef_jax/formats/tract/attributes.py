@@ -13,10 +13,9 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.hostvalues import host, integers
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES
-from nnef_jax.formats.syntax.types import INTEGER, ArrayOf, Primitive, TupleOf, Type
+from nnef_jax.formats.syntax.types import INTEGER, LITERALS, ArrayOf, Primitive, TupleOf, Type
 
 _LARGEST = (1 << 63) - 1
-_CLASSES = {"string": str, "scalar": float, "logical": bool}
 
 
 def is_attribute(value: Any, type: Type) -> bool:
@@ -24,8 +23,8 @@ def is_attribute(value: Any, type: Type) -> bool:
     match type:
         case Primitive("integer"):
             return value.__class__ is int and -_LARGEST <= value <= _LARGEST
-        case Primitive(name):
-            return value.__class__ is _CLASSES.get(name)
+        case Primitive():
+            return LITERALS.get(value.__class__) == type
         case ArrayOf(item):
             return value.__class__ is list and all([is_attribute(part, item) for part in value])
         case TupleOf(items):

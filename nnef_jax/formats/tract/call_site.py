@@ -141,12 +141,7 @@ class CallSite:
     # Values
 
     def emit(
-        self,
-        kind: str,
-        operands: Given,
-        attributes: Given,
-        names: Sequence[str],
-        **options: Any,
+        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], **options: Any
     ) -> tuple[Any, ...]:
         """Add an operation to the graph; the options are those of `Emitter.emit`."""
         return self.graph.emit(kind, operands, attributes, self.node, self.frame, names, **options)

@@ -125,24 +125,21 @@ class FlatGraph(Emitter):
 
     # What is known
 
-    def known(self, value: Any) -> Any:
-        """Return the value with its parameters of few items as what is stored of them."""
+    def known(self, value: Any, *, shapes: bool = False) -> Any:
+        """Return the value with its parameters of few items as what is stored of them.
+
+        With `shapes` these are only parameters that may be shapes.
+        """
         if isinstance(value, list | tuple):
-            return type(value)(self.known(item) for item in value)  # pyright: ignore[reportUnknownArgumentType]
+            return type(value)(self.known(item, shapes=shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
         stored = self.constants.get(value) if isinstance(value, Value) else None
-        if stored is None or stored.size > LARGEST_ATTRIBUTE:
+        most = _LARGEST_SHAPE if shapes else LARGEST_ATTRIBUTE
+        if stored is None or stored.size > most:
+            return value
+        if shapes and stored.dtype.name not in ("int32", "int64"):
             return value
         self.meter.spend(stored.size // _STORED_PER_STEP)
         return host(stored)
-
-    def perhaps_shape(self, value: Any) -> Any:
-        """Return the value with its parameters that may be shapes as what is stored of them."""
-        if isinstance(value, list):
-            return [self.perhaps_shape(item) for item in cast(list[Any], value)]
-        stored = self.constants.get(value) if isinstance(value, Value) else None
-        if stored is None or stored.size > _LARGEST_SHAPE:
-            return value
-        return host(stored) if stored.dtype.name in ("int32", "int64") else value
 
     def require_known(self, value: Any) -> None:
         """Raise InvalidOperation for an extent that is open though all inputs' shapes are known."""

@@ -15,13 +15,7 @@ from nnef_jax.formats.syntax.declared_tensors import convert, without_member
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.document import TractDocument
-from nnef_jax.formats.tract.json_members import (
-    SUFFIX,
-    Json,
-    SafetensorsFile,
-    read_json,
-    value_at,
-)
+from nnef_jax.formats.tract.json_members import SUFFIX, Json, SafetensorsFile, read_json, value_at
 from nnef_jax.formats.tract.parser import parse
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.tensor_file import StoredTensor, read_tensor_file

@@ -7,7 +7,8 @@ versions 10 and 11 use many types alike; where they do not, each has its own mea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,24 +22,7 @@ _OPSETS: dict[str, Meaning] = {}
 _SPELLED: dict[str, str] = {}  # types as they are written, by lower case
 
 
-def legacy(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register the meaning of layer types in versions 2 to 9."""
-    return _registered(types, _LEGACY)
-
-
-def opsets(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register the meaning of layer types in operation sets."""
-    return _registered(types, _OPSETS)
-
-
-def everywhere(*types: str) -> Callable[[Meaning], Meaning]:
-    """Register the meaning of layer types in all versions."""
-    return _registered(types, _LEGACY, _OPSETS)
-
-
-def _registered(
-    types: tuple[str, ...], *tables: dict[str, Meaning]
-) -> Callable[[Meaning], Meaning]:
+def _registered(tables: Sequence[dict[str, Meaning]], *types: str) -> Callable[[Meaning], Meaning]:
     def register(function: Meaning) -> Meaning:
         inputs = function.__code__.co_argcount - 1
         meaning = (lambda site: function(site, *site.first(inputs))) if inputs else function
@@ -51,6 +35,12 @@ def _registered(
         return function
 
     return register
+
+
+# Register what layers of some types mean: in versions 2 to 9, in operation sets, in all.
+legacy = partial(_registered, (_LEGACY,))
+opsets = partial(_registered, (_OPSETS,))
+everywhere = partial(_registered, (_LEGACY, _OPSETS))
 
 
 def meanings(*, is_legacy: bool) -> Mapping[str, Meaning]:

@@ -204,13 +204,8 @@ def _simpler_nms(site: LayerSite) -> Any:
 
 
 def _proposed(site: LayerSite, **attributes: Any) -> Any:
-    how = {
-        "pre_nms": site.int("pre_nms_topn"), "post_nms": site.int("post_nms_topn"),
-        "coordinate_scale": 1.0, "size_scale": 1.0, "pixel_offset": 1.0, "clips_before": True,
-        "clips_after": False, "clips_anchors": False, "swaps": False, "truncates": False,
-        "normalizes": False, "later_ties": False,
-    }  # fmt: skip
-    return site.last.proposal(*site.first(3), **{**how, **attributes})
+    counts = {"pre_nms": site.int("pre_nms_topn"), "post_nms": site.int("post_nms_topn")}
+    return site.last.proposal(*site.first(3), **counts, **attributes)
 
 
 @everywhere("RegionYolo")
@@ -222,9 +217,8 @@ def _region_yolo(site: LayerSite, x: Value) -> Value:
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
     items = coords + classes + 1
     if regions * items != channels:
-        raise InvalidOperation(
-            f"{regions} regions of {items} items do not make {channels} channels"
-        )
+        message = f"{regions} regions of {items} items do not make {channels} channels"
+        raise InvalidOperation(message)
     split = site.reshaped(x, [batch, regions, items, height, width])
     parts = [site.step.sigmoid(site.part(split, 2, 0, 2)), site.part(split, 2, 2, coords)]
     sure = coords + 1 if is_softmax else items

@@ -125,10 +125,8 @@ def _promoted(site: LayerSite) -> list[Value]:
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
-    return [
-        site.last.cast(site.tensor(i), dtype=computed(type, site.real))
-        for i, type in enumerate(types)
-    ]
+    dtypes = (computed(type, site.real) for type in types)
+    return [site.last.cast(x, dtype=y) for x, y in zip(site.first(2), dtypes, strict=True)]
 
 
 @opsets("FakeConvert")

@@ -194,9 +194,8 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
         batch, rows, width, _ = site.known_shape()
         height = rows * 2 // 3
         if rows % 3 or height % 2 or width % 2:
-            raise InvalidShape(
-                f"{show(site.shape())} is no picture with colours at every 2nd pixel"
-            )
+            message = f"{show(site.shape())} is no picture with colours at every 2nd pixel"
+            raise InvalidShape(message)
         colours = site.part(parts[0], 1, height, rows)
         brightness = site.part(parts[0], 1, 0, height)
         half = (batch, height // 2, width // 2)
@@ -215,9 +214,8 @@ def _coloured(site: LayerSite) -> Value:
     brightness, chroma = _planes(site, interleaved=kind.startswith("nv12"))
     batch, height, width, _ = site.known_shape(brightness)
     if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
-        raise InvalidShape(
-            f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
-        )
+        message = f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
+        raise InvalidShape(message)
     y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
     u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
     parts: list[Value] = []

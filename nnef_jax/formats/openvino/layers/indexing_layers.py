@@ -192,10 +192,8 @@ def _slice_scatter(site: LayerSite) -> Value:
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[a] for a in axes))
-    places = [
-        (a, np.arange(shape[a])[slice(b, e, s)])
-        for a, b, e, s in zip(axes, start, stop, step, strict=True)
-    ]
+    bounds = zip(axes, start, stop, step, strict=True)
+    places = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
     return _placed(site, site.tensor(0), site.tensor(1), places)
 
 

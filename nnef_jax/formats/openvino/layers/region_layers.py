@@ -81,13 +81,10 @@ def _several_classes(site: LayerSite) -> Any:
         )  # fmt: skip
     else:
         counts: Any = site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
-        overlaps = {
-            "iou_threshold": site.number("iou_threshold", 0),
-            "eta": site.number("nms_eta", 1),
-        }
         rows, indices, count = site.last.multiclass_suppression(
-            *site.first(2), counts, **how, **overlaps
-        )
+            *site.first(2), counts, **how, eta=site.number("nms_eta", 1),
+            iou_threshold=site.number("iou_threshold", 0),
+        )  # fmt: skip
     return [rows, *_typed(site, indices, count)]
 
 

@@ -67,10 +67,6 @@ def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
     return site.unsqueezed(x, *range(len(x.type.shape), rank))
 
 
-def _scattered(site: LayerSite, rows: Value, segments: Value, start: Value, how: str) -> Value:
-    return site.step.scatter_nd(start, site.unsqueezed(segments, 1), rows, reduction=how)
-
-
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Return how many items each segment has."""
     places = site.places(count, 0, 2)
@@ -93,7 +89,7 @@ def _bags(
     """
     dtype, cells = rows.type.dtype, rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
-    total = _scattered(site, rows, segments, start, "add")
+    total = site.step.scatter_nd(start, site.unsqueezed(segments, 1), rows, reduction="add")
     if over != "sum":
         sizes = _counts(site, segments, count, dtype)
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
@@ -151,13 +147,12 @@ def _segment_max(site: LayerSite) -> Value:
     elif isinstance(segments, Constant):
         count = int(segments.array.max(initial=-1)) + 1
     else:
-        raise InvalidOperation(
-            "how many segments there are depends on values, input 2 does not say it"
-        )
+        message = "how many segments there are depends on values, input 2 does not say it"
+        raise InvalidOperation(message)
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
     places = site.whole(1)
-    found = _scattered(site, x, places, start, "max")
+    found = site.step.scatter_nd(start, site.unsqueezed(places, 1), x, reduction="max")
     if site.choice("fill_mode", "zero", "lowest") == "lowest":
         return site.last.copy(found)
     rank = 1 + len(cells)

@@ -58,7 +58,7 @@ def _rebatched(wanted: Sequence[int], declared: Sequence[int], found: Sequence[i
     if tuple(declared) == tuple(found) or not wanted:
         return wanted
     if wanted[0] == declared[0] and wanted[0] != found[0]:
-        return [0, *wanted[1:]] if found[0] is UNKNOWN else [found[0], *wanted[1:]]
+        return [0, *wanted[1:]]  # which copies that of the input
     rest = math.prod(wanted[1:])
     if UNKNOWN in found or (rest and math.prod(found) % rest == 0):
         return [-1, *wanted[1:]]
@@ -134,9 +134,8 @@ def _cut(site: LayerSite, axis: int, lengths: Sequence[int]) -> Sequence[Value]:
         raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
     total = x.type.shape[axis]
     if total is not UNKNOWN and sum(lengths) != total:
-        raise InvalidShape(
-            f"lengths {list(lengths)} do not add up to the {total} items of axis {axis}"
-        )
+        message = f"lengths {list(lengths)} do not add up to the {total} items of axis {axis}"
+        raise InvalidShape(message)
     if 0 not in lengths and len(lengths) > 1:
         common = math.gcd(*lengths)
         return _parts(site, axis, [n // common for n in lengths])

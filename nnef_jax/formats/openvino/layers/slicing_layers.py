@@ -46,10 +46,8 @@ def _sliced(site: LayerSite, x: Value, parts: Mapping[int, Part], *, final: bool
 def _slice(site: LayerSite, x: Value) -> Value:
     begin, end, step = (site.integers(i) for i in (1, 2, 3))
     axes = site.axes(4) if site.has(4) else range(len(begin))
-    parts: dict[int, Part] = {
-        a: (b, e, s) for a, b, e, s in zip(axes, begin, end, step, strict=True)
-    }
-    return _sliced(site, x, parts, final=True)
+    bounds = zip(begin, end, step, strict=True)
+    return _sliced(site, x, dict(zip(axes, bounds, strict=True)), final=True)
 
 
 @everywhere("StridedSlice")
