@@ -28,6 +28,7 @@ _SOURCE = typer.Argument(
     help="The network: a folder, a graph.nnef, .xml, .onnx or .tflite, a tar or zip archive.",
     show_default=False,
 )
+_SUFFIXES = (".nnef", ".tar", ".tgz", ".gz", ".xz", ".bz2", ".zip", ".xml", ".onnx", ".tflite")
 Source = Annotated[str, _SOURCE]
 SourceOrNone = Annotated[str | None, _SOURCE]
 Files = Annotated[
@@ -217,6 +218,15 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     return nullcontext() if no_cache else kept(cache_dir)
+
+
+def name_of(source: str) -> str:
+    """Return what a network is called after its file or folder, without suffixes of formats."""
+    path = Path(source).resolve()
+    name = (path.parent if path.name == "graph.nnef" else path).name
+    while (suffix := Path(name).suffix) in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
 
 
 def _numbers(text: str, option: str) -> tuple[float, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,8 +11,6 @@ import typer
 from nnef_jax.cli import command_options as option
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import print_result, status
-
-_SUFFIXES = (".nnef", ".tar", ".tgz", ".gz", ".xz", ".bz2", ".zip", ".xml", ".onnx")
 
 
 @app.command()
@@ -89,9 +86,4 @@ def _named(text: str) -> tuple[str, str]:
     name, equals, source = text.partition("=")
     if equals and "/" not in name:
         return name, source
-    path = Path(text).resolve()
-    path = path.parent if path.name == "graph.nnef" else path
-    name = path.name
-    while (suffix := Path(name).suffix) in _SUFFIXES:
-        name = name.removesuffix(suffix)
-    return name, text
+    return option.name_of(text), text

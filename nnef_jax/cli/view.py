@@ -20,7 +20,7 @@ def view(
     source: option.Source,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The HTML file to make.", show_default=False),
+        typer.Option("--output", "-o", help="The file to make, NAME.html by default."),
     ] = None,
     profile: Annotated[
         Path | None,
@@ -36,9 +36,12 @@ def view(
         bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
     ] = False,
 ) -> None:
-    """Make a page that shows a network: its graph, shapes, weights, work."""
+    """Make a page that shows a network: its graph, shapes, weights, work.
+
+    NAME is that of the network's file or folder. With --json nothing is made unless asked for.
+    """
     if output is None and not as_json:
-        raise typer.BadParameter("is needed, or --json", param_hint="--output")
+        output = Path(f"{option.name_of(source) or 'network'}.html")
     network = reading.read(source)
     with status("making the page"):
         from nnef_jax.viewing.page import page_of

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
-from tests.cli_support import call, fails, linear_scores, ok
+import nnef_jax
+from tests.cli_support import fails, linear_scores, ok
 
 
 @pytest.fixture
@@ -30,9 +32,20 @@ def test_view_prints_what_it_shows(scores):
     assert shown["totals"]["multiply_adds"] == 7 * 12
 
 
-def test_view_needs_an_output(scores):
-    code, out, err = call("view", scores)
-    assert (code, out) == (2, "") and "--output" in err
+@pytest.mark.parametrize("source", ["scores", "scores/graph.nnef", "scores.nnef.tgz"])
+def test_view_makes_a_page_named_after_the_network(scores, tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    nnef_jax.load(scores).save(tmp_path / "scores.nnef.tgz")
+    ok("view", source, "--json")
+    assert not Path("scores.html").exists()
+    assert ok("view", source) == "saved scores.html\n"
+    before = Path("scores.html").read_bytes()
+    assert before.startswith(b"<!doctype html>")
+    Path("scores.html").write_text("mine")
+    assert "scores.html" in fails("view", source)
+    assert Path("scores.html").read_text() == "mine"
+    ok("view", source, "--overwrite")
+    assert Path("scores.html").read_bytes() == before
 
 
 def test_view_colours_by_files(scores, tmp_path):
