@@ -8,13 +8,12 @@ modules the boundary is where fewest tensors are alive.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, takewhile
+from itertools import accumulate
 
 from lowering.graph import Call, Graph, Operation, Value
-
-Path = tuple[str, ...]
+from nnef_jax.module_names import ModuleNames, Path, components, shared_start
 
 _MANY = 60  # units, from which on a "_" in labels is taken for what separates modules
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)
@@ -82,15 +81,24 @@ def alive(units: Sequence[OperationUnit], graph: Graph) -> list[int]:
 
 def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[int]) -> None:
     """Give each unit the path of its module; of those in one fragment call, a common one first."""
-    known = _paths_by_label(units, graph, _components)
-    if not _tell(known) and len(units) > _MANY:
-        known = _paths_by_label(units, graph, lambda label: tuple(label.split("_")))
+    names = ModuleNames(graph)
+    known = [names.by_labels(unit.operations) for unit in units]
+    if _tell(known):
+        known = [
+            path or names.by_name(u.main) or path for u, path in zip(units, known, strict=True)
+        ]
+    elif len(units) > _MANY:
+        labels = {p.value: tuple(p.label.split("_"))[:-1] for p in graph.parameters}
+        known = [
+            shared_start([labels[v] for x in unit.operations for v in x.reads() if labels.get(v)])
+            for unit in units
+        ]
     if not _tell(known):
-        known = [_components(unit.main.name)[:-1] or None for unit in units]
+        known = [components(unit.main.name)[:-1] or None for unit in units]
         if 2 * sum(path is not None for path in known) < len(units):
             return
     spans = _invocations(units)
-    anchors = [_common([p for p in known[a:b] if p is not None]) for a, b in spans]
+    anchors = [shared_start([p for p in known[a:b] if p is not None]) for a, b in spans]
     for (a, b), path in zip(spans, _filled(anchors, spans, living), strict=True):
         for index in range(a, b):
             unit = known[index]
@@ -98,36 +106,9 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
             units[index].path = unit if unit is not None and b - a > 1 else path
 
 
-def _components(name: str) -> Path:
-    separator = "/" if "/" in name else r"\.|__"
-    return tuple([part for part in re.split(separator, name) if part])
-
-
 def _tell(paths: Sequence[Path | None]) -> bool:
     """Tell whether paths say something of a network."""
     return len({path for path in paths if path}) > 2
-
-
-def _paths_by_label(
-    units: Sequence[OperationUnit], graph: Graph, components: Callable[[str], Path]
-) -> list[Path | None]:
-    labels = {p.value: components(p.label)[:-1] for p in graph.parameters}
-    return [
-        _common([labels[v] for x in unit.operations for v in x.reads() if labels.get(v)])
-        for unit in units
-    ]
-
-
-def _common(paths: Sequence[Path]) -> Path | None:
-    """Return the start that paths share, None without any."""
-    if not paths:
-        return None
-    first, last = min(paths), max(paths)  # what these share, those in between share too
-    return first[: _shared(first, last)]
-
-
-def _shared(left: Path, right: Path) -> int:
-    return sum(1 for _ in takewhile(bool, map(str.__eq__, left, right)))
 
 
 def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
@@ -158,7 +139,7 @@ def _filled(
         order = cuts if after == len(anchors) else reversed(cuts)
         counted = dict(zip(cuts, counts, strict=True))
         cut = min(order, key=counted.__getitem__)
-        shared = _shared(left, right)
+        shared = len(shared_start([left, right]) or ())
         for index in range(before + 1, after):
             found[index] = _block(left if index < cut else right, shared)
     return found
