@@ -129,6 +129,26 @@ class Model:
         unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
         return _on(GivenArrays(definition.with_unread(unread), (whole, state)))
 
+    def with_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> Model:
+        """Return a model on the weights of a PyTorch module, of the kind that was exported.
+
+        Arrays are numpy's, jax's or torch's. A name is a label as it is, or what torch_to_nnef or
+        torch.onnx made of it: docs/pytorch.md. Raises InputError for names that are missing, left
+        over or fit several parameters, and for other shapes.
+
+        >>> model.with_state_dict(torch.load("trained.pt"))
+
+        Args:
+            state_dict: arrays by name, as `module.state_dict()` has them. Counts of batches are
+                passed over, and so is what does nothing: norms of weight 1 and bias 0.
+            strict: whether names may be neither missing nor left over. Otherwise this model's own
+                arrays stand for what is missing.
+        """
+        from nnef_jax.state_dict import stored_params
+
+        stored = stored_params(self.graph, state_dict, strict=strict)
+        return self.with_params({**self.params, **stored})
+
     def shard(
         self,
         mesh: Mesh,

@@ -53,6 +53,7 @@ class ModuleNames:
         self._starts: dict[str, Path] = {}
         self._labels = {p.value: p.label for p in graph.parameters}
         self._folded: dict[str, Path] = {}
+        self._groups: dict[str, int] = {}
         origins: dict[Value, str] = dict(self._labels)
         known: dict[str, set[Path | None]] = {}
         for operation in graph.operations:
@@ -60,6 +61,12 @@ class ModuleNames:
             if read and len([*operation.reads()]) == 1:
                 origins |= dict.fromkeys(operation.writes(), read[0])
             for label in read:
+                if (
+                    operation.kind == "deconv"
+                    and "__" in label
+                    and components(label)[-1] == "weight"
+                ):
+                    self._groups[label] = int(dict(operation.attributes)["groups"])
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
                     self._folded[label] = (*components(operation.name)[:-1], "weight")
                 elif "." in label and "__" in operation.name:
@@ -79,6 +86,10 @@ class ModuleNames:
     def is_transposed(self, label: str) -> bool:
         """Tell whether an exporter stores this matrix transposed, however square it is."""
         return label in self._folded
+
+    def groups_of(self, label: str) -> int:
+        """Return the groups of a deconvolution whose filter torch_to_nnef rewrote, 0 of others."""
+        return self._groups.get(label, 0)
 
     def of_operation(self, operation: Operation) -> Path:
         """Return the module of an operation, as far as its parameters or its name tell."""

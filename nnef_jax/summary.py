@@ -8,12 +8,13 @@ from lowering.extents import is_known, known, show, volume
 from lowering.graph import Graph
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
+from nnef_jax.module_names import ModuleNames
 from nnef_jax.network import Network
 from nnef_jax.printable import printable
 
-_Row = tuple[str, str, str, str, str, str]
-_HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs")
-_SIDES = "<<<<>>"  # to which columns are aligned
+_Row = tuple[str, str, str, str, str, str, str]
+_HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
+_SIDES = "<<<<>><"  # to which columns are aligned
 _WIDEST = 60  # that a column is made; what is longer in it stays as it is
 
 
@@ -22,7 +23,8 @@ def summarise(
 ) -> str:
     """Return a table with a line for each operation, then one for each unused parameter.
 
-    Operations of the names `in_integers` are marked. Remarks are the last lines.
+    Operations of the names `in_integers` are marked. Remarks are the last lines. The last column
+    has modules, where names tell them.
 
     Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
     more rows than the network's limits allow.
@@ -34,8 +36,11 @@ def summarise(
     for row in _rows(graph, work, unused, in_integers):
         meter.spend(ROW, graph.name)
         rows.append([*map(printable, row)])
-    widths = [min(_WIDEST, max(map(len, column))) for column in zip(_HEAD, *rows, strict=True)]
-    lines = [_line(_HEAD, widths), _line(["-" * width for width in widths], widths)]
+    head: Sequence[str] = _HEAD
+    if not any(row[-1] for row in rows):
+        head, rows = head[:-1], [row[:-1] for row in rows]
+    widths = [min(_WIDEST, max(map(len, column))) for column in zip(head, *rows, strict=True)]
+    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
     lines += [_line(row, widths) for row in rows]
     sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
     spare = sum(size for label, size in sizes.items() if label in unused)
@@ -52,25 +57,27 @@ def _rows(
     graph: Graph, counts: Iterable[int], unused: Collection[str], in_integers: Collection[str]
 ) -> Iterator[_Row]:
     for value in graph.inputs:
-        yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "")
+        yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "", "")
+    names = ModuleNames(graph)
     sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
     for operation, work in zip(graph.operations, counts, strict=True):
         # A parameter counts for the first operation that reads it.
         count = sum(sizes.pop(value, 0) for value in operation.reads())
         kind, numbers = operation.kind, (_number(count), _number(work))
         kind += " (int8)" if operation.name in in_integers else ""
+        module = ".".join(names.of_operation(operation))
         for value in operation.writes():
-            yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers)
+            yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers, module)
             kind, numbers = "", ("", "")
     for parameter in graph.parameters:
         if parameter.label in unused:
             type = parameter.value.type
             size = _number(volume(type.shape))
-            yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "")
+            yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "", "")
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
-    columns = zip(cells, _SIDES, widths, strict=True)
+    columns = zip(cells, _SIDES, widths, strict=False)
     return "  ".join([f"{cell:{side}{width}}" for cell, side, width in columns]).rstrip()
 
 
