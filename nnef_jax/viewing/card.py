@@ -10,6 +10,7 @@ from nnef_jax.network import Network
 from nnef_jax.viewing.data import page_data
 
 _ROWS = 200  # that the card has at most
+_PORTS = 100  # inputs, and outputs
 _Node = Mapping[str, Any]
 
 # Colours are those of the notebook, which may be light or dark.
@@ -45,7 +46,7 @@ def card(network: Network) -> str:
 
     def rows(group: int) -> Iterator[str]:
         nonlocal left
-        shown = [i for i in members.get(group, ()) if nodes[i]["type"] in ("group", "operation")]
+        shown = [i for i in members.get(group, ()) if _is_row(nodes[i])]
         taken = shown[: max(left, 0)]
         left -= len(taken)
         for index in taken:
@@ -61,9 +62,10 @@ def card(network: Network) -> str:
     numbers = ("operations", "parameters", "multiply_adds")
     counts = ", ".join(f"{totals[x]:,} {x.replace('_', '-')}" for x in numbers)
     ends = [
-        f"{type}s: {', '.join(_typed(data, node) for node in nodes if _is(node, type))}"
+        f"{type}s: {', '.join(_typed(data, node) for node in ports[:_PORTS])}"
+        + (f" and {len(ports) - _PORTS:,} more" if len(ports) > _PORTS else "")
         for type in ("input", "state", "output")
-        if any(_is(node, type) for node in nodes)
+        if (ports := [node for node in nodes if _is(nodes, node, type)])
     ]
     lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
     head = "".join(f"<p>{line}</p>" for line in [*lines, *map(_text, ends)])
@@ -89,8 +91,13 @@ def _number(text: str) -> str:
     return f'<span class="number">{text}</span>'
 
 
-def _is(node: _Node, type: str) -> bool:
-    return node["type"] == type and node["parent"] == 0
+def _is(nodes: list[_Node], node: _Node, type: str) -> bool:
+    """Tell whether a node is a port of the network, not of a body within it."""
+    return node["type"] == type and nodes[node["parent"]].get("by") in ("root", "ports")
+
+
+def _is_row(node: _Node) -> bool:
+    return node["type"] in ("group", "operation") and node.get("by") != "ports"
 
 
 def _typed(data: _Node, node: _Node) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import base64
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
 
 from lowering.extents import UNKNOWN, is_known, volume
 from lowering.graph import Graph, Operand, Operation, Value
@@ -22,6 +26,11 @@ _NAME = 300  # characters of a name
 _TEXT = 400  # of an attribute, or a line of the document
 _ITEMS = 24  # of an attribute that is a list
 _DETAILS = 6_000_000  # characters of attributes and lines, of all operations together
+_PORTS = 24  # inputs, states or outputs that are shown side by side, more are a group
+VALUES = 16_384  # items of an array that the page has, more have statistics alone
+_BYTES = 2_000_000  # of such arrays, all together
+
+_T = TypeVar("_T")
 
 # What a box is coloured by: few, so that they can be told apart.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
@@ -80,24 +89,26 @@ class _Page:
         pending = {value: size for value, size in sizes.items() if value not in unused}
         for operation in graph.operations:
             self.sizes[operation] = sum(pending.pop(value, 0) for value in operation.reads())
+        self.bytes = _BYTES
         parameters = [
             {
                 "label": _cut(p.label),
                 "tensor": self._tensor(p.value),
                 "unused": p.value in unused,
-                "statistics": None if (x := arrays(p.label)) is None else statistics_of(x),
+                **self._values(arrays(p.label)),
             }
             for p in graph.parameters
         ]
         self._add("group", "", None, by="root", label=_cut(graph.name))
-        for value in graph.inputs:
-            self._port("input", value.name, 0, writes=value)
-        for state in graph.states:
-            node = self._port("state", state.value.name, 0, writes=state.value)
+        for parent, value in self._beside("inputs", graph.inputs):
+            self._port("input", value.name, parent, writes=value)
+        for parent, state in self._beside("states", graph.states):
+            node = self._port("state", state.value.name, parent, writes=state.value)
             node |= {"label": _cut(state.label), "update": self._tensor(state.update)}
         self._members(tree_of(graph), 0)
-        for name, value in zip(graph.output_names, graph.outputs, strict=True):
-            self._port("output", name, 0, reads=value)
+        outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
+        for parent, (name, value) in self._beside("outputs", outputs):
+            self._port("output", name, parent, reads=value)
         totals = _summed(self.nodes)
         spare = sum(sizes[value] for value in unused)
         self.data = {
@@ -117,6 +128,37 @@ class _Page:
             "nodes": self.nodes,
             "open": _opened(self.nodes),
         }
+
+    def _values(self, array: Any) -> dict[str, Any]:
+        """Return statistics of an array, and where it is small a .npy file of it, as base64."""
+        if array is None:
+            return {"statistics": None}
+        found: dict[str, Any] = {"statistics": statistics_of(array)}
+        if found["statistics"]["count"] <= min(VALUES, self.bytes // 16):
+            known = np.asarray(array)
+            known = known if known.dtype.kind in "biufc" else known.astype(np.float32)
+            file = io.BytesIO()
+            np.save(file, np.asarray(known, order="C"), allow_pickle=False)
+            self.bytes -= known.nbytes
+            found["npy"] = base64.b64encode(file.getvalue()).decode()
+        return found
+
+    def _beside(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
+        """Yield ports with the groups that they are in: the root, or where there are many others.
+
+        A group of groups has each in turn, since a parent comes before its members.
+        """
+        if len(ports) <= _PORTS:
+            yield from ((0, port) for port in ports)
+            return
+        whole = parent = len(self.nodes)
+        self._add("group", what, 0, by="ports", label=f"{len(ports):,} {what}")
+        for index, port in enumerate(ports):
+            if len(ports) > MOST and index % MOST == 0:
+                label = f"{index:,} … {min(index + MOST, len(ports)) - 1:,}"
+                parent = len(self.nodes)
+                self._add("group", f"{what}/{index}", whole, by="ports", label=label)
+            yield parent, port
 
     def _add(self, type: str, name: str, parent: int | None, **fields: Any) -> dict[str, Any]:
         node = {"type": type, "name": _cut(name), "parent": parent, **fields}
@@ -271,7 +313,7 @@ def _opened(nodes: list[dict[str, Any]]) -> list[int]:
 
 
 def _opens(node: dict[str, Any]) -> bool:
-    return node["type"] == "group" and node["by"] not in ("operation", "call")
+    return node["type"] == "group" and node["by"] not in ("operation", "call", "ports")
 
 
 def _file(graph: Graph) -> str:

@@ -27,7 +27,7 @@ from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
 
-_SCRIPTS = ("graph.js", "layout.js", "draw.js", "panel.js", "app.js")
+_SCRIPTS = ("graph", "layout", "draw", "panel", "values", "export", "app", "search", "start")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Page:
     def _repr_html_(self) -> str:
         page = html.escape(self.html)
         size = 'width="100%" height="620" style="border: 0; border-radius: 12px"'
-        return f'<iframe srcdoc="{page}" {size} sandbox="allow-scripts"></iframe>'
+        return f'<iframe srcdoc="{page}" {size} sandbox="allow-scripts allow-downloads"></iframe>'
 
 
 def view(
@@ -123,7 +123,7 @@ def _asset(name: str) -> str:
 def _html(data: Mapping[str, Any]) -> str:
     dagre = _asset("dagre.min.js").replace("//# sourceMappingURL=dagre.min.js.map", "")
     notice = f"/*! @dagrejs/dagre 3.1.3\n{_asset('dagre.LICENSE')}*/\n"
-    script = "\n".join(map(_asset, _SCRIPTS))
+    script = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
     parts = {
         "style": _asset("style.css"),
         "dagre": notice + dagre,

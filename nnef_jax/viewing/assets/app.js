@@ -1,4 +1,4 @@
-// Reacts to people: selecting, folding, searching, moving, keys, dark mode, links.
+// Reacts to people: selecting, folding, moving, keys, dark mode, links.
 
 const $ = (id) => document.getElementById(id);
 let found = null;                            // the layout
@@ -37,6 +37,7 @@ function select(i, { focus = true } = {}) {
   if (location.protocol !== "about:") history.replaceState(null, "", i ? `#${linkOf(i)}` : location.pathname + location.search);
   $("said").textContent = i ? described(i) : data.name;
   const box = drawnBoxes.get(i);
+  drawMap();
   if (focus) (box?.element ?? svg).focus({ preventScroll: true });
 }
 
@@ -88,17 +89,59 @@ function unfoldMore() {
 
 // --- where the scene is ---
 
+// Text that would be under 7.5 pixels is not drawn; titles are larger instead, and none is too far.
+const READABLE = 7.5;
+const FARTHEST = READABLE / 24;
 function look() {
-  scene.setAttribute("transform", `translate(${sight.x},${sight.y}) scale(${sight.scale})`);
-  svg.classList.toggle("far", sight.scale < 0.45);
+  const { x, y, scale } = sight;
+  scene.setAttribute("transform", `translate(${x},${y}) scale(${scale})`);
+  svg.classList.toggle("far", 10.5 * scale < READABLE);
+  svg.classList.toggle("farthest", scale < FARTHEST);
+  drawMap();
 }
 
-function fit(least = 0) {
+// The overview: all boxes, and what of them is in sight.
+const map = $("map").getContext("2d");
+function drawMap() {
+  const { width, height } = svg.getBoundingClientRect();
+  const all = found.width * sight.scale <= width && found.height * sight.scale <= height;
+  $("map").hidden = all && sight.x >= 0 && sight.y >= 0;
+  if ($("map").hidden) return;
+  const { width: w, height: h } = $("map");
+  const part = Math.min(w / found.width, h / found.height);
+  const { color, caretColor } = getComputedStyle($("map"));
+  map.clearRect(0, 0, w, h);
+  map.setTransform(part, 0, 0, part, (w - found.width * part) / 2, (h - found.height * part) / 2);
+  for (const [i, box] of drawnBoxes) {
+    map.fillStyle = i === state.selected ? caretColor : color;
+    map.globalAlpha = state.open.has(i) ? 0.25 : 1;
+    map.fillRect(box.left, box.top, Math.max(box.width, 2 / part), Math.max(box.height, 2 / part));
+  }
+  map.globalAlpha = 1;
+  map.strokeStyle = caretColor;
+  map.lineWidth = 2 / part;
+  map.strokeRect(-sight.x / sight.scale, -sight.y / sight.scale, width / sight.scale, height / sight.scale);
+  map.setTransform(1, 0, 0, 1, 0, 0);
+}
+function goThere({ clientX, clientY, buttons }) {
+  if (!buttons) return;
+  const { width, height } = svg.getBoundingClientRect();
+  const { left, top, width: w, height: h } = $("map").getBoundingClientRect();
+  const part = Math.min(w / found.width, h / found.height);
+  sight.x = width / 2 - sight.scale * (clientX - left - (w - found.width * part) / 2) / part;
+  sight.y = height / 2 - sight.scale * (clientY - top - (h - found.height * part) / 2) / part;
+  look();
+}
+for (const kind of ["pointerdown", "pointermove"]) $("map").addEventListener(kind, goThere);
+addEventListener("resize", look);
+
+function fit(least = FARTHEST) {
   const { width, height } = svg.getBoundingClientRect();
   const whole = Math.min((width - 48) / found.width, (height - 48) / found.height, 1.25);
-  sight.scale = Math.max(whole, Math.min(least, (width - 48) / found.width));
-  sight.x = (width - found.width * sight.scale) / 2;
-  sight.y = whole < sight.scale ? 28 : (height - found.height * sight.scale) / 2;
+  const beside = state.across ? (height - 48) / found.height : (width - 48) / found.width;
+  sight.scale = Math.max(whole, Math.min(least, beside));
+  sight.x = state.across && whole < sight.scale ? 28 : (width - found.width * sight.scale) / 2;
+  sight.y = !state.across && whole < sight.scale ? 28 : (height - found.height * sight.scale) / 2;
   look();
 }
 
@@ -180,9 +223,13 @@ svg.addEventListener("dblclick", (event) => { if (boxAt(event)) toggle(boxAt(eve
 
 // --- keys ---
 
+const TURNED = { ArrowDown: "ArrowRight", ArrowUp: "ArrowLeft", ArrowRight: "ArrowDown", ArrowLeft: "ArrowUp" };
 function along(key) {
-  const here = drawnBoxes.get(state.selected);
-  const boxes = [...drawnBoxes].filter(([i]) => i !== state.selected && !state.open.has(i));
+  // Where the graph goes across, all is turned: keys and boxes.
+  if (state.across) key = TURNED[key];
+  const turn = (box) => (state.across ? { left: box.top, top: box.left, width: box.height, height: box.width } : box);
+  const here = drawnBoxes.has(state.selected) && turn(drawnBoxes.get(state.selected));
+  const boxes = [...drawnBoxes].filter(([i]) => i !== state.selected && !state.open.has(i)).map(([i, box]) => [i, turn(box)]);
   if (!here) return boxes.sort(([, a], [, b]) => a.top - b.top)[0]?.[0];
   const centre = (box) => [box.left + box.width / 2, box.top + box.height / 2];
   const [x, y] = centre(here);
@@ -208,67 +255,31 @@ document.addEventListener("keydown", (event) => {
     "/": () => $("query").focus(),
     f: () => fit(),
     d: dark,
+    h: across,
+    p: () => panel.focus(),
     "?": () => $("keys").showModal(),
     "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8),
-    Escape: () => select(state.selected ? nodes[state.selected].parent : 0),
+    Escape: () => select(panel.contains(target) || !state.selected ? state.selected : nodes[state.selected].parent),
   }[key];
   if (act) {
     event.preventDefault();
     act();
-  } else if (key.startsWith("Arrow") && !panel.contains(target)) {
+  } else if (!svg.contains(target) && target !== document.body) {
+    return;  // what has the focus takes these keys itself
+  } else if (key.startsWith("Arrow") && event.shiftKey) {
+    event.preventDefault();
+    const [dx, dy] = { ArrowLeft: [80, 0], ArrowRight: [-80, 0], ArrowUp: [0, 80], ArrowDown: [0, -80] }[key];
+    sight.x += dx;
+    sight.y += dy;
+    look();
+  } else if (key.startsWith("Arrow")) {
     event.preventDefault();
     const next = along(key);
     if (next !== undefined) { select(next); bringIntoSight(next); }
-  } else if ((key === "Enter" || key === " ") && !target.matches("button") && isGroup(state.selected)) {
+  } else if ((key === "Enter" || key === " ") && isGroup(state.selected)) {
     event.preventDefault();
     toggle(state.selected);
   }
-});
-
-// --- search ---
-
-function search() {
-  const query = $("query").value.trim().toLowerCase();
-  const hits = [[], [], []];
-  for (let i = 1; query && i < nodes.length && hits[0].length < 12; i++) {
-    const node = nodes[i];
-    const texts = [node.label, node.kind, node.module, node.name].filter(Boolean).map((s) => s.toLowerCase());
-    if (texts.includes(query)) hits[0].push(i);
-    else if (texts.some((s) => s.startsWith(query))) hits[1].push(i);
-    else if (texts.some((s) => s.includes(query))) hits[2].push(i);
-  }
-  const best = hits.flat().slice(0, 12);
-  $("found").replaceChildren(...best.map((i, n) => html("li",
-    { role: "option", id: `hit-${n}`, "data-i": i, "aria-selected": n === 0, class: nodes[i].family ?? "", onpointerdown: () => choose(i) },
-    html("i"), html("b", {}, nodes[i].type === "group" ? nodes[i].label : nodes[i].kind ?? nodes[i].type), html("span", {}, nodes[i].name))));
-  if (query && !best.length) $("found").append(html("li", { class: "none" }, "nothing"));
-  pointTo(0);
-  $("found").hidden = !query;
-  $("query").setAttribute("aria-expanded", String(Boolean(query)));
-}
-function pointTo(n) {
-  const hits = [...$("found").querySelectorAll("[role=option]")];
-  hits.forEach((hit, k) => hit.setAttribute("aria-selected", k === n));
-  hits[n]?.scrollIntoView({ block: "nearest" });
-  if (hits[n]) $("query").setAttribute("aria-activedescendant", hits[n].id);
-  else $("query").removeAttribute("aria-activedescendant");
-}
-function choose(i) {
-  $("query").value = "";
-  search();
-  reveal(i);
-}
-$("query").addEventListener("input", search);
-$("query").addEventListener("blur", () => { $("found").hidden = true; });
-$("query").addEventListener("keydown", (event) => {
-  const hits = [...$("found").querySelectorAll("[role=option]")];
-  const at = hits.findIndex((hit) => hit.getAttribute("aria-selected") === "true");
-  if (event.key === "ArrowDown") pointTo(Math.min(at + 1, hits.length - 1));
-  else if (event.key === "ArrowUp") pointTo(Math.max(at - 1, 0));
-  else if (event.key === "Enter" && hits[at]) choose(Number(hits[at].dataset.i));
-  else if (event.key === "Escape") { $("query").value = ""; search(); svg.focus(); }
-  else return;
-  event.preventDefault();
 });
 
 // --- the bar ---
@@ -277,6 +288,16 @@ function dark() {
   const now = document.documentElement.dataset.theme
     ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
   document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
+  drawMap();
+}
+
+// Downwards, or from left to right.
+function across() {
+  state.across = !state.across;
+  $("across").setAttribute("aria-pressed", state.across);
+  redraw();
+  fit(0.75);
+  if (state.selected) bringIntoSight(state.selected);
 }
 
 function colourBy(measure) {
@@ -307,24 +328,12 @@ $("unfold").addEventListener("click", unfoldMore);
 $("fit").addEventListener("click", () => fit());
 $("theme").addEventListener("click", dark);
 $("help").addEventListener("click", () => $("keys").showModal());
+$("across").addEventListener("click", across);
+$("svg").addEventListener("click", saveSvg);
+$("png").addEventListener("click", savePng);
 addEventListener("hashchange", () => reveal(linked(location.hash.slice(1)) ?? 0));
 addEventListener("beforeprint", () => {
   svg.setAttribute("viewBox", `-12 -12 ${found.width + 24} ${found.height + 24}`);
   scene.removeAttribute("transform");
 });
 addEventListener("afterprint", () => { svg.removeAttribute("viewBox"); look(); });
-
-// --- the start ---
-
-redraw();
-fit(0.75);
-if (data.coloured_by.length) {
-  $("colours").value = data.coloured_by[0];
-  colourBy(data.coloured_by[0]);
-}
-// What the address names, or else the first operation that differs from what it is compared with.
-const differs = nodes.findIndex((node) => node.type === "operation" && node.reason);
-const wanted = (location.hash && linked(location.hash.slice(1))) || Math.max(differs, 0);
-if (wanted) reveal(wanted); else showPanel();
-// When the graph was drawn, in milliseconds since the page was asked for.
-requestAnimationFrame(() => setTimeout(() => { document.documentElement.dataset.drawn = performance.now().toFixed(); }));

@@ -60,28 +60,30 @@ const ends = (end) => typeof end !== "string" && !state.open.has(end);
 function drawShapes(parent, found) {
   const seen = new Set();
   for (const { from, to, points, tensors: carried, back } of found.lines) {
-    const key = `${from}|${Math.round(points[0].x)}`;
+    const key = `${from}|${Math.round(state.across ? points[0].y : points[0].x)}`;
     if (typeof from === "string" || typeof to === "string" || seen.has(key) || back) continue;
     seen.add(key);
     const shapes = new Set([...carried].map(shape));
     const label = shapes.size === 1 ? [...shapes][0] : `${carried.size} tensors`;
-    parent.append(text(fitted(label, "text", 150), { x: points[0].x + 7, y: points[0].y + 15, class: "extent" }));
+    const at = state.across ? { x: points[0].x + 8, y: points[0].y - 5 } : { x: points[0].x + 7, y: points[0].y + 15 };
+    parent.append(text(fitted(label, "text", state.across ? 74 : 150), { ...at, class: "extent" }));
   }
 }
 
-// A soft curve down through points: it never turns back between two of them.
+// A soft curve down (or across) through points: it never turns back between two of them.
 function curve(points) {
+  if (state.across) points = points.map(flip);
+  const at = (x, y) => (state.across ? `${round(y)},${round(x)}` : `${round(x)},${round(y)}`);
   const slopes = points.map((p, i) => {
     if (i === 0 || i === points.length - 1) return 0;
     const [a, b] = [points[i - 1], points[i + 1]];
     return (p.x - a.x) * (b.x - p.x) <= 0 ? 0 : (b.x - a.x) / (b.y - a.y || 1);
   });
-  let path = `M${round(points[0].x)},${round(points[0].y)}`;
+  let path = `M${at(points[0].x, points[0].y)}`;
   for (let i = 1; i < points.length; i++) {
     const [p, q] = [points[i - 1], points[i]];
     const third = (q.y - p.y) / (slopes[i - 1] || slopes[i] ? 3 : 2);
-    path += `C${round(p.x + slopes[i - 1] * third)},${round(p.y + third)} `
-      + `${round(q.x - slopes[i] * third)},${round(q.y - third)} ${round(q.x)},${round(q.y)}`;
+    path += `C${at(p.x + slopes[i - 1] * third, p.y + third)} ${at(q.x - slopes[i] * third, q.y - third)} ${at(q.x, q.y)}`;
   }
   return path;
 }
@@ -90,6 +92,7 @@ const round = (x) => Math.round(x * 10) / 10;
 function described(i) {
   const node = nodes[i];
   const out = (node.writes ?? []).map((t) => `${tensors[t].name} ${typed(t)}`).join(", ");
+  if (node.by === "ports") return `group ${node.label}`;
   if (node.type === "group") return `group ${node.label}, ${count(node.operations)} operations`;
   return `${node.kind ?? node.type} ${node.name}${out ? `, ${out}` : ""}`;
 }
@@ -135,6 +138,7 @@ function closedBox(box) {
   if (!plain && !port) found.append(make("rect", { class: "stripe", x: 8, y: 11, width: 3, height: height - 22, rx: 1.5 }));
   const middle = port ? { x: width / 2, "text-anchor": "middle" } : { x: plain ? 15 : 20 };
   found.append(text(title, { ...middle, y: 20, class: "title" }));
+  found.append(text(boxOf(box.i).short, { ...middle, y: height / 2 + 8, class: "short" }));
   texts.forEach((line, n) => found.append(text(line, { ...middle, y: 36 + 15 * n, class: n ? "text faint" : "text" })));
   if (badge) found.append(...badged(badge, width, nodes[box.i].repeats));
   if (plain) found.append(...share(box.i, width, height));
@@ -169,6 +173,7 @@ function openGroup(box) {
   found.append(
     make("rect", { class: "frame", width, height, rx: 12 }),
     text(fitted(label, "title", width - 60), { x: 30, y: 22, class: "title" }),
+    text(fitted(label, "title", (width - 44) / FAR), { x: 30, y: 27, class: "short" }),
     make("path", { class: "fold", d: "M14,14 l5,5 l5,-5" }),
   );
   if (node.repeats) found.append(...badged(`×${node.repeats}`, width, true));

@@ -30,7 +30,7 @@ for (const edge of edges) {
 }
 
 // What the page is at: open groups, the selected node, what boxes are coloured by.
-const state = { open: new Set([0, ...data.open]), selected: 0, colour: "kind" };
+const state = { open: new Set([0, ...data.open]), selected: 0, colour: "kind", across: false };
 
 function isGroup(i) {
   return members[i].length > 0 || nodes[i].type === "group";

@@ -1,11 +1,13 @@
 // Where boxes and edges are. Each open group is laid out by itself, with ports where edges go in and
-// out, and is then a box among the members of the group around it.
+// out, and is then a box among the members of the group around it. All goes down; where it is to go
+// across, boxes are laid out on their sides, and what is found is turned in the end.
 
 const HEAD = 34;    // of an open group, above its members
 const PAD = 18;
 const canvas = document.createElement("canvas").getContext("2d");
 const SANS = getComputedStyle(document.body).fontFamily;
 const FONTS = { title: `600 13px ${SANS}`, text: `11px ${SANS}` };
+const FAR = 24 / 13;  // how much larger titles are from afar
 const widths = new Map();
 
 function widthOf(text, font) {
@@ -43,7 +45,7 @@ function measure(i) {
   const title = fitted(plain ? called(i) : port ? node.label ?? node.name : node.kind, "title", most);
   const lines = [];
   if (plain) {
-    lines.push(`${count(node.operations)} operations`);
+    lines.push(node.by === "ports" ? node.name : `${count(node.operations)} operations`);
   } else if (port) {
     lines.push(typed(node.reads[0]?.[1] ?? node.writes[0]));
   } else {
@@ -54,10 +56,12 @@ function measure(i) {
   const texts = lines.map((line) => fitted(line, "text", most));
   const badge = node.repeats ? `×${node.repeats}` : isGroup(i) ? String(members[i].length) : "";
   const extra = badge ? widthOf(badge, "text") + 22 : 0;
-  const width = Math.max(widthOf(title, "title") + extra, ...texts.map((t) => widthOf(t, "text"))) + 35;
+  const needed = Math.max(widthOf(title, "title") + extra, ...texts.map((t) => widthOf(t, "text"))) + 35;
+  const width = Math.max(Math.ceil(needed), port ? 70 : 112);
   return {
-    title, texts, badge, plain, port,
-    width: Math.max(Math.ceil(width), port ? 70 : 112),
+    title, texts, badge, plain, port, width,
+    // From afar the start of the title stands alone, and is larger.
+    short: fitted(title, "title", (width - (port ? 16 : 26)) / FAR),
     height: 30 + 15 * texts.length + (plain ? 5 : 0),
   };
 }
@@ -92,18 +96,29 @@ function layout() {
     for (; b !== a; [to, b] = [b, nodes[b].parent]) link(b, `in ${source}`, to, edge, source);
     link(a, from, to, edge, source);
   }
-  return laidOut(0, links);
+  const found = laidOut(0, links);
+  return state.across ? turned(found) : found;
+}
+
+const flip = ({ x, y }) => ({ x: y, y: x });
+function turned(found) {
+  return {
+    ...found, width: found.height, height: found.width,
+    boxes: found.boxes.map((box) => ({
+      ...box, ...flip(box), width: box.height, height: box.width, inside: box.inside && turned(box.inside) })),
+    lines: found.lines.map((line) => ({ ...line, points: line.points.map(flip) })),
+  };
 }
 
 function laidOut(group, links) {
   const graph = new dagre.graphlib.Graph({ multigraph: true });
-  graph.setGraph({ rankdir: "TB", nodesep: 30, edgesep: 16, ranksep: 40, marginx: 0, marginy: 0 });
+  graph.setGraph({ rankdir: "TB", nodesep: 30, edgesep: 16, ranksep: state.across ? 90 : 40, marginx: 0, marginy: 0 });
   const inner = new Map();
   for (const i of members[group]) {
     const inside = state.open.has(i) ? laidOut(i, links) : null;
     if (inside) inner.set(i, inside);
-    const size = inside ?? boxOf(i);
-    graph.setNode(String(i), { width: size.width, height: size.height });
+    const { width, height } = inside ?? boxOf(i);
+    graph.setNode(String(i), !inside && state.across ? { width: height, height: width } : { width, height });
   }
   const here = [...(links.get(group)?.values() ?? [])];
   here.forEach((edge, n) => {
@@ -150,10 +165,11 @@ function placed(group, graph, here, inner) {
   const pad = group === 0 ? 0 : PAD;
   const head = group === 0 ? 0 : HEAD;
   const title = group === 0 ? 0 : Math.min(2 * widthOf(boxOf(group).title, "title") + 84, 300);
-  const width = Math.max(right - left + 2 * pad, title);
-  const height = bottom - top + 2 * pad + head;
-  const dx = (width - (right - left)) / 2 - left;
-  const dy = pad + head - top;
+  const { across } = state;  // then the head is beside, before the group is turned
+  const width = across ? right - left + 2 * pad + head : Math.max(right - left + 2 * pad, title);
+  const height = across ? Math.max(bottom - top + 2 * pad, title) : bottom - top + 2 * pad + head;
+  const dx = across ? pad + head - left : (width - (right - left)) / 2 - left;
+  const dy = across ? (height - (bottom - top)) / 2 - top : pad + head - top;
   const move = (p) => ({ x: p.x + dx, y: p.y + dy });
   const ports = new Map();
   for (const line of lines) {

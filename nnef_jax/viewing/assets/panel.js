@@ -38,7 +38,7 @@ function overview() {
     ]),
     ...["input", "output", "state"].map((type) => section(
       `${type[0].toUpperCase()}${type.slice(1)}s`,
-      members[0].filter((i) => nodes[i].type === type).slice(0, 100).map((i) => html("p", { class: "row" },
+      portsOf(type).slice(0, 100).map((i) => html("p", { class: "row" },
         goTo(i, nodes[i].label ?? nodes[i].name), html("span", {}, typed(nodes[i].reads[0]?.[1] ?? nodes[i].writes[0])))),
     )),
     legend(),
@@ -47,6 +47,12 @@ function overview() {
     section("Largest parameters", largestParameters()),
     data.trimmed ? html("p", { class: "muted" }, "The network is large: attributes and text of some operations are left out.") : "",
   ].flat().filter((x) => x !== "");
+}
+
+// The ports of the network, not those of a body within it.
+function portsOf(type) {
+  const inside = (i) => (nodes[i].by === "ports" ? members[i].flatMap(inside) : [i]);
+  return members[0].flatMap(inside).filter((i) => nodes[i].type === type);
 }
 
 function largestParameters() {
@@ -154,7 +160,8 @@ function parameterCard(parameter, name) {
     name ? html("em", {}, name) : "",
     reader > 0 ? goTo(reader, parameter.label) : html("b", {}, parameter.label),
     html("span", {}, typed(parameter.tensor)),
-    parameter.statistics ? statistics(parameter.statistics) : "");
+    parameter.statistics ? statistics(parameter.statistics) : "",
+    values(parameter));
 }
 
 function statistics(s) {
