@@ -51,6 +51,7 @@ class ModuleNames:
 
     def __init__(self, graph: Graph) -> None:
         self._starts: dict[str, Path] = {}
+        self._outputs = tuple(graph.output_names)  # a user's names, and those derived from them
         self._labels = {p.value: p.label for p in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
@@ -93,7 +94,7 @@ class ModuleNames:
 
     def of_operation(self, operation: Operation) -> Path:
         """Return the module of an operation, as far as its parameters or its name tell."""
-        return self.by_labels([operation]) or self.by_name(operation)
+        return self.by_labels([operation]) or self.by_name(operation) or ()
 
     def by_labels(self, operations: Sequence[Operation]) -> Path | None:
         """Return the module that all parameters are of which operations read, None without any."""
@@ -101,12 +102,17 @@ class ModuleNames:
         paths = [self.of_label(label)[:-1] for label in labels if label is not None]
         return shared_start([path for path in paths if path])
 
-    def by_name(self, operation: Operation) -> Path:
-        """Return the module that an operation's name has, if parameters are of it or in it."""
+    def by_name(self, operation: Operation) -> Path | None:
+        """Return the module that an operation's name has, if parameters are of it or in it.
+
+        It is () for what torch_to_nnef names as of no module, and None where nothing is known.
+        """
+        if self._starts and "__" not in operation.name:
+            return None if operation.name.startswith(self._outputs) else ()
         path = self._whole(operation.name)[:-1]
         while path and path not in self._modules:
             path = path[:-1]
-        return path
+        return path or None
 
     def _whole(self, name: str) -> Path:
         root, separator, _ = name.partition("__")

@@ -84,9 +84,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
     names = ModuleNames(graph)
     known = [names.by_labels(unit.operations) for unit in units]
     if _tell(known):
-        known = [
-            path or names.by_name(u.main) or path for u, path in zip(units, known, strict=True)
-        ]
+        known = _named(units, known, names)
     elif len(units) > _MANY:
         labels = {p.value: tuple(p.label.split("_"))[:-1] for p in graph.parameters}
         known = [
@@ -104,6 +102,21 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
             unit = known[index]
             # In a call, the path that its operations share comes before the call.
             units[index].path = unit if unit is not None and b - a > 1 else path
+
+
+def _named(
+    units: Sequence[OperationUnit], known: Sequence[Path | None], names: ModuleNames
+) -> list[Path | None]:
+    """Add the paths that names of operations tell, where the parameters before or after agree."""
+    before = [*accumulate(known, lambda last, path: path or last)]
+    after = [*accumulate(reversed(known), lambda last, path: path or last)][::-1]
+    found = [*known]
+    for index, unit in enumerate(units):
+        if not known[index] and (path := names.by_name(unit.main)) is not None:
+            near = [x for x in (before[index], after[index]) if x is not None]
+            if any(x[: len(path)] == path for x in near):
+                found[index] = path
+    return found
 
 
 def _tell(paths: Sequence[Path | None]) -> bool:

@@ -6,7 +6,6 @@ Debian's Chromium draws it; playwright (pip install playwright) speaks with it.
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
 
@@ -16,48 +15,7 @@ from tests.text_support import network
 from tests.viewing.networks import gpt
 from tests.viewing.test_page import DIGITS, HOSTILE
 
-playwright = pytest.importorskip("playwright.sync_api")
-CHROMIUM = shutil.which("chromium")
-OFF = ["background-networking", "component-update", "sync", "gpu", "quic"]
-FLAGS = ["--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in OFF)]
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed"),
-]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def opened(browser, tmp_path):
-    """Open a page; there are no errors, and nothing is asked for but the page."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
-    said, asked = [], []
-
-    def open(page: Page, link: str = "", **options):
-        path = tmp_path / "page.html"
-        page.save(path, overwrite=True)
-        tab = context.new_page()
-        tab.on("pageerror", lambda error: said.append(str(error)))
-        tab.on("console", lambda message: said.append(message.text))
-        tab.on("dialog", lambda dialog: said.append(dialog.message) or dialog.dismiss())
-        tab.on("request", lambda request: asked.append(request.url))
-        tab.goto(path.as_uri() + link)
-        tab.wait_for_selector("html[data-drawn]")
-        return tab
-
-    yield open
-    assert said == []
-    page = (tmp_path / "page.html").as_uri()
-    assert {url.split("#")[0] for url in asked} <= {page, "data:,"}
-    context.close()
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -13,7 +15,10 @@ import pytest
 
 import nnef_jax
 from nnef_jax.array_statistics import SAMPLE, statistics_of
+from nnef_jax.viewing.data import VALUES
+from nnef_jax.viewing.page import page_of
 from tests.helpers import archive, model_of
+from tests.text_support import network
 from tests.viewing.networks import gpt
 
 DIGITS = "examples/digits/model"
@@ -312,6 +317,41 @@ def test_a_notebook_shows_the_page_in_a_frame(digits) -> None:
     assert found.tags == ["iframe"]
     (source,) = [value for _, name, value in found.attributes if name == "srcdoc"]
     assert source == page.html and html.escape(page.html) in page._repr_html_()
+
+
+def test_small_arrays_are_in_the_page_as_npy_files(digits) -> None:
+    shown = {x["label"]: x for x in nnef_jax.view(digits).data["parameters"]}
+    for label, array in digits.params.items():
+        assert array.size <= VALUES
+        found = np.load(io.BytesIO(base64.b64decode(shown[label]["npy"])), allow_pickle=False)
+        np.testing.assert_array_equal(found, array)
+    lines = "w = variable<scalar>(shape = [130, 130], label = 'w'); y = matmul(x, w);"
+    text = (
+        f"version 1.0;\ngraph g(x) -> (y)\n{{ x = external<scalar>(shape = [2, 130]); {lines} }}\n"
+    )
+    large = model_of(text, data={"w": np.ones((130, 130), np.float32)})
+    (parameter,) = nnef_jax.view(large).data["parameters"]
+    assert "npy" not in parameter and parameter["statistics"]["count"] == 130 * 130
+
+
+def test_many_ports_are_groups() -> None:
+    names = [f"x{i}" for i in range(130)]
+    lines = [f"{name} = external<scalar>(shape = [2]); y{name} = relu({name});" for name in names]
+    results = ", ".join(f"y{name}" for name in names)
+    body = " ".join(lines)
+    data = page_of(
+        network(f"version 1.0;\ngraph g({', '.join(names)}) -> ({results}) {{ {body} }}")
+    ).data
+    nodes = data["nodes"]
+    for type in ("input", "output"):
+        found = [node for node in nodes if node["type"] == type]
+        assert [node["name"] for node in found][:2] == [
+            ("x" if type == "input" else "yx") + i for i in "01"
+        ]
+        parents = [nodes[node["parent"]] for node in found]
+        assert [x["label"] for x in parents[::60]] == ["0 … 59", "60 … 119", "120 … 129"]
+        assert all(nodes[x["parent"]]["label"] == f"130 {type}s" for x in parents)
+    assert all(node["parent"] is None or node["parent"] < i for i, node in enumerate(nodes))
 
 
 def test_arrays_that_cannot_be_read_have_no_statistics(digits) -> None:

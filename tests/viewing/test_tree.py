@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import nnef_jax
 from lowering.graph import Graph, Operation
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 from tests.helpers import COMPOSITIONAL
@@ -52,6 +53,21 @@ def test_modules_are_found_by_labels() -> None:
     kinds = [x.label if isinstance(x, Group) and x.by == "module" else "" for x in block.members]
     assert [kind for kind in kinds if kind] == ["attention", "mlp"]
     assert leaves(block)[-1].kind == "add" and len(leaves(block)) == 34
+
+
+def test_modules_of_exports_are_found() -> None:
+    root = checked(nnef_jax.load("tests/torch_networks/resnet.nnef.tgz").graph)
+    assert outline(root)[-3:] == ["x", "flatten0", "logits"]
+    layer1, layer2 = [x for x in root.members if isinstance(x, Group) and x.by == "module"]
+    assert (layer1.label, layer2.label) == ("layer1", "layer2")
+    assert [x.kind for x in leaves(layer1)] == [
+        "conv", "batch_normalization", "relu", "conv", "batch_normalization", "add", "relu"
+    ]  # fmt: skip
+    assert "shortcut" in outline(layer2)
+    for name in ("bert", "gpt", "vit"):
+        root = checked(nnef_jax.load(f"tests/torch_networks/{name}.nnef.tgz").graph)
+        blocks = [x for x in root.members if isinstance(x, Group) and x.label == "blocks"]
+        assert [outline(x) for x in blocks] == [["0", "1"]]
 
 
 def test_underscores_separate_modules_of_large_networks() -> None:

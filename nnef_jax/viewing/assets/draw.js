@@ -66,7 +66,7 @@ function drawShapes(parent, found) {
     const shapes = new Set([...carried].map(shape));
     const label = shapes.size === 1 ? [...shapes][0] : `${carried.size} tensors`;
     const at = state.across ? { x: points[0].x + 8, y: points[0].y - 5 } : { x: points[0].x + 7, y: points[0].y + 15 };
-    parent.append(text(fitted(label, "text", state.across ? 74 : 150), { ...at, class: "extent" }));
+    parent.append(text(fitted(label, "text", state.across ? 98 : 150), { ...at, class: "extent" }));
   }
 }
 

@@ -61,7 +61,7 @@ function measure(i) {
   return {
     title, texts, badge, plain, port, width,
     // From afar the start of the title stands alone, and is larger.
-    short: fitted(title, "title", (width - (port ? 16 : 26)) / FAR),
+    short: fitted(plain && /^\d+$/.test(node.label) ? node.label : title, "title", (width - (port ? 16 : 26)) / FAR),
     height: 30 + 15 * texts.length + (plain ? 5 : 0),
   };
 }
@@ -112,7 +112,7 @@ function turned(found) {
 
 function laidOut(group, links) {
   const graph = new dagre.graphlib.Graph({ multigraph: true });
-  graph.setGraph({ rankdir: "TB", nodesep: 30, edgesep: 16, ranksep: state.across ? 90 : 40, marginx: 0, marginy: 0 });
+  graph.setGraph({ rankdir: "TB", nodesep: 30, edgesep: 16, ranksep: state.across ? 112 : 40, marginx: 0, marginy: 0 });
   const inner = new Map();
   for (const i of members[group]) {
     const inside = state.open.has(i) ? laidOut(i, links) : null;

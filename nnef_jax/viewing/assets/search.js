@@ -7,7 +7,8 @@ const plainText = (s) => s.toLowerCase().replace(/(?<=\d)\s*[x,]\s*(?=[\d?])/g, 
 const labelled = (t) => [parameterOf.get(t)?.label ?? tensors[t].name, typed(t)];
 
 function searchable(i) {
-  const node = nodes[i];
+  const main = nodes[i].by === "operation" ? members[i].at(-1) : i;
+  const node = { ...nodes[main], ...nodes[i] };
   const own = [node.label, node.kind, node.module, node.name].filter(Boolean);
   const more = [
     ...(node.reads ?? []).flatMap(([name, x]) => (typeof x === "string" ? [`${name}=${x}`] : labelled(x).map((s) => `${name} ${s}`))),
@@ -25,6 +26,9 @@ function hits(query) {
   const words = whole.split(/\s+/);
   const ranked = [[], [], [], []];
   for (let i = 1; i < nodes.length; i++) {
+    // An operation stands for those that prepare something for it, as its box does.
+    const { parent } = nodes[i];
+    if (nodes[parent].by === "operation" && members[parent].at(-1) === i) continue;
     const { own, all } = texts[i];
     if (!words.every((word) => all.includes(word))) continue;
     const rank = own.includes(whole) ? 0 : own.some((s) => s.startsWith(whole)) ? 1
@@ -40,7 +44,7 @@ function search() {
   const found = query ? hits(query) : [];
   $("found").replaceChildren(...found.slice(0, MOST_FOUND).map(({ i, by }, n) => html("li",
     { role: "option", id: `hit-${n}`, "data-i": i, "aria-selected": n === 0, class: nodes[i].family ?? "", onpointerdown: () => choose(i) },
-    html("i"), html("b", {}, nodes[i].type === "group" ? nodes[i].label : nodes[i].kind ?? nodes[i].type), html("span", {}, nodes[i].name),
+    html("i"), html("b", {}, nodes[i].kind ?? nodes[i].label ?? nodes[i].type), html("span", {}, nodes[i].name),
     by ? html("small", {}, by) : "")));
   if (query && !found.length) $("found").append(html("li", { class: "none" }, "nothing"));
   if (found.length > MOST_FOUND) $("found").append(html("li", { class: "none" }, `and ${count(found.length - MOST_FOUND)} more: a further word finds fewer`));
