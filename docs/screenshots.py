@@ -3,18 +3,21 @@
 python docs/screenshots.py           all of them
 python docs/screenshots.py NAME ...  these
 
-It needs Debian's chromium and playwright (pip install playwright).
+It needs Debian's chromium, playwright and pillow; torch and torch_to_nnef for exports of PyTorch.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from playwright.sync_api import sync_playwright
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,11 +36,36 @@ def _gpt() -> Any:
     return nnef_jax.view(ROOT / "tests/torch_networks/gpt.nnef.tgz")
 
 
-def _resnet50() -> Any:
-    from benchmarks.engines import write_nnef
+def _exported(name: str, **options: Any) -> Any:
+    """The page of a module of tests/torch_networks, as torch_to_nnef exports it."""
+    sys.path.insert(0, str(ROOT / "tests/torch_networks"))
+    import export
+    import modules
+    import networks
+    import torch
 
+    module = getattr(modules, name)(**options).eval()
+    generator = torch.Generator().manual_seed(0)
+    for tensor in module.state_dict().values():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randn(tensor.shape, generator=generator).abs() * 0.1)
+    network = networks.Network(lambda: module, lambda _: [], ("image",), ("logits",))
+    members = export.archive(network, module, (torch.zeros(1, 3, 224, 224),))
     with tempfile.TemporaryDirectory() as folder:
-        return nnef_jax.view(write_nnef("resnet50", 1, Path(folder)))
+        path = Path(folder) / name.lower()
+        path.mkdir()
+        for member, data in members.items():
+            (path / member).write_bytes(data)
+        return nnef_jax.view(path)
+
+
+@cache
+def _resnet50() -> Any:
+    return _exported("ResNet50")
+
+
+def _vit() -> Any:
+    return _exported("VisionTransformer", width=192, depth=12, patch=16, side=224)
 
 
 # Of each picture: the page, what its address names, light or dark, what boxes are coloured by.
@@ -45,7 +73,8 @@ PICTURES: dict[str, tuple[Callable[[], Any], str, Any, str]] = {
     "view_digits": (_digits, "conv2", "light", "kind"),
     "view_gpt": (_gpt, "blocks%2F0%2F_0__qkv__linear0", "light", "kind"),
     "view_gpt_dark": (_gpt, "", "dark", "kind"),
-    "view_resnet50": (_resnet50, "stage1%2F0%2Fexpand", "light", "kind"),
+    "view_resnet50": (_resnet50, "layer2___0__bn2__input_batch_norm0", "light", "kind"),
+    "view_vit": (_vit, "blocks%2F0%2Fattention", "dark", "kind"),
     "view_resnet50_dark": (_resnet50, "", "dark", "multiply_adds"),
 }
 
@@ -65,7 +94,8 @@ def main(argv: Sequence[str]) -> None:
             tab.wait_for_selector("html[data-drawn]")
             tab.select_option("#colours", colour)
             tab.wait_for_timeout(400)
-            tab.screenshot(path=ROOT / "docs" / "pictures" / f"{name}.png")
+            picture = Image.open(io.BytesIO(tab.screenshot())).convert("RGB").quantize(128)
+            picture.save(ROOT / "docs" / "pictures" / f"{name}.png", optimize=True)
             print(f"wrote docs/pictures/{name}.png")
         browser.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -15,48 +16,19 @@ pytest.importorskip("torch_to_nnef")
 pytestmark = pytest.mark.slow
 
 
-def bottleneck(inputs, width, stride=1):
-    """A block of a ResNet-50, with a convolution beside where shapes change."""
-    nn, outputs = torch.nn, 4 * width
-
-    class Bottleneck(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
-            self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
-            self.bn2 = nn.BatchNorm2d(width)
-            self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
-            self.downsample = nn.Sequential()
-            if stride > 1 or inputs != outputs:
-                beside = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
-                self.downsample = nn.Sequential(beside, nn.BatchNorm2d(outputs))
-
-        def forward(self, x):
-            y = self.bn1(self.conv1(x)).relu()
-            y = self.bn2(self.conv2(y)).relu()
-            return (self.bn3(self.conv3(y)) + self.downsample(x)).relu()
-
-    return Bottleneck()
-
-
-def resnet():
-    nn = torch.nn
-    stem = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU())
-    stages = nn.Sequential(
-        nn.Sequential(bottleneck(8, 8), bottleneck(32, 8)),
-        nn.Sequential(bottleneck(32, 16, 2), bottleneck(64, 16)),
-    )
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-    return nn.Sequential(stem, stages, head)
-
-
-def vit():
+def modules():
+    """The modules of tests/torch_networks, which only a process with torch can import."""
     sys.path.insert(0, str(Path("tests/torch_networks").resolve()))
     try:
-        from modules import VisionTransformer
+        return importlib.import_module("modules")
     finally:
         sys.path.pop(0)
-    return VisionTransformer()
+
+
+NETWORKS = {
+    "resnet": lambda: modules().ResNet50(width=8, blocks=(2, 2, 1, 1)),
+    "vit": lambda: modules().VisionTransformer(),
+}
 
 
 def randomise(module, seed):
@@ -68,7 +40,7 @@ def randomise(module, seed):
     return module.eval()
 
 
-@pytest.mark.parametrize("make", [resnet, vit])
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
 def test_an_export_takes_the_weights_of_another_initialisation(make, tmp_path, monkeypatch) -> None:
     from torch_to_nnef.export import export_model_to_nnef
     from torch_to_nnef.inference_target import TractNNEF

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -45,6 +45,50 @@ class ResNet(nn.Module):
         return self.fc(torch.flatten(x, 1))
 
 
+class Bottleneck(nn.Module):
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2 = nn.Conv2d(width, width, 3, stride, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, outputs, 1, bias=False), nn.BatchNorm2d(outputs)
+        self.downsample = nn.Sequential()
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.bn2(self.conv2(y)))
+        return F.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+class ResNet50(nn.Module):
+    """He et al. 2016: images to logits, of any width; 64 is that of the paper."""
+
+    def __init__(self, width: int = 64, blocks: Sequence[int] = (3, 4, 6, 3)) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, 2, 3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        inputs = width
+        for stage, count in enumerate(blocks, 1):
+            layer: list[nn.Module] = []
+            for index in range(count):
+                layer.append(Bottleneck(inputs, width, 2 if stage > 1 and not index else 1))
+                inputs = 4 * width
+            self.add_module(f"layer{stage}", nn.Sequential(*layer))
+            width *= 2
+        self.fc = nn.Linear(inputs, 10)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.bn1(self.conv1(image))), 3, 2, 1)
+        for name, layer in self.named_children():
+            x = layer(x) if name.startswith("layer") else x
+        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
 class VisionBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -64,12 +108,12 @@ class VisionBlock(nn.Module):
 class VisionTransformer(nn.Module):
     """Dosovitskiy et al. 2021: images to logits through patches, of any batch."""
 
-    def __init__(self, width: int = 32) -> None:
+    def __init__(self, width: int = 32, depth: int = 2, patch: int = 8, side: int = 32) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, width, 8, 8)
+        self.patches = nn.Conv2d(3, width, patch, patch)
         self.class_token = nn.Parameter(torch.empty(1, 1, width))
-        self.positions = nn.Parameter(torch.empty(1, 17, width))
-        self.blocks = nn.Sequential(VisionBlock(width, 4), VisionBlock(width, 4))
+        self.positions = nn.Parameter(torch.empty(1, (side // patch) ** 2 + 1, width))
+        self.blocks = nn.Sequential(*(VisionBlock(width, 4) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, 10)
 
