@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.dataset_statistics import Statistics as Statistics
     from nnef_jax.analysis.dataset_statistics import activation_statistics as activation_statistics
     from nnef_jax.analysis.dataset_statistics import gradient_statistics as gradient_statistics
+    from nnef_jax.analysis.features import feature_ablation as feature_ablation
+    from nnef_jax.analysis.features import feature_permutation as feature_permutation
+    from nnef_jax.analysis.features import kernel_shap as kernel_shap
+    from nnef_jax.analysis.features import lime as lime
+    from nnef_jax.analysis.features import shapley_values as shapley_values
     from nnef_jax.analysis.gradients import integrated_gradients as integrated_gradients
     from nnef_jax.analysis.gradients import saliency as saliency
     from nnef_jax.analysis.gradients import smoothgrad as smoothgrad
@@ -28,10 +33,22 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.hessian import hessian_eigenvalues as hessian_eigenvalues
     from nnef_jax.analysis.hessian import hessian_trace as hessian_trace
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
+    from nnef_jax.analysis.layer_attribution import internal_influence as internal_influence
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
+    from nnef_jax.analysis.layer_attribution import neuron_conductance as neuron_conductance
     from nnef_jax.analysis.maximisation import Maximised as Maximised
     from nnef_jax.analysis.maximisation import activation_maximisation as activation_maximisation
+    from nnef_jax.analysis.noise import gradient_shap as gradient_shap
+    from nnef_jax.analysis.noise import infidelity as infidelity
+    from nnef_jax.analysis.noise import max_sensitivity as max_sensitivity
+    from nnef_jax.analysis.noise import noise_tunnel as noise_tunnel
     from nnef_jax.analysis.occlusion_windows import occlusion as occlusion
+    from nnef_jax.analysis.reference import deep_lift as deep_lift
+    from nnef_jax.analysis.reference import deep_lift_shap as deep_lift_shap
+    from nnef_jax.analysis.relevance import deconvolution as deconvolution
+    from nnef_jax.analysis.relevance import guided_backprop as guided_backprop
+    from nnef_jax.analysis.relevance import guided_grad_cam as guided_grad_cam
+    from nnef_jax.analysis.relevance import lrp as lrp
     from nnef_jax.analysis.results import Result as Result
     from nnef_jax.analysis.sensitivities import Sensitivity as Sensitivity
     from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
@@ -45,11 +62,26 @@ _NAMES = {  # by module
     "certified": ("Bounds", "bounds"),
     "comparison": ("Comparison", "TensorDifference", "compare"),
     "dataset_statistics": ("Statistics", "activation_statistics", "gradient_statistics"),
+    "features": (
+        "feature_ablation",
+        "feature_permutation",
+        "kernel_shap",
+        "lime",
+        "shapley_values",
+    ),
     "gradients": ("integrated_gradients", "saliency", "smoothgrad"),
     "hessian": ("HessianEigenvalues", "HessianTrace", "hessian_eigenvalues", "hessian_trace"),
-    "layer_attribution": ("grad_cam", "layer_conductance"),
+    "layer_attribution": (
+        "grad_cam",
+        "internal_influence",
+        "layer_conductance",
+        "neuron_conductance",
+    ),
     "maximisation": ("Maximised", "activation_maximisation"),
+    "noise": ("gradient_shap", "infidelity", "max_sensitivity", "noise_tunnel"),
     "occlusion_windows": ("occlusion",),
+    "reference": ("deep_lift", "deep_lift_shap"),
+    "relevance": ("deconvolution", "guided_backprop", "guided_grad_cam", "lrp"),
     "results": ("Result",),
     "sensitivities": ("Sensitivity", "sensitivity"),
     "spectrum": ("JacobianSpectrum", "jacobian_spectrum"),

@@ -98,9 +98,29 @@ def line_from(question: Question, baseline: Array) -> tuple[Array, Question, Arr
     return x, question.settled(x), question.start(baseline)
 
 
-def middles(steps: int, x: Array) -> Array:
-    """Return where the middles of steps along a line are, from 0 to 1."""
-    return ((jnp.arange(steps, dtype=jnp.float32) + 0.5) / steps).astype(x.dtype)
+METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid", "gausslegendre")
+
+
+def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
+    """Return where steps along a line from 0 to 1 are, and how much each counts."""
+    points, weights = (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
+    if method == "riemann_left":
+        points = np.arange(steps) / steps
+    elif method == "riemann_right":
+        points = np.arange(1, steps + 1) / steps
+    elif method == "riemann_trapezoid":
+        points, weights = np.linspace(0, 1, steps), np.full(steps, 1 / max(1, steps - 1))
+        weights[[0, -1]] /= 2
+    elif method == "gausslegendre":
+        points, weights = np.polynomial.legendre.leggauss(steps)
+        points, weights = (points + 1) / 2, weights / 2
+    return jnp.asarray(points, x.dtype), jnp.asarray(weights, x.dtype)
+
+
+def require_method(method: Any) -> None:
+    """Raise InputError for no name of a way to place steps."""
+    if method not in METHODS:
+        raise InputError(f"method {shown(method)} is none of {', '.join(METHODS)}")
 
 
 def zeros(x: Array) -> Array:

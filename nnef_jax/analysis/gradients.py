@@ -14,7 +14,8 @@ from nnef_jax.analysis.attribution import (
     array_of,
     attributed,
     line_from,
-    middles,
+    places,
+    require_method,
     sums,
     zeros,
 )
@@ -83,11 +84,12 @@ def integrated_gradients(
     params: Params | None = None,
     baseline: ArrayLike = 0.0,
     steps: int = 50,
+    method: str = "riemann_middle",
 ) -> Attribution:
     """Integrate gradients from a baseline on (Sundararajan et al. 2017, arXiv:1703.01365).
 
     The values of an item add up to its score less the baseline's, but for the `gap` that a path of
-    so many steps leaves. Gradients are computed a step at a time, at the middle of each.
+    so many steps leaves. Gradients are computed a step at a time.
 
     >>> found = nnef_jax.analysis.integrated_gradients(model, images)
 
@@ -95,24 +97,30 @@ def integrated_gradients(
         baseline: where the line starts: a number, or an array that broadcasts to the tensor. Of a
             tensor inside it is that of the real inputs that it is computed from, if any.
         steps: how many gradients are computed.
+        method: where: "riemann_middle" of each step, "riemann_left", "riemann_right",
+            "riemann_trapezoid" (with both ends of the line), or "gausslegendre".
 
     The other arguments, and errors, are those of `saliency`.
     """
     require_count("steps", steps)
+    require_method(method)
     question = ask(model, inputs, target, output, wrt, params)
-    return _integrated_gradients(question, array_of("baseline", baseline), steps)
+    return _integrated_gradients(question, array_of("baseline", baseline), steps, method)
 
 
-@partial(jax.jit, static_argnames="steps")
-def _integrated_gradients(question: Question, baseline: Array, steps: int) -> Attribution:
+@partial(jax.jit, static_argnames=("steps", "method"))
+def _integrated_gradients(
+    question: Question, baseline: Array, steps: int, method: str
+) -> Attribution:
     x, question, x0 = line_from(question, baseline)
 
-    def add(total: Array, share: Array) -> tuple[Array, None]:
+    def add(total: Array, place: tuple[Array, Array]) -> tuple[Array, None]:
+        share, weight = place
         gradient = question.gradient(x0 + share * (x - x0))[1]
-        return total + gradient.astype(total.dtype), None
+        return total + (weight * gradient).astype(total.dtype), None
 
-    total, _ = lax.scan(add, zeros(x), middles(steps, x))
-    values = total / steps * (x - x0).astype(total.dtype)
+    total, _ = lax.scan(add, zeros(x), places(method, steps, x))
+    values = total * (x - x0).astype(total.dtype)
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
     return attributed(question, "integrated gradients", values, scores, x, gap)

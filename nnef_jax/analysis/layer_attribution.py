@@ -1,4 +1,4 @@
-"""Attribution by layers: Grad-CAM, conductance."""
+"""Attribution by layers: Grad-CAM, conductance, internal influence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnef_jax.analysis.attribution import (
     array_of,
     attributed,
     line_from,
-    middles,
+    places,
     sums,
     zeros,
 )
@@ -25,7 +25,7 @@ from nnef_jax.analysis.question import Question, Target, ask, require_count, ten
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
-from nnef_jax.options import require_flags
+from nnef_jax.options import require, require_flags
 
 
 def grad_cam(
@@ -125,11 +125,99 @@ def _layer_conductance(
         after = values_at(share + half)
         return (total + (gradient * (after - before)).astype(total.dtype), after), None
 
-    first = values_at(jnp.zeros((), x.dtype))
-    (values, last), _ = lax.scan(add, (zeros(first), first), middles(steps, x))
+    first, (shares, _) = values_at(jnp.zeros((), x.dtype)), places("riemann_middle", steps, x)
+    (values, last), _ = lax.scan(add, (zeros(first), first), shares)
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
     return attributed(question, "conductance", values, scores, last, gap, of=layer)
+
+
+def internal_influence(
+    model: Model,
+    *inputs: Any,
+    layer: str,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+) -> Attribution:
+    """Average a layer's gradients from a baseline on (Leino et al. 2018, arXiv:1802.03788).
+
+    Args:
+        layer: the name of a tensor inside.
+        baseline: where the line starts, as that of `integrated_gradients`.
+        steps: how many gradients at the layer are computed, each in the middle of a step.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("steps", steps)
+    question = ask(model, inputs, target, output, wrt, params)
+    _require_layer(question, layer)
+    baseline = array_of("baseline", baseline)
+    return _along(question, baseline, layer=layer, unit=None, steps=steps)
+
+
+def neuron_conductance(
+    model: Model,
+    *inputs: Any,
+    neuron: tuple[Any, ...],
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    baseline: Any = 0.0,
+    steps: int = 50,
+) -> Attribution:
+    """Compute what each entry passes through one unit of a layer (arXiv:1805.12233).
+
+    >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
+
+    Args:
+        neuron: the name of a tensor inside, and the indices of the unit in an item of it.
+        baseline: where the line starts, as that of `integrated_gradients`.
+        steps: how many gradients are computed, each in the middle of a step.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    require_count("steps", steps)
+    require("neuron", neuron, tuple, "a name of a tensor and indices")
+    layer, unit = neuron[0] if neuron else "", neuron[1:]
+    question = ask(model, inputs, target, output, wrt, params)
+    _require_layer(question, layer)
+    extents = [int(n) for n in question.graph.values[layer].type.shape[1:]]
+    pairs = zip(unit, extents, strict=False)
+    if len(unit) != len(extents) or not all(isinstance(i, int) and 0 <= i < n for i, n in pairs):
+        raise InputError(f"neuron: {unit} is no unit of '{layer}', whose items are {show(extents)}")
+    baseline = array_of("baseline", baseline)
+    return _along(question, baseline, layer=layer, unit=unit, steps=steps)
+
+
+@partial(jax.jit, static_argnames=("layer", "unit", "steps"))
+def _along(
+    question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...] | None, steps: int
+) -> Attribution:
+    """Average a layer's gradients along a line, or integrate them times a unit's."""
+    x, question, x0 = line_from(question, baseline)
+
+    def unit_at(x: Array) -> Array:
+        found = question.run(x, capture=[layer])[1][layer]
+        return found[:, *(unit or ())].sum()
+
+    def add(total: Array, share: Array) -> tuple[Array, None]:
+        here = x0 + share * (x - x0)
+        gradient = question.layer_gradient(here, layer)[2]
+        if unit is not None:
+            passed = gradient[:, *unit].reshape(-1, *[1] * (x.ndim - 1))
+            gradient = passed * jax.grad(unit_at)(here) * (x - x0)
+        return total + gradient.astype(total.dtype), None
+
+    found = question.run(x, capture=[layer])[1][layer]
+    of, at = (x, None) if unit is not None else (found, layer)
+    total, _ = lax.scan(add, zeros(of), places("riemann_middle", steps, x)[0])
+    method = "internal influence" if unit is None else f"conductance by {layer}{list(unit)}"
+    return attributed(question, method, total / steps, question.at(x), of, of=at)
 
 
 def _require_layer(question: Question, layer: Any) -> None:

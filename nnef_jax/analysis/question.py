@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
-from nnef_jax.call_arguments import arguments_of
+from nnef_jax.call_arguments import arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import hint_for
 from nnef_jax.model import Edits, Model, Params
@@ -268,9 +268,7 @@ def require_bounds(bounds: Any) -> tuple[float, float]:
 
 def require_key(key: Any) -> None:
     """Raise TypeError for what is no single key of `jax.random`."""
-    dtype = getattr(key, "dtype", None)
-    is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-    if not (is_key or (dtype == jnp.uint32 and key.shape == (2,))) or (is_key and key.shape):
+    if key is None or not is_key(key):
         raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")
 
 

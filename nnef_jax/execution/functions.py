@@ -53,7 +53,7 @@ class Functions:
         if missing := [n for n in self._read(graph, wanted) if n not in params]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
-        values = self._trace(graph, params, state, inputs, wanted, probe.edited(graph))
+        values = self.tensors(graph, params, state, inputs, wanted, probe.edited(graph))
         shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
             return None, {}, shown
@@ -105,11 +105,11 @@ class Functions:
         """Compute the initial values of variables, given inputs of a first cycle by name."""
         wanted = [s.initial for s in graph.states if s.initial is not None]
         given = [inputs.get(value.name) for value in graph.inputs]
-        values = self._trace(graph, params, state, given, wanted)
+        values = self.tensors(graph, params, state, given, wanted)
         found = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
         return {label: jnp.asarray(x) for label, x in found.items()}
 
-    def _trace(self, graph: Graph, *given: Any) -> dict[Value, Any]:
+    def tensors(self, graph: Graph, *given: Any) -> dict[Value, Any]:
         """Return the result of `lowering.trace.trace`; errors have their place in the document."""
         options, meter = self.options, Meter(self.network.options.meter.limits)
         context = Context(options.precision, meter.fold, options.straight_through)

@@ -1,0 +1,127 @@
+"""Attribution by differences from a reference: DeepLift."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums, zeros
+from nnef_jax.analysis.propagation import Rule, Step, Tensors, propagated, score_of, tensors_at
+from nnef_jax.analysis.question import Question, Target, ask
+from nnef_jax.errors import InputError
+from nnef_jax.model import Model, Params
+
+_NEAR = 1e-10  # differences by which nothing is divided
+_EXTREMES = {
+    **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
+    **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
+}
+
+
+def deep_lift(
+    model: Model,
+    *inputs: Any,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+    baseline: Any = 0.0,
+) -> Attribution:
+    """Share out the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
+
+    By the rescale rule: what bends one tensor counts by the quotient of its changes. Products of
+    two tensors that change count by the mean of both ends, maxima by the places that give them. The
+    values of an item add up to the change, but for a `gap` where other operations bend.
+
+    >>> found = nnef_jax.analysis.deep_lift(model, images)
+
+    Args:
+        baseline: what is compared with, as that of `integrated_gradients`.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    question = ask(model, inputs, target, output, wrt, params)
+    return _deep_lift(question, array_of("baseline", baseline)[None], "DeepLift")
+
+
+def deep_lift_shap(
+    model: Model,
+    *inputs: Any,
+    baselines: Any,
+    target: Target = None,
+    output: str | None = None,
+    wrt: str | None = None,
+    params: Params | None = None,
+) -> Attribution:
+    """Average DeepLift over baselines (Lundberg and Lee 2017, arXiv:1705.07874).
+
+    >>> found = nnef_jax.analysis.deep_lift_shap(model, images, baselines=images[:10])
+
+    Args:
+        baselines: an array of baselines along its first axis, each for all items.
+
+    The other arguments, and errors, are those of `saliency`.
+    """
+    question = ask(model, inputs, target, output, wrt, params)
+    return _deep_lift(question, several("baselines", baselines), "DeepLift SHAP")
+
+
+def several(name: str, value: Any) -> Any:
+    """Return arrays along a first axis; raise InputError for none."""
+    array = array_of(name, value)
+    if not array.ndim or not len(array):
+        raise InputError(f"{name} has no first axis of arrays, or an empty one")
+    return array
+
+
+@partial(jax.jit, static_argnums=2)
+def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution:
+    x, question, _ = line_from(question, baselines[0])
+    values = tensors_at(question, x)
+    scores = score_of(question, values)
+
+    def add(total: tuple[Array, Array], baseline: Array) -> tuple[tuple[Array, Array], None]:
+        x0 = question.start(baseline)
+        start = tensors_at(question, x0)
+        middle = {v: _middle(values[v], start[v]) for v in values}
+        slopes = propagated(question, _rescaled(values, start, middle), middle)
+        found = slopes * (x - x0), score_of(question, start)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, found), None
+
+    empty = zeros(x), zeros(scores)
+    total, before = (a / len(baselines) for a in lax.scan(add, empty, baselines)[0])
+    gap = sums(total) - (scores - before)
+    return attributed(question, method, total, scores, x, gap)
+
+
+def _middle(a: Any, b: Any) -> Any:
+    return (a + b) / 2 if jnp.issubdtype(a.dtype, jnp.floating) else a
+
+
+def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
+    """Return the rule of DeepLift between two ends: the share of a change is what it adds."""
+
+    def rule(step: Step, pulled: list[Array]) -> list[Array]:
+        extreme = _EXTREMES.get(step.operation.kind)
+        if not step.is_curve and extreme is None:
+            return step.pull(middle, pulled)  # exact of what is affine in each of two tensors
+        y, y0 = (tensors[step.writes[0]] for tensors in (values, start))
+        if step.is_curve:
+            shares = [pulled[0] * (y - y0)]
+        else:
+            top = (extreme or jnp.maximum)(y, y0)
+            here, there = pulled[0] * (top - y0), pulled[0] * (y - top)
+            parts = step.pull(values, [here]), step.pull(start, [there])
+            shares = [a + b for a, b in zip(*parts, strict=True)]
+        found = list[Array]()
+        for v, share, slope in zip(step.reads, shares, step.pull(values, pulled), strict=True):
+            change = values[v] - start[v]
+            near = jnp.abs(change) < _NEAR
+            found.append(jnp.where(near, slope, share / jnp.where(near, 1, change)))
+        return found
+
+    return rule
