@@ -47,6 +47,10 @@ def bind_inputs(
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
             return list(map(copied, args))
     names = [value.name for value in inputs]
+    if len(args) == 1 and isinstance(args[0], Mapping):  # inputs by name, as analyses take them
+        args, kwargs = (), {**args[0], **kwargs}
+    if "key" not in names and is_key(kwargs.get("key", inputs)):  # which equinox gives each layer
+        kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         raise InputError(
             f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
@@ -79,6 +83,13 @@ def bind_inputs(
             errors.append(error)
     raise_all(errors)
     return arrays
+
+
+def is_key(x: Any) -> bool:
+    """Tell whether something is a key of `jax.random`, or None in its place."""
+    dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
+    is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
+    return x is None or is_typed or (dtype == jnp.uint32 and shape == (2,))
 
 
 def bind_variables(
@@ -156,6 +167,9 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> Non
         hint = f"take the shape of the stored one: model.{known}"
     elif sorted(map(str, shape)) == sorted(map(str, type.shape)):
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
+    elif len(shape) + 1 == len(type.shape):
+        hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap takes it away: call "
+        hint += "the model on the whole batch, or on x[None] within it"
     else:
         hint = "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis"
     raise InputError(

@@ -75,7 +75,8 @@ def load(
         limits: bounds on what is read.
         progress: called with the numbers of variables read and of all, before each of them.
         weights: the `.bin` of OpenVINO's networks where it is not beside the `.xml`: a path, its
-            bytes, or an open binary file. Networks of NNEF have their data in their archive.
+            bytes, or an open binary file. For networks of NNEF, safetensors by the labels of
+            variables: they take the place of tensor files, which need not be there.
 
     Args: How to run it
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.

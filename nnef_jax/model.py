@@ -101,6 +101,8 @@ class Model:
     def params(self) -> dict[str, Array]:
         """Return the parameters by label, a pytree: the first argument of `apply`.
 
+        It is a fresh dict each time: what is assigned to it changes no model, `with_params` makes
+        one of other arrays.
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
         return dict(self.execution.own.leaves()[0])
@@ -238,6 +240,8 @@ class Model:
     ) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
 
+        Inputs are given in order, by name, or as one dict by name. A `key` that is none of them is
+        left out: equinox gives layers one.
         Another width of the same kind is converted (float64 to float32). Integers must fit; of
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
         shapes inside do not. `edit` and `capture` are those of `apply`.

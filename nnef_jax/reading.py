@@ -29,7 +29,8 @@ from nnef_jax.options import (
     shapes_by_name,
     word_pairs,
 )
-from nnef_jax.storage.archive import Archive, archive_of_texts, open_archive
+from nnef_jax.safetensors_beside import require_labels, with_safetensors
+from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_archive
 
 Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
@@ -145,12 +146,14 @@ def network_of(
     data: bool = True,
 ) -> Network:
     """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
-    format = format_of(archive, dialect)
+    format, labels = format_of(archive, dialect), None
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
-        raise InputError(
-            "weights= does not go with this network: its data are members of its archive",
-            hint="it is for formats whose weights are one file, as the .bin beside an .xml",
-        )
+        if archive.graph != GRAPH:
+            raise InputError(
+                "weights= does not go with this network, which has its own",
+                hint="it is for NNEF, and for formats with a file of weights, as .xml and .bin",
+            )
+        archive, labels = with_safetensors(archive, options.meter)
     with uncollected():
         frontend = format.read(archive, options)
     known = frontend.synonyms
@@ -169,4 +172,8 @@ def network_of(
             case _:
                 pass
     options = replace(options, input_shapes=shapes, values=values, extents=extents)
-    return Network.build(frontend, options, pairs, data=data)
+    network = Network.build(frontend, options, pairs, data=data)
+    if labels is not None:
+        graph = network.graph
+        require_labels(labels, [v.label for v in (*graph.parameters, *graph.states)])
+    return network

@@ -20,6 +20,7 @@ from nnef_jax.storage.ziparchive import ZipArchive, is_zip
 
 GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
+_SEARCHED_NAMES = 1000  # for a network in a folder below
 
 
 class _Texts:
@@ -173,13 +174,15 @@ def open_archive(
     graph = graph or _graph_in(container, graphs, name)
     if not graph:
         refuse_file(name, b"")
-        found = list(islice(container.names(), _SHOWN_NAMES + 1))
+        found = list(islice(container.names(), _SEARCHED_NAMES))
         shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
         wanted = " or ".join(graphs)
-        raise ArchiveError(
-            f"{name} has no {wanted}; it holds {shown or 'nothing'}",
-            hint=f"a container has {wanted} at its top, or in the one folder that it consists of",
-        )
+        hint = f"a container has {wanted} at its top, or in the one folder that it consists of"
+        below = {os.path.dirname(x) for x in found if is_graph(os.path.basename(x), graphs)}
+        if below and isinstance(container, Folder):
+            paths = [os.path.join(name, x) for x in sorted(below)[:_SHOWN_NAMES]]
+            hint = f"there is one in {', '.join(paths)}"
+        raise ArchiveError(f"{name} has no {wanted}; it holds {shown or 'nothing'}", hint=hint)
     archive = Archive(container, name, meter, graph=graph)
     if weights is not None:
         archive.weights = files.contents_of(weights, meter, "weights", ArchiveError)

@@ -36,6 +36,21 @@ _FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = 
 }
 
 
+# What means a file of another format, which a folder of that name would pretend to be.
+_OTHERS = (
+    ".onnx",
+    ".xml",
+    ".bin",
+    ".npz",
+    ".tflite",
+    ".pb",
+    ".pt",
+    ".pth",
+    ".safetensors",
+    ".json",
+)
+
+
 def write_archive(
     path: str | os.PathLike[str], members: Mapping[str, Member], *, overwrite: bool = False
 ) -> None:
@@ -50,8 +65,9 @@ def write_archive(
     files of labels in that graph.nnef, and files named as the new ones: docs/saving.md.
 
     Raises FileExistsError for what is not to be replaced, ArchiveError for a path that ends in .zip
-    and for a name that could lead outside or collides with another, DataError for an array that no
-    tensor file can hold, OSError for a disk that is full or cannot be written to.
+    or as another format, and for a name that could lead outside or collides with another, DataError
+    for an array that no tensor file can hold, OSError for a disk that is full or cannot be written
+    to.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = _by_normal_name(members)
@@ -60,6 +76,11 @@ def write_archive(
     if lowered.endswith(".zip"):
         raise ArchiveError(
             f"'{target}' would be a zip archive, which is read and not written",
+            hint="end the path in .tgz or .tar; without such an ending it is a folder",
+        )
+    if lowered.endswith(_OTHERS):
+        raise ArchiveError(
+            f"'{target}' would be of another format, what is written here is NNEF",
             hint="end the path in .tgz or .tar; without such an ending it is a folder",
         )
     if os.path.lexists(target) and not overwrite:

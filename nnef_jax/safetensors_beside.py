@@ -1,0 +1,64 @@
+"""Weights of an NNEF network from one file of safetensors, in place of its tensor files."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from nnef_jax.errors import InputError
+from nnef_jax.formats import FORMATS
+from nnef_jax.limits import Meter
+from nnef_jax.similar import listed
+from nnef_jax.storage.archive import Archive
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.tensorfile import encode_tensor
+
+
+def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
+    """Return an archive whose weights, a file elsewhere, are its tensor files; and their labels.
+
+    Raises InputError for weights that are no safetensors, DataError for ones that are damaged.
+    """
+    name, data = archive.weights or ("", memoryview(b""))
+    if bytes(data[8:10]) != b'{"':
+        raise InputError(
+            f"weights= does not go with this network: '{name}' is no file of safetensors",
+            hint="its data are members of its archive, or one file of safetensors by their labels",
+        )
+    # Tract's dialect has members of this kind too.
+    tensors = import_module(f"{FORMATS['tract']}.json_members").SafetensorsFile(data, name, meter)
+    container: Any = _Beside(archive, tensors, name)
+    return Archive(container, archive.name, meter), tensors.labels
+
+
+def require_labels(given: Collection[str], known: Collection[str]) -> None:
+    """Raise InputError for weights that no variable has."""
+    if wrong := sorted(set(given) - {*known, *(x.removeprefix("/") for x in known)}):
+        message = f"weights= has {listed(wrong)}, which no variable of the network is"
+        raise InputError(message, hint="they go by the labels of model.params")
+
+
+class _Beside:
+    """A container that takes members of tensors from safetensors."""
+
+    def __init__(self, archive: Archive, tensors: Any, name: str) -> None:
+        self._archive, self._name = archive, name
+        self._read: dict[str, Any] = {
+            member_of(label): partial(tensors.get, label) for label in tensors.labels
+        }
+
+    def names(self) -> list[str]:
+        return sorted({*self._archive.names(), *self._read})
+
+    def exists(self, name: str) -> bool:
+        return name in self._read or self._archive.exists(name)
+
+    def location(self, name: str) -> str:
+        return self._name if name in self._read else self._archive.location(name)
+
+    def read(self, name: str) -> memoryview:
+        if name not in self._read:
+            return self._archive.open_tensor(name)
+        return memoryview(b"".join(encode_tensor(self._read[name]().array)))
