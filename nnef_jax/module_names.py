@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import accumulate, takewhile
+from typing import cast
 
 from lowering.graph import Graph, Operation, Value
 
@@ -67,7 +68,7 @@ class ModuleNames:
                     and "__" in label
                     and components(label)[-1] == "weight"
                 ):
-                    self._groups[label] = int(dict(operation.attributes)["groups"])
+                    self._groups[label] = cast(int, dict(operation.attributes)["groups"])
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
                     self._folded[label] = (*components(operation.name)[:-1], "weight")
                 elif "." in label and "__" in operation.name:

@@ -108,8 +108,12 @@ def _named(
     units: Sequence[OperationUnit], known: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
     """Add the paths that names of operations tell, where the parameters before or after agree."""
-    before = [*accumulate(known, lambda last, path: path or last)]
-    after = [*accumulate(reversed(known), lambda last, path: path or last)][::-1]
+
+    def latest(last: Path | None, path: Path | None) -> Path | None:
+        return path or last
+
+    before = [*accumulate(known, latest)]
+    after = [*accumulate(reversed(known), latest)][::-1]
     found = [*known]
     for index, unit in enumerate(units):
         if not known[index] and (path := names.by_name(unit.main)) is not None:
