@@ -29,6 +29,16 @@ def in_integers(graph: Graph) -> frozenset[str]:
         return frozenset()
 
 
+def products_of_bytes(graph: Graph) -> frozenset[str]:
+    """Return the names of operations that multiply stored codes of 8 bits, on any processor."""
+    return frozenset(
+        operation.name
+        for operation in graph.operations
+        if operation.kind in ("quantized_conv", "quantized_einsum")
+        and all(x.type.dtype in ("int8", "uint8") for x in [*operation.reads()][:2])
+    )
+
+
 def _found(graph: Graph) -> list[str]:
     from lowering import jaxprs
     from lowering.cpu.integers import names_of_products

@@ -18,8 +18,9 @@ from jax import Array
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType, is_integer
-from lowering.kernels import contraction
-from lowering.kernels.windows import Sliding
+from lowering.kernels import byte_products, contraction
+from lowering.kernels.correlation import Slide
+from lowering.kernels.windows import Sliding, basic
 from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
 from lowering.trace import Context
@@ -77,9 +78,13 @@ def quantized_einsum(
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
-    left = _wide(a) - _along(_wide(a_zero_point), of_a0, terms[0])
-    right = _wide(b) - _along(_wide(b_zero_point), of_b0, terms[1])
-    total = contraction.contract((left, right), terms[:2], result, jnp.int32, None)
+    zeros = [_along(_wide(a_zero_point), of_a0, terms[0])]
+    zeros += [_along(_wide(b_zero_point), of_b0, terms[1])]
+    if byte_products.is_byte(a, b):
+        total = byte_products.contract((a, b), zeros, terms[:2], result)
+    else:
+        centred = [_wide(x) - zero for x, zero in zip((a, b), zeros, strict=True)]
+        total = contraction.contract(centred, terms[:2], result, jnp.int32, None)
     return _requantised(
         total + _along(_wide(bias), of_bias, result),
         _along(a_scale, of_a, result),
@@ -124,10 +129,18 @@ def quantized_conv(
 
     The filter's zero points and scales may have an item for each output channel.
     """
-    rank = input.ndim
-    x = _wide(input) - _along(_wide(input_zero_point), "", "")
+    rank, zero = input.ndim, _along(_wide(input_zero_point), "", "")
     zero_points = _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1))
-    total = conv(ctx, x, _wide(filter) - zero_points, _wide(bias), groups, **window)
+    windows = basic(input.shape[2:], filter.shape[2:], **window)
+    has_zeros = windows.border in ("constant", "ignore")
+    if byte_products.is_byte(input, filter) and filter.shape[1] > 1 and has_zeros:
+        ctx.unroll(windows.volume)
+        slide = Slide(windows.stride, windows.padding, (), windows.dilation, groups)
+        total = byte_products.correlate(input, filter, (zero, zero_points), slide)
+        total += _along(_wide(bias), "c", "bc" + "x" * (rank - 2))
+    else:  # of planes that have a filter each, products are of no use
+        x, filter = _wide(input) - zero, _wide(filter) - zero_points
+        total = conv(ctx, x, filter, _wide(bias), groups, **window)
     return _requantised(
         total,
         _along(filter_scale, "c", "bc" + "x" * (rank - 2)),

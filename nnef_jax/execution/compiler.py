@@ -203,7 +203,12 @@ class Compiler:
 
     def in_integers(self, graph: Graph) -> frozenset[str]:
         """Return the names of operations that the default device computes in integers."""
-        return self._of_codes(graph) if self._host.profile().multiplies_bytes else frozenset()
+        if not self._options.for_cpu:
+            return frozenset()
+        from lowering.cpu.graphs import products_of_bytes
+
+        gains = self._host.profile().multiplies_bytes
+        return products_of_bytes(graph) | (self._of_codes(graph) if gains else frozenset())
 
     def _of_codes(self, graph: Graph) -> frozenset[str]:
         from lowering.cpu.graphs import in_integers
