@@ -13,7 +13,10 @@ import nnef_jax
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch_to_nnef")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::Warning"),  # of torch, as it traces
+]
 
 
 def modules():
