@@ -134,15 +134,14 @@ class Model:
     def with_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> Model:
         """Return a model on the weights of a PyTorch module, of the kind that was exported.
 
-        Arrays are numpy's, jax's or torch's. A name is a label as it is, or what torch_to_nnef or
-        torch.onnx made of it: docs/pytorch.md. Raises InputError for names that are missing, left
-        over or fit several parameters, and for other shapes.
+        A name is a label, or what torch_to_nnef or torch.onnx made one of: docs/pytorch.md. Raises
+        InputError for names that are missing, left over or unclear, and for other shapes.
 
         >>> model.with_state_dict(torch.load("trained.pt"))
 
         Args:
-            state_dict: arrays by name, as `module.state_dict()` has them. Counts of batches are
-                passed over, and so is what does nothing: norms of weight 1 and bias 0.
+            state_dict: arrays by name, numpy's, jax's or torch's. What does nothing may be left
+                over: counts of batches, norms of weight 1 and bias 0.
             strict: whether names may be neither missing nor left over. Otherwise this model's own
                 arrays stand for what is missing.
         """

@@ -39,7 +39,7 @@ def selected(tab):
     return found[0] if found else ""
 
 
-@pytest.mark.parametrize(("layers", "operations", "most"), [(12, 400, 2000), (150, 5000, 5000)])
+@pytest.mark.parametrize(("layers", "operations", "most"), [(12, 400, 2000), (590, 20_000, 3000)])
 def test_large_networks_are_there_soon(opened, layers, operations, most) -> None:
     page = page_of(network(gpt(layers)))
     assert page.data["totals"]["operations"] > operations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import xml.etree.ElementTree as ElementTree
 import zlib
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.viewing.page import page_of
+from nnef_jax.viewing.page import Page, page_of
 from tests.text_support import network
 from tests.viewing.networks import gpt
 from tests.viewing.test_page import DIGITS
@@ -207,6 +208,22 @@ def test_what_is_drawn_is_saved(opened) -> None:
         2 * height,
     )
     assert len({*zlib.decompress(idat(data))}) > 20  # no blank picture
+
+
+def test_what_is_saved_of_hostile_names_is_text(opened) -> None:
+    name = "</text><script>x</script>&\\u0001\\ud800]]>"
+    text = json.dumps(NETWORKS["digits"]().data)
+    for known in ("relu1", "relu2", "probabilities"):
+        text = text.replace(known, name)
+    tab = opened(Page(json.loads(text)))
+    with tab.expect_download() as started:
+        tab.click("#svg")
+    root = ElementTree.parse(started.value.path()).getroot()
+    assert any("<script>" in (title.text or "") for title in root.iter())
+    assert not any("script" in element.tag for element in root.iter())
+    with tab.expect_download() as started:
+        tab.click("#png")
+    assert Path(started.value.path()).read_bytes().startswith(b"\x89PNG")
 
 
 def idat(data: bytes) -> bytes:

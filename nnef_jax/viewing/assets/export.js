@@ -15,9 +15,13 @@ function standalone() {
       if (value && value !== "none" || name === "fill" || name === "display") element.setAttribute(name, value);
     }
     element.removeAttribute("style");
-    for (const name of ["class", "tabindex", "role", "data-i"]) element.removeAttribute(name);
+    for (const name of ["class", "tabindex", "role", "data-i", "aria-label", "aria-expanded"]) element.removeAttribute(name);
   });
   svg.setAttribute("class", before);
+  // Names may have characters that XML has not.
+  for (const element of copy.querySelectorAll("text, title")) {
+    element.textContent = element.textContent.replace(/[^\t\n\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd");
+  }
   copy.querySelector(":scope > g").removeAttribute("transform");
   for (const name of ["id", "class", "role", "tabindex", "aria-label"]) copy.removeAttribute(name);
   const [width, height] = [Math.ceil(found.width) + 48, Math.ceil(found.height) + 48];
