@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import accumulate, takewhile
-from typing import cast
 
 from lowering.graph import Graph, Operation, Value
 
@@ -68,7 +67,8 @@ class ModuleNames:
                     and "__" in label
                     and components(label)[-1] == "weight"
                 ):
-                    self._groups[label] = cast(int, dict(operation.attributes)["groups"])
+                    groups = dict(operation.attributes)["groups"]
+                    self._groups[label] = groups if isinstance(groups, int) else 1
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
                     self._folded[label] = (*components(operation.name)[:-1], "weight")
                 elif "." in label and "__" in operation.name:

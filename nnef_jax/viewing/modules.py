@@ -108,12 +108,8 @@ def _named(
     units: Sequence[OperationUnit], known: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
     """Add the paths that names of operations tell, where the parameters before or after agree."""
-
-    def latest(last: Path | None, path: Path | None) -> Path | None:
-        return path or last
-
-    before = [*accumulate(known, latest)]
-    after = [*accumulate(reversed(known), latest)][::-1]
+    before = [*accumulate(known, _latest)]
+    after = [*accumulate(reversed(known), _latest)][::-1]
     found = [*known]
     for index, unit in enumerate(units):
         if not known[index] and (path := names.by_name(unit.main)) is not None:
@@ -121,6 +117,10 @@ def _named(
             if any(x[: len(path)] == path for x in near):
                 found[index] = path
     return found
+
+
+def _latest(last: Path | None, path: Path | None) -> Path | None:
+    return path or last
 
 
 def _tell(paths: Sequence[Path | None]) -> bool:
