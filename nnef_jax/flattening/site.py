@@ -14,6 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from lowering.location import Span
+from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
@@ -148,6 +149,20 @@ class Site(ABC, Generic[_Graph]):
     def insert(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
         """Add an operation before it; return its result, several as a tuple."""
         return self._emit(kind, operands, attributes, True)
+
+    @property
+    def step(self) -> ByKind:
+        """Return the builder of operations on the way to the result."""
+        return ByKind(self.insert)
+
+    @property
+    def last(self) -> ByKind:
+        """Return the builder of the operation that it is, which has its name."""
+        return ByKind(self.emit)
+
+    def step_or_last(self, is_last: bool) -> ByKind:
+        """Return `last` for the operation that it is, else `step`."""
+        return self.last if is_last else self.step
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         def operand(x: Any) -> Any:

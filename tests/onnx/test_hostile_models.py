@@ -101,6 +101,21 @@ def functions_of_versions() -> Any:
     return made
 
 
+def machine() -> Any:
+    """Return a support vector machine with so many classes that their pairs fill the memory."""
+    more: dict[str, Any] = {
+        "classlabels_ints": range(9_000), "vectors_per_class": [1] * 9_000, "rho": [0.0],
+        "coefficients": [-1.0], "support_vectors": [0.0],
+    }  # fmt: skip
+    return model([node("SVMClassifier", "x", "y", domain="ai.onnx.ml", **more)])
+
+
+def grams() -> Any:
+    more = dict.fromkeys(("min_gram_length", "max_gram_length"), 1)
+    lists = {"ngram_counts": [0], "ngram_indexes": [FAR], "pool_int64s": [7]}
+    return model([node("TfIdfVectorizer", "x", mode="TF", max_skip_count=0, **more, **lists)])
+
+
 COSTLY: dict[str, Callable[[], Any]] = {
     "calls": lambda: calls(operator="Relu"),
     "calls that add nothing": lambda: calls(node("Shape", "x", "s"), operator="Identity"),
@@ -113,6 +128,9 @@ COSTLY: dict[str, Callable[[], Any]] = {
     "tiles": lambda: known("Tile", {"s": np.int64([FAR, FAR])}),
     "a shape": lambda: known("Expand", {"s": np.int64([FAR, 2, 3])}),
     "versions": functions_of_versions,
+    "classes": machine,
+    "columns of counts": grams,
+    "frequencies": lambda: known("DFT", {"n": np.int64(FAR)}, (1, 4, 1), 17),
 }
 
 
@@ -134,6 +152,27 @@ def of_version(version: int, operator: str) -> Any:
     return model([node(operator, "x")], version=version)
 
 
+def scan(count: int) -> Any:
+    body = graph([node("Relu", "a", "b")], "b", [tensor("a", (3,))])
+    return model([node("Scan", "x", num_scan_inputs=count, body=body)])
+
+
+def tree(**more: list[int]) -> Any:
+    tensors = {
+        "nodes_splits": np.float32([0.5]), "nodes_modes": np.uint8([0]),
+        "leaf_weights": np.float32([1, 2]),
+    }  # fmt: skip
+    given: dict[str, Any] = {name: numpy_helper.from_array(x) for name, x in tensors.items()}
+    given |= {
+        "nodes_featureids": [0], "nodes_truenodeids": [0], "nodes_trueleafs": [1],
+        "nodes_falsenodeids": [1], "nodes_falseleafs": [1], "leaf_targetids": [0, 0],
+        "tree_roots": [0], "n_targets": 1,
+    }  # fmt: skip
+    made = model([node("TreeEnsemble", "x", domain="ai.onnx.ml", **given | more)])
+    made.opset_import[1].version = 5
+    return made
+
+
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a value of the wrong type": (lambda: model([node("Constant", "", value=3)]), "wrong type"),
     "a fill of the wrong type": (
@@ -146,7 +185,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
             [node("SequenceConstruct", "x x", "s"), node("SequenceConstruct", "s s", "t"),
              node("ConcatFromSequence", "t", axis=0)]
         ),
-        "do not go together",
+        "must be a tensor, it is a sequence",
     ),
     "a place before the first": (lambda: sparse([1, 2], [-1, 5]), "no list of places"),
     "a pair before the first": (lambda: sparse([1, 2], [[-1, 0], [1, 1]]), "no list of places"),
@@ -167,6 +206,13 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a window of -5": (
         lambda: model([node("HannWindow", "n")], weights={"n": np.int64(-5)}), "must not have -5",
     ),
+    "more cut inputs than inputs": (lambda: scan(FAR), "'num_scan_inputs' is"),
+    "no cut inputs": (lambda: scan(0), "'num_scan_inputs' is 0"),
+    "a root that is no node": (lambda: tree(tree_roots=[3]), "roots that are no nodes"),
+    "a feature before the first": (lambda: tree(nodes_featureids=[-1]), "features below 0"),
+    "a leaf that is not there": (lambda: tree(nodes_truenodeids=[2]), "names what is not there"),
+    "a node that reads itself": (lambda: model([node("Add", "x y")]), "nothing before it gives"),
+    "an input left out": (lambda: model([node("MatMul", "x _")]), "input 1 is missing"),
 }  # fmt: skip
 
 

@@ -89,7 +89,10 @@ _X = (real(2, 4, 6), real(6, 24))
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (Case("a", "RNN", _CELL, {"activations": ["Cosine"]}, domain=""), "no activation 'Cosine'"),
+        (
+            Case("a", "RNN", _CELL, {"activations": ["Cosine"]}, domain=""),
+            "the activation 'cosine' is not supported",
+        ),
         (
             Case("b", "RNN", _CELL, {"activations": ["ScaledTanh"]}, domain=""),
             "'scaledtanh' needs an alpha",

@@ -114,3 +114,15 @@ def test_frequencies_of_real_numbers_are_those_of_complex_ones() -> None:
     np.testing.assert_allclose(y, d, atol=1e-5)
     wanted = np.fft.fft(x[..., 0])
     np.testing.assert_allclose(y, np.stack([wanted.real, wanted.imag], -1), atol=1e-5)
+
+
+def test_a_deformable_convolution_without_offsets_is_a_convolution() -> None:
+    """The biases of channels count in both; of one channel they would broadcast along any axis."""
+    rng = np.random.default_rng(0)
+    w, b = rng.standard_normal((4, 3, 3, 2)), rng.standard_normal(4)
+    weights = {"w": np.float32(w), "b": np.float32(b), "o": np.zeros((1, 12, 3, 4), np.float32)}
+    nodes = [node("DeformConv", "x w o b", "y"), node("Conv", "x w b", "z")]
+    outputs = [tensor("y", None), tensor("z", None)]
+    made = model(nodes, [tensor("x", (1, 3, 5, 5))], outputs, weights)
+    y, z = nnef_jax.load(made)(np.float32(rng.standard_normal((1, 3, 5, 5))))
+    np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-5)

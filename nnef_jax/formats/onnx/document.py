@@ -23,6 +23,7 @@ _ATTRIBUTES = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
+_SPARSE = 11  # AttributeProto.AttributeType
 _SEPARATE = ("", "ai.onnx")  # two names of the default domain
 
 
@@ -151,23 +152,17 @@ class Reader:
         """Return a graph."""
         span = self._place()
         tensors: dict[str, Constant] = {}
-        for tensor in proto.initializer:
-            with self.located(f"initializer '{tensor.name}'", span):
-                name = _decoded(tensor.name)
-                tensors[name] = self.tensor(tensor, name)
-        for sparse in proto.sparse_initializer:
-            name = _decoded(sparse.values.name)
+        dense, sparse = proto.initializer, proto.sparse_initializer
+        stored = _texts((*(x.name for x in dense), *(x.values.name for x in sparse)))
+        readers = [self.tensor] * len(dense) + [self.sparse] * len(sparse)
+        for name, read, tensor in zip(stored, readers, (*dense, *sparse), strict=True):
             with self.located(f"initializer '{name}'", span):
-                tensors[name] = self.sparse(sparse, name)
+                tensors[name] = read(tensor, name)
         self.distinct(_texts(x.name for x in proto.input), span)
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        stored = (
-            *(x.name for x in proto.initializer),
-            *(x.values.name for x in proto.sparse_initializer),
-        )
-        own = [*(x.name for x in inputs), *_texts(stored), *(n for x in nodes for n in x.outputs)]
+        own = [*(x.name for x in inputs), *stored, *(n for x in nodes for n in x.outputs)]
         self.distinct(own, span)
         read = {x.name for x in outputs}.union(*(x.reads for x in nodes))
         reads = frozenset(read.difference(own))
@@ -229,29 +224,13 @@ class Reader:
     def attribute(self, proto: Any) -> Any:
         """Return the value of an attribute: numbers, texts, tensors, graphs or tuples of these."""
         field = _ATTRIBUTES.get(proto.type)
-        if field is None and proto.type in (11, 12):
-            value = proto.sparse_tensor if proto.type == 11 else proto.sparse_tensors
-            return self.sparse(value, "") if proto.type == 11 else None
+        if field is None and proto.type in (_SPARSE, _SPARSE + 1):
+            return self.sparse(proto.sparse_tensor) if proto.type == _SPARSE else None
         if field is None:  # old files leave the type out
             field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
         value = getattr(proto, field)
-        match field:
-            case "s":
-                return _decoded(value)
-            case "strings":
-                return tuple(map(_decoded, value))
-            case "t":
-                return self.tensor(value, "")
-            case "tensors":
-                return tuple(self.tensor(x, "") for x in value)
-            case "g":
-                return self.graph(value)
-            case "graphs":
-                return tuple(map(self.graph, value))
-            case "floats" | "ints":
-                return tuple(value)
-            case _:
-                return value
+        read: Any = {"s": _decoded, "t": self.tensor, "g": self.graph}.get(field[0], _same)
+        return read(value) if len(field) == 1 else tuple(map(read, value))
 
     def port(self, proto: Any) -> ModelPort:
         """Return an input or output."""
@@ -271,7 +250,7 @@ class Reader:
             dtype = "string"
         return ModelPort(_decoded(proto.name), dtype, shape)
 
-    def tensor(self, proto: Any, label: str) -> Constant:
+    def tensor(self, proto: Any, label: str = "") -> Constant:
         """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
         dtype, shape = dtype_of(proto.data_type), tuple(proto.dims)
         if any(n < 0 for n in shape):
@@ -332,10 +311,10 @@ class Reader:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
         return array.reshape(shape)
 
-    def sparse(self, proto: Any, label: str) -> Constant:
+    def sparse(self, proto: Any, label: str = "") -> Constant:
         """Return a tensor of which most items are 0, given the others."""
-        values = self.tensor(proto.values, "")
-        places = self.tensor(proto.indices, "").array
+        values = self.tensor(proto.values)
+        places = self.tensor(proto.indices).array
         shape = tuple(proto.dims)
         size = size_of(values.type, int(np.prod(shape, dtype=object)))
         wanted = {(values.array.size,), (values.array.size, len(shape))}
@@ -386,6 +365,10 @@ def _line(node: Any) -> str:
 def _decoded(value: bytes | str) -> str:
     """Return a text; protobuf hands over bytes where it is no UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _texts(values: Iterable[Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from numpy.typing import NDArray
 
@@ -116,25 +116,23 @@ class NodeFlattener:
 
     def _unsupported(self, node: Node) -> str:
         domain = f"domain '{node.domain}'" if node.domain else "ONNX"
-        version = self.versions.get(node.domain, 1)
+        version = self._named(node)[2]
         return f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
 
+    def _named(self, node: Node) -> tuple[str, str, int]:
+        """Return the key of an operator in the standard: domain, name, version."""
+        return node.domain, node.operator, self.versions.get(node.domain, 1)
+
     def _meaning(self, node: Node) -> Meaning | None:
-        if _key(node) in self.document.functions:
-            return None
-        return meaning_of(node.domain, node.operator, self.versions.get(node.domain, 1))
+        return None if _key(node) in self.document.functions else meaning_of(*self._named(node))
 
     def _is_known(self, node: Node) -> bool:
-        version = self.versions.get(node.domain, 1)
-        return _key(node) in self.document.functions or bool(
-            self._meaning(node) or is_defined(node.domain, node.operator, version)
-        )
+        is_own = _key(node) in self.document.functions
+        return is_own or bool(self._meaning(node) or is_defined(*self._named(node)))
 
     def _function(self, node: Node, operands: Sequence[Any]) -> Function:
-        version = self.versions.get(node.domain, 1)
-        own = self.document.functions.get(_key(node))
-        found = own or defined(node.domain, node.operator, version)
-        return found or specialised(node, version, operands)
+        own = self.document.functions.get(_key(node)) or defined(*self._named(node))
+        return own or specialised(node, self._named(node)[2], operands)
 
     def _filled(self, node: Node) -> Node:
         """Return a node with the attributes that it takes of the function it is in."""
@@ -154,7 +152,7 @@ class NodeFlattener:
     ) -> Sequence[Any]:
         meaning = self._meaning(node)
         with placed(node.title, node.span):
-            version = self.versions.get(node.domain, 1)
+            version = self._named(node)[2]
             if _key(node) not in self.document.functions:
                 require_declared(node, version)
             if meaning is None:
@@ -167,24 +165,25 @@ class NodeFlattener:
             results = meaning(site)
             return results if isinstance(results, tuple) else (results,)
 
+    def _inside(self, node: Node, what: str, **changes: Any) -> Self:
+        """Return the flattener of a function that a node calls, or of a graph in it."""
+        if self.depth >= _DEEPEST:
+            raise InvalidOperation(f"{what} without end")
+        name = next(filter(None, node.outputs), node.operator)
+        return replace(self, prefix=f"{self.prefix}{name}.", depth=self.depth + 1, **changes)
+
     def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
         """Flatten the nodes of a function."""
-        if self.depth >= _DEEPEST:
-            raise InvalidOperation("functions call each other without end")
+        attributes = {**function.defaults, **node.attributes}
+        inner = self._inside(
+            node, "functions call each other", versions=function.versions, attributes=attributes
+        )
         if any(x is not None for x in operands[len(function.inputs) :]):
             most = len(function.inputs)
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
         self.graph.meter.spend(CALL + len(function.nodes), node.title, node.span)
         given = dict(zip(function.inputs, operands, strict=False))
         found = {name: given.get(name) for name in function.inputs}
-        name = next(filter(None, node.outputs), node.operator)
-        inner = replace(
-            self,
-            versions=function.versions,
-            prefix=f"{self.prefix}{name}.",
-            depth=self.depth + 1,
-            attributes={**function.defaults, **node.attributes},
-        )
         inner.run(function.nodes, found, function.outputs)
         return [found.get(name) for name in function.outputs]
 
@@ -200,16 +199,11 @@ class NodeFlattener:
 
         It reads what is `given` for its inputs, and what is known around it, which is captured.
         """
-        if self.depth >= _DEEPEST:
-            raise InvalidOperation("graphs are nested too deeply")
-        name = next(filter(None, node.outputs), node.operator)
-        prefix = f"{self.prefix}{name}."
-        flattener = replace(self, graph=inner, prefix=prefix, depth=self.depth + 1)
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
         known = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
         known |= {**graph.tensors, **given}
         wanted = [port.name for port in graph.outputs]
-        flattener.run(graph.nodes, known, wanted)
+        self._inside(node, "graphs are nested", graph=inner).run(graph.nodes, known, wanted)
         missing = [name for name in wanted if known.get(name) is None]
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")

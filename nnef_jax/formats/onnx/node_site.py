@@ -12,7 +12,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
-from lowering.graph import Value, is_float
+from lowering.graph import is_float
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
@@ -22,6 +22,8 @@ from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
+_ON_ITEMS = ("clamp", "prelu", "select")  # besides those of x and y
+HALVES = ("float16", "bfloat16")
 _SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
 
 
@@ -80,6 +82,10 @@ class NodeSite(Site[NodeGraph]):
         else:
             return None
         return tuple(self.axis(a) for a in found)
+
+    def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
+        """Return the axis, of input 0 by default, that an attribute names."""
+        return self.axis(self.int(name, default), rank)
 
     def computed(self, dtype: str) -> str:
         """Return the dtype that tensors of a dtype of the file are computed in."""
@@ -157,7 +163,14 @@ class NodeSite(Site[NodeGraph]):
         return self.prefix + first
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
-        """Add an operation, unless its operands are known and decide shapes: it is computed."""
+        """Add an operation, unless its operands are known and decide shapes: it is computed.
+
+        Operands of one on items broadcast as in numpy, and numbers take the tensors' dtype.
+        """
+        if kind in _ON_ITEMS or "y" in operands:
+            tensors = [x for x in operands.values() if isinstance(x, Tensor)]
+            typed = (self.item(x, tensors[-1]) if tensors else x for x in operands.values())
+            operands = dict(zip(operands, self.aligned(*typed), strict=True))
         if decides(operands.values(), _SCALES if kind == "cast" else 1):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
@@ -165,12 +178,6 @@ class NodeSite(Site[NodeGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     # Shorthands
-
-    def term(self, kind: str, *operands: Any) -> Any:
-        """Insert an operation on items, broadcast as in numpy; numbers take the tensors' dtype."""
-        like = next(x for x in operands if isinstance(x, Value | Constant))
-        typed = (x if isinstance(x, Value | Constant) else self.item(x, like) for x in operands)
-        return self.insert(kind, dict(zip("xy", self.aligned(*typed), strict=False)))
 
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
@@ -181,79 +188,75 @@ class NodeSite(Site[NodeGraph]):
         kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
         return Constant(np.array(items, kind), dtype, derived=True)
 
-    def cast(self, x: Tensor, dtype: str) -> Any:
-        """Return a tensor in a dtype that is computed in."""
-        if self.dtype_of(x) == dtype:
-            return x
-        return self.insert("cast", {"input": x}, dtype=dtype)
+    def whole(self, x: int | Tensor) -> Any:
+        """Return an input as whole numbers of 64 bits, in the dtype that these are computed in."""
+        return self.cast(self.operand(x) if isinstance(x, int) else x, self.graph.builder.integer)
 
-    def reshaped(self, x: Tensor, shape: Sequence[int]) -> Any:
-        """Return a tensor in another shape."""
-        if tuple(shape) == self.shape(x):
-            return x
-        if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
-            return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
-        return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
+    def wide(self, x: Tensor) -> Any:
+        """Return a tensor in 32 bits at least."""
+        return self.cast(x, "float32") if self.dtype_of(x) in HALVES else x
+
+    def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
+        """Return a tensor of one number everywhere."""
+        one = self.constant(np.full((1,) * len(shape), number), dtype)
+        return self.step.broadcast(one, shape=tuple(shape)) if shape else one
+
+    def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
+        """Return a tensor whose axes, or so many of them from one on, have another shape."""
+        if first == 0 and count == -1:
+            return Site.reshaped(self, x, shape)
+        return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Return a tensor with new axes of extent 1."""
-        return self.insert("unsqueeze", {"input": x}, axes=tuple(axes)) if axes else x
+        return self.step.unsqueeze(x, axes=tuple(axes)) if axes else x
+
+    def squeezed(self, x: Tensor, *axes: int) -> Any:
+        """Return a tensor without axes of extent 1."""
+        return self.step.squeeze(x, axes=axes) if axes else x
+
+    def total(self, x: Tensor, axes: Sequence[int]) -> Any:
+        """Return sums along axes, which stay."""
+        return self.step.sum_reduce(x, axes=tuple(axes), normalize=False)
+
+    def product(self, a: Tensor, b: Tensor, *, flips: bool = False) -> Any:
+        """Return the product of matrices, of which the second may be transposed."""
+        return self.step.matmul(a, b, transposeA=False, transposeB=flips)
 
     def aligned(self, *operands: Any) -> list[Any]:
-        """Return operands of one rank, axes put before their own, as numpy broadcasts.
-
-        A known single item is a literal where it has the dtype of one. Numbers stay.
-        """
-        tensors = [x for x in operands if isinstance(x, Value | Constant)]
-        rank = max((self.rank(x) for x in tensors), default=0)
-
-        def align(x: Any) -> Any:
-            if not isinstance(x, Value | Constant):
-                return x
-            others = [y for y in tensors if y is not x and isinstance(y, Value)]
-            if isinstance(x, Constant) and x.array.size == 1 and others:
-                builder, dtype = self.graph.builder, self.dtype_of(x)
-                literal = dtype in (builder.real, builder.integer, "bool")
-                if literal and any(self.rank(y) == rank for y in others) and not x.label:
-                    return x.array.reshape(-1)[0].item()
-            missing = rank - self.rank(x)
-            if not missing or (isinstance(x, Value) and not x.type.shape):
-                return x
-            if isinstance(x, Constant):
-                return self.reshaped(x, (1,) * missing + self.shape(x))
-            return self.unsqueezed(x, range(missing))
-
-        return [align(x) for x in operands]
+        """Return operands of one rank; a stored scalar beside axes is a number, no weight."""
+        rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
+        is_stored = [isinstance(x, Constant) and x.label and not x.array.shape for x in operands]
+        pairs = zip(operands, is_stored, strict=True)
+        taken = (self.unsqueezed(x, range(rank)) if stored else x for x, stored in pairs)
+        return Site.aligned(self, *taken)
 
     def part(self, x: Tensor, axis: int, first: int, last: int) -> Any:
         """Return the items along an axis from one to before another."""
         if (first, last) == (0, self.shape(x)[axis]):
             return x
-        window = {"axes": (axis,), "begin": (first,), "end": (last,), "stride": (1,)}
-        return self.insert("slice", {"input": x}, **window)
+        return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(1,))
 
-    def chosen(self, condition: Tensor, x: Any, y: Any) -> Any:
-        """Return x where the condition holds, else y; one may be a number."""
-        like = x if isinstance(x, Value | Constant) else y
-        x, y = (
-            v if isinstance(v, Value | Constant) else self.constant(v, self.dtype_of(like))
-            for v in (x, y)
-        )
-        condition, x, y = self.aligned(condition, x, y)
-        given = {"condition": condition, "true_value": x, "false_value": y}
-        return self.insert("select", given)
+    def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
+        """Return so many items along an axis: the first, or a value behind all."""
+        axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
+        if more <= 0:
+            return self.part(x, axis, 0, size)
+        around = [(0, more if i == axis else 0) for i in range(self.rank(x))]
+        return self.step.pad(x, padding=around, border="constant", value=value)
 
-    def item(self, number: float, x: Tensor) -> float | int | Constant:
-        """Return a number in the dtype of a tensor: a literal where it has that dtype."""
-        dtype = self.dtype_of(x)
+    def item(self, x: Any, like: Tensor) -> Any:
+        """Return a number in the dtype of a tensor, a literal where it has that dtype.
+
+        Tensors and symbolic extents stay.
+        """
+        dtype = self.dtype_of(like)
+        if isinstance(x, Tensor) or is_symbolic(x):
+            return x
         if dtype == self.graph.builder.real:
-            return float(number)
-        literal = dtype == self.graph.builder.integer and int(number) == number
-        return int(number) if literal else self.constant(number, dtype)
-
-    def zero(self, x: Tensor) -> float | int | Constant:
-        """Return 0 in the dtype of a tensor."""
-        return self.item(0, x)
+            return float(x)
+        literal = dtype == self.graph.builder.integer and int(x) == x
+        return int(x) if literal else self.constant(x, dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
         """Tell whether a tensor holds real numbers."""

@@ -10,7 +10,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, LimitError, extra_missing
 from nnef_jax.limits import Meter, raising
 
@@ -145,8 +144,3 @@ def _length(value: int) -> bytes:
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def span_at(source: Source, line: int) -> Span:
-    """Return the place of a line of a listing, counted from 1."""
-    return Span(source, source.offset(line, 1), len(source.line(line)))

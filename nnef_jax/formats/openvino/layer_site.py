@@ -13,7 +13,6 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
-from lowering.ops import rules
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
@@ -41,30 +40,6 @@ _FOLDED = frozenset({
     "transpose", "variadicsplit",
 })  # fmt: skip
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
-
-
-class ByKind:
-    """Adds operations by kind: `steps.mul(x, y)` has operands in the order of the kind's rule.
-
-    What is given by name is an attribute. Kinds that are words of Python end with `_`.
-    """
-
-    __slots__ = ("_add",)
-
-    def __init__(self, add: Callable[..., Any]) -> None:
-        self._add = add
-
-    def __getattr__(self, kind: str) -> Callable[..., Any]:
-        kind = kind.removesuffix("_")
-        rule = rules.get(kind)
-        if rule is None:
-            raise AttributeError(f"there is no kind '{kind}'")
-        names = rule.parameters
-
-        def add(*operands: Any, **attributes: Any) -> Any:
-            return self._add(kind, dict(zip(names, operands, strict=False)), **attributes)
-
-        return add
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,20 +215,6 @@ class LayerSite(Site[LayerGraph]):
         return known or next((port.type for port in self.layer.outputs if port.type), "f32")
 
     # Shorthands
-
-    @property
-    def step(self) -> ByKind:
-        """Return the builder of operations on the way to the layer's result."""
-        return ByKind(self.insert)
-
-    @property
-    def last(self) -> ByKind:
-        """Return the builder of the operation that the layer is, which has its name."""
-        return ByKind(self.emit)
-
-    def step_or_last(self, is_last: bool) -> ByKind:
-        """Return `last` for the operation that the layer is, else `step`."""
-        return self.last if is_last else self.step
 
     @property
     def integer(self) -> str:

@@ -8,52 +8,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
-from typing import Any
 
-from lowering.errors import InvalidOperation
-from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.flattening.by_kind import (
+    axis,
+    flag,
+    integer,
+    number,
+    numbers,
+    operation,
+    refused,
+    word,
+)
 from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy, opsets
 
-# What reads an attribute of an operation from a layer: by the name of the layer's attribute, and
-# what stands for it where it is missing. Without that an error says that it is.
-flag, number, numbers, integer, axis = (
-    partial(methodcaller, method) for method in ("flag", "number", "numbers", "int", "axis_of")
-)
 number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
 whole, indices = partial(methodcaller, "whole"), partial(methodcaller, "indices")  # inputs
-
-
-def word(attribute: str, *allowed: str) -> methodcaller:
-    """Read one of some words, the first where the attribute is missing."""
-    return methodcaller("choice", attribute, *allowed, default=allowed[0])
-
-
-def operation(kind: str, *inputs: Any, **attributes: Any) -> Meaning:
-    """Return the meaning of a layer that is one operation: on these inputs, or on input 0.
-
-    An input is its number, or what reads it; an attribute is a value, or what reads it.
-    """
-
-    def meaning(site: LayerSite) -> Any:
-        operands = [x(site) if callable(x) else site.tensor(x) for x in inputs or (0,)]
-        given = {name: x(site) if callable(x) else x for name, x in attributes.items()}
-        return getattr(site.last, kind)(*operands, **given)
-
-    return meaning
 
 
 def on_two(kind: str) -> Meaning:
     """Return the meaning of a layer that is an operation on two tensors, as it broadcasts them."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
-
-
-def refused(why: str, hint: str) -> Meaning:
-    """Return the meaning of a layer that no pure function can be: an error with a hint."""
-
-    def meaning(site: LayerSite) -> Any:
-        raise InvalidOperation(why, hint)
-
-    return meaning
 
 
 # Functions of one tensor, which Activation of versions 2 to 9 names too.

@@ -1,7 +1,9 @@
-"""What operators mean: functions of a site return the tensor of the first output, or a tuple.
+"""What operators mean that no row of `operations` says: functions, a file a family.
 
-A list is a sequence of tensors. A file holds a family, which registers its operators when it is
-imported. What the standard defines as a function, and no family has, is run by its definition.
+A function takes the site and as many of the first inputs as it has names for, None where one with
+that default is left out, and returns the tensor of the first output, or a tuple. A list is a
+sequence of tensors. What the standard defines as a function, and nothing here has, is run by its
+definition.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib import import_module
+from inspect import CO_VARARGS
 from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Value
+from nnef_jax.flattening.by_kind import Meaning
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import Function, Node, Reader
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -23,12 +27,11 @@ from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.similar import did_you_mean
 
-Meaning = Callable[[NodeSite], Any]
 FAMILIES = (
     "sources", "arithmetic", "filters", "pool_windows", "normalizations", "samplers", "spectra",
-    "optimizers", "control", "cells", "quantizers", "integer_products", "heads", "ranges",
-    "layout", "indices", "reducers", "contractions", "lists", "estimators", "transformers",
-    "fusions", "skips", "trees", "support_vectors", "lengths", "n_grams",
+    "optimizers", "control", "cells", "quantizers", "products", "heads", "layout",
+    "indices", "reducers", "lists", "estimators", "transformers", "fusions",
+    "trees", "support_vectors", "lengths", "n_grams",
 )  # fmt: skip
 _NEWEST = 2**31 - 1  # version that the package takes
 _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
@@ -37,19 +40,37 @@ _MEANINGS: dict[tuple[str, str], list[tuple[int, Meaning]]] = {}
 def operator(*names: str, domain: str = "", since: int = 1) -> Callable[[Meaning], Meaning]:
     """Register the meaning of operators of a domain from a version on."""
 
-    def register(meaning: Meaning) -> Meaning:
+    def register(function: Meaning) -> Meaning:
+        meaning = _of_inputs(function)
         for name in names:
             versions = _MEANINGS.setdefault((domain, name), [])
             assert since not in (version for version, _ in versions), f"'{name}' has two meanings"
             versions.append((since, meaning))
             versions.sort(key=lambda item: item[0])
-        return meaning
+        return function
 
     return register
 
 
+def _of_inputs(function: Meaning) -> Meaning:
+    """Return a function of a site alone, which hands over the inputs that one has names for."""
+    code = function.__code__
+    count = code.co_argcount - 1
+    needed = count - len(function.__defaults__ or ())
+    takes_all = bool(code.co_flags & CO_VARARGS)
+
+    def meaning(site: NodeSite) -> Any:
+        inputs = range(max(count, len(site.operands)) if takes_all else count)
+        return function(
+            site, *(site.operand(i) if i < needed else site.optional(i) for i in inputs)
+        )
+
+    return meaning if count or takes_all else function
+
+
 @cache
 def _load() -> None:
+    import_module("nnef_jax.formats.onnx.operations")
     for family in FAMILIES:
         import_module(f"{__name__}.{family}")
 

@@ -25,9 +25,8 @@ _MOST_RETRIED = 64  # whose body has an error where it is one for all
 
 
 @operator("If")
-def _if(site: NodeSite) -> tuple[Any, ...]:
+def _if(site: NodeSite, condition: Any) -> tuple[Any, ...]:
     """Choose one of two graphs; only the chosen one is computed."""
-    condition = site.operand(0)
     graphs = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
     if isinstance(condition, Constant):
         graph = graphs[0 if condition.array.any() else 1]
@@ -66,7 +65,7 @@ def _result(at: NodeSite, x: Tensor) -> Value:
 def _loop(site: NodeSite) -> tuple[Any, ...]:
     """Repeat as often as input 0 says at most, and as long as the condition is true."""
     body = site.subgraph("body")
-    count, begins = (site.operand(i) if site.has(i) else None for i in (0, 1))
+    count, begins = site.optional(0), site.optional(1)
     states = list(site.operands[2:])
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
@@ -96,7 +95,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
     integer = site.graph.builder.integer
     most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
     if isinstance(count, Value):
-        most = site.reshaped(site.cast(count, integer), ())
+        most = site.reshaped(site.whole(count), ())
     starts: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
     at, operands = repetition.at, {"count": most, "condition": starts}
     after = [_result(at, x) for x in after]
@@ -176,47 +175,50 @@ def _unrolled(
         states = results[: len(states)]
         for values, x in zip(shown, results[len(states) :], strict=True):
             values.append(x)
-    return (*states, *(site.insert("stack", {"values": values}, axis=0) for values in shown))
+    return (*states, *(site.step.stack(values, axis=0) for values in shown))
+
+
+def _cut_inputs(site: NodeSite) -> int:
+    """Return how many of the last inputs are cut along an axis."""
+    count = site.int("num_scan_inputs")
+    if not 0 < count <= len(site.operands):
+        raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
+    return count
 
 
 @operator("Scan", since=9)
 def _scan(site: NodeSite) -> tuple[Any, ...]:
-    count = site.int("num_scan_inputs")
+    count = _cut_inputs(site)
     first = len(site.operands) - count
-    results = len(site.subgraph("body").outputs) - first
-    return _scanned(
-        site,
-        [site.operand(i) for i in range(first)],
-        [site.operand(first + i) for i in range(count)],
-        site.ints("scan_input_axes", [0] * count),
-        site.ints("scan_input_directions", [0] * count),
-        site.ints("scan_output_axes", [0] * results),
-        site.ints("scan_output_directions", [0] * results),
-    )
+    tensors, kinds = [*map(site.operand, range(len(site.operands)))], ("axes", "directions")
+    zeros = [0] * (len(site.subgraph("body").outputs) - first)
+    inputs = (site.ints(f"scan_input_{x}", [0] * count) for x in kinds)
+    outputs = (site.ints(f"scan_output_{x}", zeros) for x in kinds)
+    pairs = (list(zip(*ends, strict=True)) for ends in (inputs, outputs))
+    return _scanned(site, tensors[:first], tensors[first:], *pairs)
 
 
 def _scanned(
     site: NodeSite,
     states: Sequence[Tensor],
     scanned: Sequence[Tensor],
-    axes: Sequence[int],
-    ways: Sequence[int],
-    output_axes: Sequence[int],
-    output_ways: Sequence[int],
+    cuts: Sequence[tuple[int, int]],
+    joints: Sequence[tuple[int, int]],
 ) -> tuple[Any, ...]:
-    """Add a scan, given states and what is cut, with axes and directions (1 is from the end)."""
-    if not scanned:
-        raise InvalidOperation("it has no tensor that is cut along an axis")
+    """Add a scan, given states and what is cut; cuts and joints are axes and directions.
+
+    A direction of 1 is from the end.
+    """
     body, graph = RepeatedBody(site), site.subgraph("body")
     inside: list[Value] = [body.state(x) for x in states]
-    for x, axis, way in zip(scanned, axes, ways, strict=True):
+    for x, (axis, way) in zip(scanned, cuts, strict=True):
         inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))
     names = [port.name for port in graph.inputs]
     found = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in found]
     after, shown = values[: len(states)], values[len(states) :]
     how: list[tuple[str, int, int]] = []
-    for i, (axis, way) in enumerate(zip(output_axes, output_ways, strict=True)):
+    for i, (axis, way) in enumerate(joints):
         axis = site.axis(axis, len(shown[i].type.shape) + 1)
         shown[i] = body.at.unsqueezed(shown[i], (axis,))
         how.append(("full", axis, -1 if way else 1))
@@ -226,22 +228,18 @@ def _scanned(
 @operator("Scan")
 def _scan_8(site: NodeSite) -> tuple[Any, ...]:
     """Scan each sequence of a batch: its axis comes first, that of time second."""
-    count = site.int("num_scan_inputs")
-    first = len(site.operands) - count
+    count = _cut_inputs(site)
+    first = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]
     batch, time = site.known_shape(tensors[-1])[:2]
     if site.has(0) and any(n != time for n in site.integers(0)):
         raise InvalidOperation("sequences of several lengths in a batch are not supported")
-    results = len(site.subgraph("body").outputs) - first + 1
-    site.spend(batch * len(site.subgraph("body").nodes))
+    body = site.subgraph("body")
+    site.spend(batch * len(body.nodes))
+    cuts = [(0, way) for way in site.ints("directions", [0] * count)]
+    joints = [(0, 0)] * (len(body.outputs) - first)
     found: list[tuple[Any, ...]] = []
     for i in range(batch):
-        items = [
-            site.insert("squeeze", {"input": site.part(x, 0, i, i + 1)}, axes=(0,)) for x in tensors
-        ]
-        ways = site.ints("directions", [0] * count)
-        zeros = [0] * results
-        states, scanned = items[: first - 1], items[first - 1 :]
-        found.append(_scanned(site, states, scanned, [0] * count, ways, zeros, zeros))
-    stacked = (list(values) for values in zip(*found, strict=True))
-    return tuple(site.insert("stack", {"values": values}, axis=0) for values in stacked)
+        items = [site.squeezed(site.part(x, 0, i, i + 1), 0) for x in tensors]
+        found.append(_scanned(site, items[:first], items[first:], cuts, joints))
+    return tuple(site.step.stack([*values], axis=0) for values in zip(*found, strict=True))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.by_kind import refused
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
@@ -30,37 +31,37 @@ def rows(site: NodeSite) -> Any:
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
 
 
-def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
-    """Return scores as probabilities."""
-    last = (1,)
-    match transform:
+def transform_of(site: NodeSite) -> str:
+    """Return the name of the function that scores go through."""
+    return site.choice("post_transform", *TRANSFORMS, default="NONE")
+
+
+def transformed(site: NodeSite, scores: Any, transform: str = "") -> Any:
+    """Return scores as probabilities, by default as the node says."""
+    step, last = site.step, (1,)
+    match transform or transform_of(site):
         case "NONE":
             return scores
         case "SOFTMAX":
-            return site.insert("softmax", {"x": scores}, axes=last)
+            return step.softmax(scores, axes=last)
         case "LOGISTIC":
-            return site.term("sigmoid", scores)
+            return step.sigmoid(scores)
         case "SOFTMAX_ZERO":  # scores of 0 stay
-            most = site.insert("max_reduce", {"input": scores}, axes=last)
-            powers = site.term("exp", site.term("sub", scores, most))
-            faded = site.term("mul", scores, site.term("exp", site.term("neg", most)))
-            powers = site.chosen(site.term("gt", site.term("abs", scores), 1e-7), powers, faded)
-            total = site.insert("sum_reduce", {"input": powers}, axes=last, normalize=False)
-            is_zero = site.term("eq", total, 0.0)
-            shares = site.term("div", powers, site.chosen(is_zero, 1.0, total))
-            return site.chosen(is_zero, 0.5, shares)
-        case _:
-            return _probit(site, scores)
-
-
-def _probit(site: NodeSite, x: Any) -> Any:
-    """Return the quantiles of probabilities by Winitzki's formula, as runtimes compute them."""
-    x = site.term("sub", site.term("mul", x, 2.0), 1.0)
-    log = site.term("log", site.term("sub", 1.0, site.term("sqr", x)))
-    mean = site.term("add", site.term("mul", log, 0.5), 2 / (np.pi * 0.147))
-    root = site.term("sub", site.term("sqr", mean), site.term("mul", log, 1 / 0.147))
-    root = site.term("sqrt", site.term("sub", site.term("sqrt", root), mean))
-    return site.term("mul", site.term("mul", site.term("sign", x), root), 1.41421356)
+            most = step.max_reduce(scores, axes=last)
+            powers = step.exp(step.sub(scores, most))
+            faded = step.mul(scores, step.exp(step.neg(most)))
+            powers = step.select(step.gt(step.abs(scores), 1e-7), powers, faded)
+            total = site.total(powers, last)
+            is_zero = step.eq(total, 0.0)
+            shares = step.div(powers, step.select(is_zero, 1.0, total))
+            return step.select(is_zero, 0.5, shares)
+        case _:  # the quantiles of probabilities by Winitzki's formula, as runtimes compute them
+            x = step.sub(step.mul(scores, 2.0), 1.0)
+            log = step.log(step.sub(1.0, step.sqr(x)))
+            mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
+            root = step.sub(step.sqr(mean), step.mul(log, 1 / 0.147))
+            root = step.sqrt(step.sub(step.sqrt(root), mean))
+            return step.mul(step.mul(step.sign(x), root), 1.41421356)
 
 
 def classes(site: NodeSite, name: str) -> NDArray[np.int64]:
@@ -72,107 +73,92 @@ def classes(site: NodeSite, name: str) -> NDArray[np.int64]:
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Any) -> Any:
     """Return labels of classes at indices, the indices themselves without labels."""
-    dtype = site.computed("int64")
     if not len(labels):
-        return site.cast(index, dtype)
-    return site.emit("gather", {"input": site.constant(labels, "int64"), "indices": index}, axis=0)
+        return site.cast(index, site.computed("int64"))
+    return site.last.gather(site.constant(labels, "int64"), index, axis=0)
 
 
 def best(site: NodeSite, scores: Any) -> Any:
     """Return the index of the highest score of each row."""
-    found = site.insert("argmax_reduce", {"input": scores}, axes=(1,))
-    return site.insert("squeeze", {"input": found}, axes=(1,))
+    return site.squeezed(site.step.argmax_reduce(scores, axes=(1,)), 1)
 
 
 def is_above(site: NodeSite, scores: Any, threshold: float) -> Any:
     """Return 1 for rows whose one score is above a threshold, 0 for others."""
-    found = site.cast(site.term("gt", scores, threshold), site.graph.builder.integer)
-    return site.insert("squeeze", {"input": found}, axes=(1,))
-
-
-def beside(site: NodeSite, first: Any, second: Any) -> Any:
-    """Return columns of two classes as one tensor."""
-    return site.insert("concat", {"values": [first, second]}, axis=1)
+    return site.squeezed(site.whole(site.step.gt(scores, threshold)), 1)
 
 
 # Preparation
 
 
 @operator("Scaler", domain=DOMAIN)
-def _scaler(site: NodeSite) -> Any:
-    x = site.cast(site.operand(0), site.computed("float32"))
-    offset, scale = site.numbers("offset", (0.0,)), site.numbers("scale", (1.0,))
-    x = site.term("sub", x, parameter(site, "offset", offset))
-    return site.term("mul", x, parameter(site, "scale", scale))
+def _scaler(site: NodeSite, x: Any) -> Any:
+    offset, scale = (
+        parameter(site, name, site.numbers(name, (default,)))
+        for name, default in (("offset", 0.0), ("scale", 1.0))
+    )
+    return site.step.mul(site.step.sub(site.cast(x, site.computed("float32")), offset), scale)
 
 
-@operator("Binarizer", domain=DOMAIN)
-def _binarizer(site: NodeSite) -> Any:
-    return site.cast(site.term("gt", site.operand(0), site.number("threshold", 0)), site.dtype_of())
+operator("Binarizer", domain=DOMAIN)(
+    lambda site, x: site.cast(site.step.gt(x, site.number("threshold", 0)), site.dtype_of())
+)
 
 
 @operator("Normalizer", domain=DOMAIN)
-def _normalizer(site: NodeSite) -> Any:
+def _normalizer(site: NodeSite, x: Any) -> Any:
     """Divide rows by their largest item, or by a norm; rows of 0 stay."""
     norm, axes = site.choice("norm", "MAX", "L1", "L2", default="MAX"), (site.rank() - 1,)
-    x = site.cast(site.operand(0), site.computed("float32"))
+    x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
         kind = f"{norm.lower()}_normalization"
-        return site.emit(kind, {"input": x}, axes=axes, bias=0.0, epsilon=0.0)
-    most = site.insert("max_reduce", {"input": x}, axes=axes)
-    return site.term("div", x, site.chosen(site.term("eq", most, 0.0), 1.0, most))
+        return getattr(site.last, kind)(x, axes=axes, bias=0.0, epsilon=0.0)
+    most = site.step.max_reduce(x, axes=axes)
+    return site.step.div(x, site.step.select(site.step.eq(most, 0.0), 1.0, most))
 
 
 @operator("Imputer", domain=DOMAIN)
-def _imputer(site: NodeSite) -> Any:
+def _imputer(site: NodeSite, x: Any) -> Any:
     """Replace items of one value, which may be NaN, by that of their column."""
-    kind = ("float", "floats") if site.is_real() else ("int64", "int64s")
-    values = np.array(site.attribute(f"imputed_value_{kind[1]}", tuple, ()))
-    replaced = site.number(f"replaced_value_{kind[0]}", 0)
-    x, dtype = site.operand(0), site.dtype_of()
-    if np.isnan(replaced):
-        is_missing = site.term("is_nan", x)
-    else:
-        is_missing = site.term("eq", x, replaced if site.is_real() else int(replaced))
-    return site.chosen(is_missing, site.constant(values, dtype), x)
+    kind = "float" if site.is_real() else "int64"
+    values = site.attribute(f"imputed_value_{kind}s", tuple, ())
+    replaced = site.number(f"replaced_value_{kind}", 0)
+    is_missing = site.step.is_nan(x) if np.isnan(replaced) else site.step.eq(x, replaced)
+    return site.step.select(is_missing, site.constant(values, site.dtype_of()), x)
 
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
-def _array_feature_extractor(site: NodeSite) -> Any:
-    x, rank = site.operand(0), site.rank()
-    x, rank = (site.unsqueezed(x, (0,)), 2) if rank == 1 else (x, rank)
-    places = site.reshaped(site.operand(1), (site.volume(site.known_shape(1)),))
-    return site.emit("gather", {"input": x, "indices": places}, axis=rank - 1)
+def _array_feature_extractor(site: NodeSite, x: Any, places: Any) -> Any:
+    x = site.unsqueezed(x, (0,)) if site.rank() == 1 else x
+    places = site.reshaped(places, (site.volume(site.known_shape(1)),))
+    return site.last.gather(x, places, axis=site.rank(x) - 1)
 
 
 @operator("FeatureVectorizer", domain=DOMAIN)
-def _feature_vectorizer(site: NodeSite) -> Any:
-    dtype = site.computed("float32")
-    parts = [site.cast(site.tensor(i), dtype) for i in range(len(site.operands))]
+def _feature_vectorizer(site: NodeSite, *inputs: Any) -> Any:
+    parts = [site.cast(site.tensor(x), site.computed("float32")) for x in inputs]
     parts = [site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x for x in parts]
     widths = [site.shape(x)[-1] for x in parts]
     if tuple(site.ints("inputdimensions", widths)) != tuple(widths):
         raise InvalidShape(f"'inputdimensions' must be {widths}")
-    return site.emit("concat", {"values": parts}, axis=1)
+    return site.last.concat(parts, axis=1)
 
 
 @operator("OneHotEncoder", domain=DOMAIN)
-def _one_hot_encoder(site: NodeSite) -> Any:
+def _one_hot_encoder(site: NodeSite, x: Any) -> Any:
     """Mark categories; one that is none of them gives NaN with `zeros` 0, an error of runtimes."""
     if "cats_strings" in site.node.attributes:
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
-    categories = site.constant(site.ints("cats_int64s"), "int64")
-    x, axis = site.unsqueezed(site.operand(0), (site.rank(),)), site.rank()
-    categories = site.cast(categories, site.dtype_of())
-    is_it = site.term("eq", x, categories)
+    categories, axis = site.constant(site.ints("cats_int64s"), "int64"), site.rank()
+    is_it = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
     found = site.cast(is_it, site.computed("float32"))
     if site.flag("zeros", True):
         return found
-    return site.chosen(site.insert("any_reduce", {"input": is_it}, axes=(axis,)), found, np.nan)
+    return site.step.select(site.step.any_reduce(is_it, axes=(axis,)), found, np.nan)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)
-def _label_encoder(site: NodeSite) -> Any:
+def _label_encoder(site: NodeSite, x: Any) -> Any:
     """Map numbers to others; of equal keys the last counts, and NaN is a key."""
 
     def items(name: str) -> tuple[NDArray[Any], str]:
@@ -194,64 +180,61 @@ def _label_encoder(site: NodeSite) -> Any:
     else:
         default = site.int("default_int64", -1)
     places = {key: i for i, key in enumerate(keys.tolist()) if key == key}
-    x = site.cast(site.operand(0), site.computed(key_dtype))
+    x = site.cast(x, site.computed(key_dtype))
     order = list(places.values()) or [0]
-    operands = {"input": x, "keys": parameter(site, "keys", keys[order], key_dtype)}
-    index = site.insert("reverse_lookup", operands, fallback=-1)
+    index = site.step.reverse_lookup(
+        x, parameter(site, "keys", keys[order], key_dtype), fallback=-1
+    )
     missing = [i for i, key in enumerate(keys.tolist()) if key != key]
     if missing:
         order.append(missing[-1])
-        index = site.chosen(site.term("is_nan", x), site.constant(len(order) - 1, "int32"), index)
-    operands = {
-        "input": index, "values": parameter(site, "values", values[order], dtype),
-        "fallback": site.constant(default, dtype),
-    }  # fmt: skip
-    return site.emit("direct_lookup", operands)
+        index = site.step.select(site.step.is_nan(x), len(order) - 1, index)
+    table = parameter(site, "values", values[order], dtype)
+    return site.last.direct_lookup(index, table, site.constant(default, dtype))
 
 
-@operator("ZipMap", domain=DOMAIN)
-def _zip_map(site: NodeSite) -> Any:
-    raise InvalidOperation(
-        "it makes maps from labels to scores, of which there are no arrays in JAX: convert with "
-        "skl2onnx's options={'zipmap': False}, which gives the scores"
+operator("ZipMap", domain=DOMAIN)(
+    refused(
+        "it makes maps from labels to scores, of which there are no arrays in JAX",
+        "convert with skl2onnx's options={'zipmap': False}, which gives the scores",
     )
+)
 
 
 # Linear models
 
 
-def _linear(site: NodeSite, count: int | None, biases: str) -> Any:
+def _linear(site: NodeSite, count: int | None) -> Any:
     """Return products of rows with coefficients, those of a score side by side, plus biases."""
     x, coefficients = rows(site), np.array(site.numbers("coefficients"), np.float32)
     features = site.known_shape(x)[1]
     count = len(coefficients) // features if count is None else count
     if len(coefficients) != count * features:
         raise InvalidShape(f"it has {len(coefficients)} coefficients for {count} x {features}")
-    bias: Any = site.numbers(biases, ())
+    bias: Any = site.numbers("intercepts", ())
     if len(bias) not in (0, 1, count):
-        raise InvalidShape(f"'{biases}' must have {count} items, it has {len(bias)}")
-    bias = parameter(site, biases, [bias]) if bias else site.zero(x)
+        raise InvalidShape(f"'intercepts' must have {count} items, it has {len(bias)}")
+    bias = parameter(site, "intercepts", [bias]) if bias else site.item(0, x)
     filter = parameter(site, "coefficients", coefficients.reshape(count, features))
-    return site.insert("linear", {"input": x, "filter": filter, "bias": bias})
+    return site.step.linear(x, filter, bias)
 
 
-@operator("LinearRegressor", domain=DOMAIN)
-def _linear_regressor(site: NodeSite) -> Any:
-    scores = _linear(site, site.int("targets", 1), "intercepts")
-    return transformed(site, scores, site.choice("post_transform", *TRANSFORMS, default="NONE"))
+operator("LinearRegressor", domain=DOMAIN)(
+    lambda site: transformed(site, _linear(site, site.int("targets", 1)))
+)
 
 
 @operator("LinearClassifier", domain=DOMAIN)
 def _linear_classifier(site: NodeSite) -> Any:
     """Return the label with the highest score, and scores; one score is that of the second."""
-    labels, scores = classes(site, "classlabels_ints"), _linear(site, None, "intercepts")
-    transform = site.choice("post_transform", *TRANSFORMS, default="NONE")
+    labels, scores = classes(site, "classlabels_ints"), _linear(site, None)
     if site.shape(scores)[1] > 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+        return labelled(site, labels, best(site, scores)), transformed(site, scores)
     found = labelled(site, labels if len(labels) == 2 else labels[:0], is_above(site, scores, 0.0))
-    if len(labels) == 2:
-        if transform == "PROBIT":
-            raise InvalidOperation("'PROBIT' needs a score for each of its classes")
-        scores = site.term("sigmoid", scores) if transform == "LOGISTIC" else scores
-        return found, beside(site, site.term("sub", 1.0, scores), scores)
-    return found, transformed(site, scores, transform)
+    if len(labels) != 2:
+        return found, transformed(site, scores)
+    transform = transform_of(site)
+    if transform == "PROBIT":
+        raise InvalidOperation("'PROBIT' needs a score for each of its classes")
+    scores = site.step.sigmoid(scores) if transform == "LOGISTIC" else scores
+    return found, site.step.concat([site.step.sub(1.0, scores), scores], axis=1)

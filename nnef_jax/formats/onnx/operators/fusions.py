@@ -8,17 +8,12 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.recurrent_cells import activation
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import meaning_of, operator
-from nnef_jax.formats.onnx.operators.cells import PARAMETERS, activation
-from nnef_jax.formats.onnx.operators.integer_products import dynamic_product, product
-from nnef_jax.formats.onnx.operators.quantizers import (
-    MICROSOFT,
-    dequantized,
-    quantized,
-    spread,
-)
+from nnef_jax.formats.onnx.operators.products import dynamic_product, product
+from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dequantized, quantized, spread
 from nnef_jax.formats.onnx.operators.transformers import only
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
@@ -33,7 +28,7 @@ _QUANTIZED = {
 }  # fmt: skip
 
 
-def applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
+def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
     """Apply an operator of the standard to operands, with these attributes alone."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
@@ -43,80 +38,72 @@ def applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: An
     return found[0] if isinstance(found, tuple) else found
 
 
+def _real(site: NodeSite, i: int) -> Any:
+    """Return the real numbers that an input has levels of; scale and zero point come behind it."""
+    return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
+
+
+def _as_quantized(site: NodeSite, x: Any, i: int, dtype: str) -> Any:
+    """Return real numbers by the scale and zero point that inputs are."""
+    return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
+
+
+@operator(*_QUANTIZED, domain=MICROSOFT)
 def _quantized(site: NodeSite) -> Any:
     """Apply the standard's operator of the name to real numbers."""
     name, count, triples, end = _QUANTIZED[site.node.operator]
     attributes = dict(site.node.attributes)
     attributes.pop("opset", None)
     last = bool(attributes.pop("channels_last", 0))
-    operands = [site.operand(i) for i in range(count)]
-    for i in triples:
-        operands.append(
-            dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
-        )
+    operands = [*map(site.operand, range(count)), *(_real(site, i) for i in triples)]
     rank = site.rank(operands[0])
     if last:
         operands[0] = site.transposed(operands[0], (0, rank - 1, *range(1, rank - 1)))
-    found = applied(site, name, operands, **attributes)
+    found = _applied(site, name, operands, **attributes)
     if last:
         found = site.transposed(found, (0, *range(2, rank), 1))
     return _as_quantized(site, found, end, site.dtype_of(triples[0]))
 
 
-for _name in _QUANTIZED:
-    operator(_name, domain=MICROSOFT)(_quantized)
-
-
-def _as_quantized(site: NodeSite, x: Any, i: int, dtype: str) -> Any:
-    """Return real numbers by the scale and zero point that inputs are."""
-    zero_point = site.optional(i + 1)
-    return quantized(site, x, site.reshaped(site.operand(i), ()), zero_point, dtype)
-
-
 @operator("QLinearConcat", domain=MICROSOFT)
 def _qlinear_concat(site: NodeSite) -> Any:
-    parts = [
-        dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
-        for i in range(2, len(site.operands), 3)
-    ]
-    joined = site.insert(
-        "concat", {"values": parts}, axis=site.axis(site.int("axis"), site.rank(2))
-    )
+    parts = [_real(site, i) for i in range(2, len(site.operands), 3)]
+    joined = site.step.concat(parts, axis=site.axis_of("axis", None, site.rank(2)))
     return _as_quantized(site, joined, 0, site.dtype_of(2))
 
 
 @operator("QGemm", domain=MICROSOFT)
 def _qgemm(site: NodeSite) -> Any:
-    flags = site.flag("transA"), site.flag("transB")
+    step, flags = site.step, (site.flag("transA"), site.flag("transB"))
     zero_points = site.optional(2), site.optional(5)
     total = product(site, site.operand(0), site.operand(3), zero_points, flags=flags)
     if site.has(6):
-        total = site.term("add", total, site.operand(6))
-    scale = site.term("mul", site.operand(1), site.operand(4))
-    scale = site.term("mul", scale, site.number("alpha", 1.0))
-    found = site.term("mul", site.cast(total, site.dtype_of(1)), scale)
+        total = step.add(total, site.operand(6))
+    scale = step.mul(step.mul(site.operand(1), site.operand(4)), site.number("alpha", 1.0))
+    found = step.mul(site.cast(total, site.dtype_of(1)), scale)
     return _as_quantized(site, found, 7, site.dtype_of(8)) if site.has(7) else found
 
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
-def _matmul_integer_to_float(site: NodeSite) -> Any:
+def _matmul_integer_to_float(site: NodeSite, a: Any, b: Any, scale_a: Any, scale_b: Any) -> Any:
     if site.shape(2) not in ((), (1,)):
         raise InvalidShape(f"the scale of the left matrix has the shape {show(site.shape(2))}")
-    scale = site.term("mul", site.operand(2), site.operand(3))
-    total = product(site, site.operand(0), site.operand(1), (site.optional(4), site.optional(5)))
-    found = site.term("mul", site.cast(total, site.dtype_of(scale)), scale)
-    return site.term("add", found, site.operand(6)) if site.has(6) else found
+    scale = site.step.mul(scale_a, scale_b)
+    total = product(site, a, b, (site.optional(4), site.optional(5)))
+    found = site.step.mul(site.cast(total, site.dtype_of(scale)), scale)
+    return site.step.add(found, site.operand(6)) if site.has(6) else found
 
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
-def _dynamic_quantize_matmul(site: NodeSite) -> Any:
-    levels, scale = site.operand(1), site.operand(2)
-    found = dynamic_product(site, site.tensor(0), levels, scale, site.optional(3))
-    return site.term("add", found, site.operand(4)) if site.has(4) else found
+def _dynamic_quantize_matmul(
+    site: NodeSite, x: Any, levels: Any, scale: Any, zero: Any = None, bias: Any = None
+) -> Any:
+    found = dynamic_product(site, site.tensor(x), levels, scale, zero)
+    return found if bias is None else site.step.add(found, bias)
 
 
 @operator("MatMulNBits", domain=MICROSOFT)
-def _matmul_n_bits(site: NodeSite) -> Any:
+def _matmul_n_bits(site: NodeSite, x: Any) -> Any:
     """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs."""
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
@@ -125,7 +112,7 @@ def _matmul_n_bits(site: NodeSite) -> Any:
     bits, size = site.int("bits", 4), site.int("block_size")
     if bits not in (2, 4, 8) or size < 1:
         raise InvalidOperation(f"there are no blocks of {size} weights of {bits} bits")
-    blocks, real = -(-inputs // size), site.dtype_of()
+    blocks = -(-inputs // size)
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale = site.reshaped(site.operand(2), (outputs, blocks))
     zero: Any = site.constant(1 << bits - 1, "uint8")
@@ -136,28 +123,21 @@ def _matmul_n_bits(site: NodeSite) -> Any:
     elif site.has(3):
         zero = site.reshaped(site.operand(3), (outputs, blocks))
     scale, zero = (
-        x if site.rank(x) == 0 else spread(site, levels, x, 1, size) for x in (scale, zero)
+        y if site.rank(y) == 0 else spread(site, levels, y, 1, size) for y in (scale, zero)
     )
     if site.dtype_of(zero).startswith("uint"):
         weights = dequantized(site, levels, scale, zero)
     else:
-        weights = site.term("sub", site.cast(levels, site.dtype_of(zero)), zero)
-        weights = site.term("mul", weights, scale)
-    weights = site.cast(site.part(weights, 1, 0, inputs), real)
-    rank = site.rank()
-    bias = (
-        site.aligned(site.operand(0), site.operand(5))[1]
-        if site.has(5)
-        else site.zero(site.operand(0))
-    )
-    filter = site.unsqueezed(weights, range(rank - 2))
-    return site.emit("linear", {"input": site.operand(0), "filter": filter, "bias": bias})
+        weights = site.step.sub(site.cast(levels, site.dtype_of(zero)), zero)
+        weights = site.step.mul(weights, scale)
+    weights = site.cast(site.part(weights, 1, 0, inputs), site.dtype_of())
+    bias = site.aligned(x, site.operand(5))[1] if site.has(5) else site.item(0, x)
+    return site.last.linear(x, site.unsqueezed(weights, range(site.rank() - 2)), bias)
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
     """Return numbers of a few bits, of which an initialiser has several in a byte."""
-    array = site.known(i)
-    data, dtype = memoryview(array.tobytes()), f"uint{bits}"
+    data, dtype = memoryview(site.known(i).tobytes()), f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 
 
@@ -173,9 +153,9 @@ def _fused_matmul(site: NodeSite) -> Any:
         if site.flag(f"trans{name}") and rank > 1:
             axes[-2:] = axes[:-3:-1]
         operands.append(site.transposed(x, axes))
-    found = applied(site, "MatMul", operands)
+    found = _applied(site, "MatMul", operands)
     alpha = site.number("alpha", 1.0)
-    return found if alpha == 1 else site.term("mul", found, alpha)
+    return found if alpha == 1 else site.step.mul(found, alpha)
 
 
 def _activated(site: NodeSite, x: Any, given: Sequence[float]) -> Any:
@@ -185,46 +165,39 @@ def _activated(site: NodeSite, x: Any, given: Sequence[float]) -> Any:
         return x
     if name == "clip":
         low, high = given
-        return site.term("min", site.term("max", x, low), high)
-    if name not in PARAMETERS:
-        raise InvalidOperation(f"the activation '{name[:40]}' is not supported")
-    defaults = [value or 0.0 for value in PARAMETERS[name]]
-    a, b = [*given, *defaults[len(given) :]][:2]
-    return activation(name, a, b)(site, x)
+        return site.step.min(site.step.max(x, low), high)
+    return activation(name, *given[:2])(site, x)
+
+
+def _fused(site: NodeSite, name: str) -> Any:
+    """Apply the standard's operator of a name to three inputs."""
+    given = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
+    return _applied(site, name, [site.optional(i) for i in range(3)], **given)
 
 
 @operator("FusedConv", domain=MICROSOFT)
 def _fused_conv(site: NodeSite) -> Any:
-    attributes = dict(site.node.attributes)
-    for name in ("activation", "activation_params"):
-        attributes.pop(name, None)
-    found = applied(site, "Conv", [site.optional(i) for i in range(3)], **attributes)
+    found = _fused(site, "Conv")
     if site.has(3):
-        found = site.term("add", found, site.operand(3))
+        found = site.step.add(found, site.operand(3))
     return _activated(site, found, site.numbers("activation_params", ()))
 
 
 @operator("FusedGemm", domain=MICROSOFT)
 def _fused_gemm(site: NodeSite) -> Any:
-    attributes = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
-    found = applied(site, "Gemm", [site.optional(i) for i in range(3)], **attributes)
     names = [f"activation_{x}" for x in ("alpha", "beta")]
-    return _activated(site, found, [site.number(x) for x in names if x in site.node.attributes])
+    given = [site.number(x) for x in names if x in site.node.attributes]
+    return _activated(site, _fused(site, "Gemm"), given)
 
 
 @operator("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)
-def _gelu(site: NodeSite) -> Any:
-    x = site.term("add", site.operand(0), site.operand(1)) if site.has(1) else site.operand(0)
+def _gelu(site: NodeSite, x: Any, bias: Any = None) -> Any:
     mode = "tanh" if site.node.operator == "FastGelu" else "none"
-    return applied(site, "Gelu", [x], approximate=mode)
+    x = x if bias is None else site.step.add(x, bias)
+    return _applied(site, "Gelu", [x], approximate=mode)
 
 
-@operator("QuickGelu", domain=MICROSOFT)
-def _quick_gelu(site: NodeSite) -> Any:
-    return applied(site, "Swish", [site.operand(0)], alpha=site.number("alpha", 1.702))
-
-
-@operator("BiasAdd", domain=MICROSOFT)
-def _bias_add(site: NodeSite) -> Any:
-    total = site.term("add", site.operand(0), site.operand(1))
-    return site.term("add", total, site.operand(2))
+operator("QuickGelu", domain=MICROSOFT)(
+    lambda site, x: _applied(site, "Swish", [x], alpha=site.number("alpha", 1.702))
+)
+operator("BiasAdd", domain=MICROSOFT)(lambda site, x, y, z: site.last.add(site.step.add(x, y), z))

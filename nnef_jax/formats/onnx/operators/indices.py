@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
+from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -16,12 +17,12 @@ from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
 
 _FAR = 2**31 - 1
-_REDUCTIONS = ("none", "add", "mul", "min", "max")
+_BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "wrap"}
 Window = tuple[int, int, int]  # begin, end, step
 
 
 @operator("Slice")
-def _slice(site: NodeSite) -> Any:
+def _slice(site: NodeSite, x: Any) -> Any:
     """Cut windows along axes; bounds beyond an axis are cut to it."""
     if site.version < 10:
         begins, ends = list(site.ints("starts")), list(site.ints("ends"))
@@ -30,10 +31,10 @@ def _slice(site: NodeSite) -> Any:
     axes = site.axes(3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
     windows = dict(zip(axes, zip(begins, ends, steps, strict=True), strict=True))
-    return _sliced(site, site.operand(0), windows, site.emit)
+    return _sliced(site, x, windows, site.last)
 
 
-def _sliced(site: NodeSite, x: Any, windows: Mapping[int, Window], add: Callable[..., Any]) -> Any:
+def _sliced(site: NodeSite, x: Any, windows: Mapping[int, Window], add: ByKind) -> Any:
     if isinstance(x, Constant) and x.array.size <= LARGEST:
         whole = [slice(*windows[a]) if a in windows else slice(None) for a in range(site.rank(x))]
         if not any(is_symbolic(n) for window in windows.values() for n in window):
@@ -61,18 +62,15 @@ def _sliced(site: NodeSite, x: Any, windows: Mapping[int, Window], add: Callable
         axes.append(axis)
     if 0 in lengths.values():
         shape = [lengths.get(i, n) for i, n in enumerate(site.known_shape(x))]
-        return add("constant", {}, shape=shape, value=(), dtype=site.dtype_of(x))
+        return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
     if not axes:
-        return add("copy", {"x": x}) if add == site.emit else x
+        return add.copy(x)
     begin, end, stride = zip(*bounds, strict=True)
-    return add("slice", {"input": x}, axes=axes, begin=begin, end=end, stride=stride)
-
-
-_BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "wrap"}
+    return add.slice(x, axes=axes, begin=begin, end=end, stride=stride)
 
 
 @operator("Pad")
-def _pad(site: NodeSite) -> Any:
+def _pad(site: NodeSite, x: Any) -> Any:
     """Put items around; where there are to be fewer than none, cut items off before."""
     rank = site.rank()
     if site.version < 11:
@@ -87,11 +85,10 @@ def _pad(site: NodeSite) -> Any:
     around = [(0, 0)] * rank
     for i, axis in enumerate(axes):
         around[axis] = (pads[i], pads[i + len(axes)])
-    mode = site.choice("mode", *_BORDERS, default="constant")
-    return padded(site, site.operand(0), around, mode, value)
+    return _padded(site, x, around, site.choice("mode", *_BORDERS, default="constant"), value)
 
 
-def padded(
+def _padded(
     site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any = 0.0
 ) -> Any:
     """Return a tensor with items put around it, or taken away where that is negative."""
@@ -101,7 +98,7 @@ def padded(
             for i, (p, q) in enumerate(around)
             if min(p, q) < 0
         }
-        x = _sliced(site, x, windows, site.insert)
+        x = _sliced(site, x, windows, site.step)
         around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
         shape = site.known_shape(x)
@@ -109,25 +106,22 @@ def padded(
             if p or q:
                 site.spend(p + q + shape[axis])
                 places = np.arange(-p, shape[axis] + q) % max(shape[axis], 1)
-                indices = site.constant(places, "int64")
-                x = site.insert("gather", {"input": x, "indices": indices}, axis=axis)
-        return site.emit("copy", {"x": x})
+                x = site.step.gather(x, site.constant(places, "int64"), axis=axis)
+        return site.last.copy(x)
     given: dict[str, Any] = {"padding": around, "border": _BORDERS[mode]}
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
         if float(np.float32(number)) == number or number != number:
             value = float(number)
     if isinstance(value, float) or mode != "constant":
-        return site.emit("pad", {"input": x}, **given, value=value if mode == "constant" else 0.0)
-    shape = site.known_shape(x)
-    inside = site.insert("constant", {}, shape=shape, value=(True,), dtype="bool")
-    inside, x = (site.insert("pad", {"input": part}, **given, value=0.0) for part in (inside, x))
-    inside, x, value = site.aligned(inside, x, site.reshaped(value, ()))
-    return site.emit("select", {"condition": inside, "true_value": x, "false_value": value})
+        return site.last.pad(x, **given, value=value if mode == "constant" else 0.0)
+    inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
+    inside, x = (site.step.pad(part, **given, value=0.0) for part in (inside, x))
+    return site.last.select(inside, x, site.reshaped(value, ()))
 
 
 @operator("CenterCropPad")
-def _center_crop_pad(site: NodeSite) -> Any:
+def _center_crop_pad(site: NodeSite, x: Any) -> Any:
     """Cut or pad axes around their middle to given extents."""
     shape, wanted = site.known_shape(), site.integers(1)
     axes = site.axes(2) or tuple(range(site.rank()))
@@ -136,114 +130,47 @@ def _center_crop_pad(site: NodeSite) -> Any:
         more = extent - shape[axis]
         before = more // 2 if more >= 0 else -(-more // 2)
         around[axis] = (before, more - before)
-    return padded(site, site.operand(0), around, "constant")
-
-
-# By index
-
-
-@operator("Gather")
-def _gather(site: NodeSite) -> Any:
-    axis = site.axis(site.int("axis", 0))
-    given = {"input": site.operand(0), "indices": site.operand(1)}
-    return site.emit("gather", given, axis=axis)
-
-
-@operator("GatherElements")
-def _gather_elements(site: NodeSite) -> Any:
-    given = {"input": site.operand(0), "indices": site.operand(1)}
-    return site.emit("gather_elements", given, axis=site.axis(site.int("axis", 0)))
-
-
-@operator("GatherND")
-def _gather_nd(site: NodeSite) -> Any:
-    given = {"input": site.operand(0), "indices": site.operand(1)}
-    return site.emit("gather_nd", given, batch_dims=site.int("batch_dims", 0))
-
-
-def _scatter(kind: str) -> Callable[[NodeSite], Any]:
-    def meaning(site: NodeSite) -> Any:
-        """Put items at indices, joined with what is there if so asked."""
-        reduction = site.choice("reduction", *_REDUCTIONS, default="none")
-        names = ("input", "indices", "updates")
-        given = {name: site.operand(i) for i, name in enumerate(names)}
-        along = {"axis": site.axis(site.int("axis", 0))} if kind == "scatter_elements" else {}
-        return site.emit(kind, given, **along, reduction=reduction)
-
-    return meaning
-
-
-operator("Scatter", "ScatterElements")(_scatter("scatter_elements"))
-operator("ScatterND")(_scatter("scatter_nd"))
+    return _padded(site, x, around, "constant")
 
 
 @operator("TensorScatter")
-def _tensor_scatter(site: NodeSite) -> Any:
+def _tensor_scatter(site: NodeSite, cache: Any, update: Any, starts: Any = None) -> Any:
     """Put an update into a cache from a place on, which each item of the batch has of its own."""
-    axis = site.axis(site.int("axis", -2))
+    step, axis = site.step, site.axis_of("axis", -2)
     shape, length = site.known_shape(), site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, that is the batch")
     is_circular = site.choice("mode", "linear", "circular", default="linear") == "circular"
-    integer = site.graph.builder.integer
     turns: Any = site.places(shape[axis], 1, 2)
-    if site.has(2):
-        starts = site.unsqueezed(site.cast(site.tensor(2), integer), (1,))
-        turns = site.insert("sub", {"x": turns, "y": starts})
-        if is_circular:
-            turns = floored_mod(site, turns, shape[axis], site.insert)
-    turns = site.insert("broadcast", {"input": turns}, shape=(shape[0], shape[axis]))
-    ends = [site.insert(k, {"x": turns, "y": n}) for k, n in (("ge", 0), ("lt", length))]
-    is_new = site.insert("and", {"x": ends[0], "y": ends[1]})
-    kept = site.insert("select", {"condition": is_new, "true_value": turns, "false_value": 0})
-    given = {"input": site.operand(1), "indices": kept}
-    moved = site.insert("gather_in_batches", given, axis=axis, batch_dims=1)
+    if starts is not None:
+        turns = step.sub(turns, site.unsqueezed(site.whole(starts), (1,)))
+        turns = floored_mod(site, turns, shape[axis], step) if is_circular else turns
+    turns = step.broadcast(turns, shape=(shape[0], shape[axis]))
+    is_new = step.and_(step.ge(turns, 0), step.lt(turns, length))
+    moved = step.gather_in_batches(update, step.select(is_new, turns, 0), axis=axis, batch_dims=1)
     is_new = site.unsqueezed(is_new, [i for i in range(site.rank()) if i not in (0, axis)])
-    choices = {"condition": is_new, "true_value": moved, "false_value": site.operand(0)}
-    return site.emit("select", choices)
-
-
-@operator("Trilu")
-def _triangle(site: NodeSite) -> Any:
-    k: Any = site.operand(1) if site.has(1) else 0
-    return site.emit("triangle", {"input": site.operand(0), "k": k}, upper=site.flag("upper", True))
+    return site.last.select(is_new, moved, cache)
 
 
 @operator("OneHot")
-def _one_hot(site: NodeSite) -> Any:
+def _one_hot(site: NodeSite, indices: Any) -> Any:
     """Put the second value at indices along a new axis, the first one elsewhere."""
-    indices: Any = site.tensor(0)
-    (depth,) = site.integers(1)
-    rank = site.rank() + 1
-    axis = site.axis(site.int("axis", -1), rank)
-    integer = site.graph.builder.integer
-    indices = site.unsqueezed(site.cast(indices, integer), (axis,))
-    below = site.insert("lt", {"x": indices, "y": 0})
-    above = site.insert("add", {"x": indices, "y": depth})
-    indices = site.insert(
-        "select", {"condition": below, "true_value": above, "false_value": indices}
-    )
-    is_hot = site.insert("eq", {"x": indices, "y": site.places(depth, axis, rank)})
+    step, rank, depth = site.step, site.rank() + 1, site.integer(1)
+    axis = site.axis_of("axis", -1, rank)
+    indices = site.unsqueezed(site.whole(site.tensor(indices)), (axis,))
+    indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
+    is_hot = step.eq(indices, site.places(depth, axis, rank))
     off, on = (
-        site.reshaped(_sliced(site, site.operand(2), {0: (i, i + 1, 1)}, site.insert), (1,) * rank)
+        site.reshaped(_sliced(site, site.operand(2), {0: (i, i + 1, 1)}, step), (1,) * rank)
         for i in range(2)
     )
-    return site.emit("select", {"condition": is_hot, "true_value": on, "false_value": off})
+    return site.last.select(is_hot, on, off)
 
 
 @operator("TopK")
-def _top_k(site: NodeSite) -> tuple[Any, Any]:
+def _top_k(site: NodeSite, x: Any) -> tuple[Any, Any]:
     """Return the largest or smallest items along an axis, and their places."""
-    axis = site.axis(site.int("axis", -1))
     k = site.integer(1) if site.has(1) else site.int("k")
-    largest = site.flag("largest", True)
-    values, places = site.emit("topk", {"input": site.operand(0)}, k=k, axis=axis, largest=largest)
-    return values, site.cast(places, site.graph.builder.integer)
-
-
-@operator("ReverseSequence")
-def _reverse_sequence(site: NodeSite) -> Any:
-    """Reverse the first items of each sequence, as many as its length."""
-    given = {"input": site.operand(0), "lengths": site.operand(1)}
-    axes = {name: site.axis(site.int(name, i)) for i, name in ((1, "batch_axis"), (0, "time_axis"))}
-    return site.emit("reverse_sequence", given, **axes)
+    axis, largest = site.axis_of("axis", -1), site.flag("largest", True)
+    values, places = site.last.topk(x, k=k, axis=axis, largest=largest)
+    return values, site.whole(places)

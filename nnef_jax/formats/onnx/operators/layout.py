@@ -8,71 +8,60 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
+from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 
 
 @operator("Reshape")
-def _reshape(site: NodeSite) -> Any:
+def _reshape(site: NodeSite, x: Any) -> Any:
     """Reshape; 0 copies the extent of the input unless `allowzero`."""
-    x = site.operand(0)
     wanted = site.integers(1) if site.has(1) else list(site.ints("shape"))
     if site.flag("allowzero") and any(n is not UNKNOWN and n == 0 for n in wanted):
         if 0 not in site.known_shape() or -1 in wanted:
             raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {wanted}")
-        return site.emit("constant", {}, shape=wanted, value=(), dtype=site.dtype_of())
-    return site.emit("reshape", {"input": x}, shape=wanted, axis_start=0, axis_count=-1)
+        return site.last.constant(shape=wanted, value=(), dtype=site.dtype_of())
+    return site.last_reshape(x, wanted)
 
 
 @operator("Flatten")
-def _flatten(site: NodeSite) -> Any:
+def _flatten(site: NodeSite, x: Any) -> Any:
     """Return a matrix: axes before one make its rows, the others its columns."""
     axis, rank = site.int("axis", 1), site.rank()
-    axis = site.axis(axis) if axis < rank else axis
-    if axis > rank:
-        raise InvalidOperation(f"there is no axis {axis} of {rank}")
-    row = {"axis_start": axis, "axis_count": -1}
-    x = site.insert("reshape", {"input": site.operand(0)}, shape=(-1,), **row)
-    return site.emit("reshape", {"input": x}, shape=(-1,), axis_start=0, axis_count=axis)
+    axis = rank if axis == rank else site.axis(axis)
+    x = site.reshaped(x, (-1,), axis)
+    return site.last.reshape(x, shape=(-1,), axis_start=0, axis_count=axis)
 
 
 @operator("Transpose")
-def _transpose(site: NodeSite) -> Any:
+def _transpose(site: NodeSite, x: Any) -> Any:
     rank = site.rank()
     axes = site.ints("perm", tuple(range(rank))[::-1])
     if sorted(axes) != list(range(rank)):
         raise InvalidOperation(f"'perm' {list(axes)} is no order of {rank} axes")
-    return site.emit("transpose", {"input": site.operand(0)}, axes=axes)
+    return site.last.transpose(x, axes=axes)
 
 
 @operator("Squeeze")
-def _squeeze(site: NodeSite) -> Any:
+def _squeeze(site: NodeSite, x: Any) -> Any:
     axes = site.axes(1)
     if axes is None:
         axes = tuple(i for i, n in enumerate(site.known_shape()) if n == 1)
-    return site.emit("squeeze", {"input": site.operand(0)}, axes=sorted(axes))
+    return site.last.squeeze(x, axes=sorted(axes))
 
 
 @operator("Unsqueeze")
-def _unsqueeze(site: NodeSite) -> Any:
+def _unsqueeze(site: NodeSite, x: Any) -> Any:
     axes = site.integers(1) if site.has(1) else site.ints("axes")
     rank = site.rank() + len(axes)
-    new = sorted(site.axis(a, rank) for a in axes)
-    return site.emit("unsqueeze", {"input": site.operand(0)}, axes=new)
-
-
-@operator("Concat")
-def _concat(site: NodeSite) -> Any:
-    values = [site.operand(i) for i in range(len(site.operands))]
-    axis = site.axis(site.int("axis", 1 if site.version < 4 else None))
-    return site.emit("concat", {"values": values}, axis=axis)
+    return site.last.unsqueeze(x, axes=sorted(site.axis(a, rank) for a in axes))
 
 
 @operator("Split")
-def _split(site: NodeSite) -> tuple[Any, ...]:
+def _split(site: NodeSite, x: Any) -> tuple[Any, ...]:
     """Cut along an axis into parts of given lengths, or as equal as can be."""
-    axis, count = site.axis(site.int("axis", 0)), len(site.node.outputs)
+    axis, count = site.axis_of("axis", 0), len(site.node.outputs)
     if site.has(1):
         return tuple(cut(site, axis, site.integers(1)))
     if "split" in site.node.attributes:
@@ -82,7 +71,7 @@ def _split(site: NodeSite) -> tuple[Any, ...]:
     if parts != count:
         raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
     if extent is UNKNOWN and site.version < 18:
-        return tuple(site.emit("split", {"value": site.operand(0)}, axis=axis, ratios=[1] * count))
+        return tuple(site.last.split(x, axis=axis, ratios=[1] * count))
     extent = site.known_shape()[axis]
     if site.version < 18 and extent % count:
         raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
@@ -99,37 +88,28 @@ def cut(site: NodeSite, axis: int, lengths: Sequence[int]) -> list[Any]:
         raise InvalidShape(f"{list(lengths)} do not add up to the {total} items of axis {axis}")
     if 0 not in lengths and len(lengths) > 1 and not isinstance(x, Constant):
         common = math.gcd(*lengths)
-        return site.emit("split", {"value": x}, axis=axis, ratios=[n // common for n in lengths])
+        return site.last.split(x, axis=axis, ratios=[n // common for n in lengths])
     found: list[Any] = []
     start = 0
     for length in lengths:
         if length:
-            window = {"axes": (axis,), "begin": (start,), "end": (start + length,), "stride": (1,)}
-            found.append(site.emit("slice", {"input": x}, **window))
+            window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
+            found.append(site.last.slice(x, axes=(axis,), **window))
         else:
-            found.append(empty(site, site.known_shape(), axis))
+            shape = site.known_shape()
+            shape = [*shape[:axis], 0, *shape[axis + 1 :]]
+            found.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of()))
         start += length
     return found
 
 
-def empty(site: NodeSite, shape: Sequence[int], axis: int) -> Any:
-    """Return a tensor like the first input, without items along an axis."""
-    shape = [*shape[:axis], 0, *shape[axis + 1 :]]
-    return site.emit("constant", {}, shape=shape, value=(), dtype=site.dtype_of())
-
-
-@operator("Expand")
-def _expand(site: NodeSite) -> Any:
-    return site.emit("broadcast", {"input": site.operand(0)}, shape=site.integers(1))
-
-
 @operator("Tile")
-def _tile(site: NodeSite) -> Any:
+def _tile(site: NodeSite, x: Any) -> Any:
     repeats = site.integers(1)
     if site.version < 6:
         repeats = [1] * site.rank()
         repeats[site.axis(site.integer(2))] = site.integer(1)
-    return site.emit("tile", {"input": site.operand(0)}, repeats=repeats)
+    return site.last.tile(x, repeats=repeats)
 
 
 def _blocks(site: NodeSite) -> tuple[int, bool]:
@@ -146,26 +126,16 @@ def _blocks(site: NodeSite) -> tuple[int, bool]:
 def _depth_to_space(site: NodeSite) -> Any:
     """Move blocks of channels into space."""
     size, is_fast = _blocks(site)
-    batch, channels, height, width = site.known_shape()
+    channels = site.known_shape()[1]
     if channels % size**2:
         raise InvalidShape(f"blocks of {size} x {size} do not divide {channels} channels")
-    depth = channels // size**2
-    parts = [depth, size, size] if is_fast else [size, size, depth]
-    x = site.reshaped(site.operand(0), [batch, *parts, height, width])
-    x = site.transposed(x, (0, 1, 4, 2, 5, 3) if is_fast else (0, 3, 4, 1, 5, 2))
-    shape = (batch, depth, height * size, width * size)
-    return site.emit("reshape", {"input": x}, shape=shape, axis_start=0, axis_count=-1)
+    return depth_to_space(site, size, depth_first=is_fast)
 
 
 @operator("SpaceToDepth")
 def _space_to_depth(site: NodeSite) -> Any:
     """Move blocks of space into channels: the reverse of DepthToSpace."""
     size, is_fast = _blocks(site)
-    batch, channels, height, width = site.known_shape()
-    if height % size or width % size:
+    if any(n % size for n in site.known_shape()[2:]):
         raise InvalidShape(f"blocks of {size} do not divide {show(site.shape())}")
-    high, wide = height // size, width // size
-    x = site.reshaped(site.operand(0), [batch, channels, high, size, wide, size])
-    x = site.transposed(x, (0, 1, 3, 5, 2, 4) if is_fast else (0, 3, 5, 1, 2, 4))
-    shape = (batch, channels * size**2, high, wide)
-    return site.emit("reshape", {"input": x}, shape=shape, axis_start=0, axis_count=-1)
+    return space_to_depth(site, size, depth_first=is_fast)

@@ -14,9 +14,9 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 
 
-def noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
+def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
     """Note the number of items, [1], that a tensor has along an axis before padding."""
-    site.graph.counts[x] = Count(axis, site.cast(items, site.graph.builder.integer))
+    site.graph.counts[x] = Count(axis, site.whole(items))
     return x
 
 
@@ -28,22 +28,16 @@ def _places(site: NodeSite, x: Value) -> Value:
     if x in site.graph.places:
         return site.graph.places[x]
     site.known_shape(x)
-    integer = site.graph.builder.integer
-    found = site.cast(site.insert("non_zero", {"input": x}), integer)
-    is_item = x
-    if site.dtype_of(x) != "bool":
-        is_item = site.insert("ne", {"x": x, "y": site.zero(x)})
-    ones = site.cast(is_item, integer)
-    axes = tuple(range(site.rank(x)))
-    total = site.insert("sum_reduce", {"input": ones}, axes=axes, normalize=False)
-    site.graph.places[x] = noted(site, found, 1, site.reshaped(total, (1,)))
+    found = site.whole(site.step.non_zero(x))
+    is_item = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
+    total = site.total(site.whole(is_item), range(site.rank(x)))
+    site.graph.places[x] = _noted(site, found, 1, site.reshaped(total, (1,)))
     return found
 
 
 @operator("NonZero")
-def _non_zero(site: NodeSite) -> Any:
+def _non_zero(site: NodeSite, x: Any) -> Any:
     """Return the places of items that are not 0, an axis of the input in each row."""
-    x = site.operand(0)
     if isinstance(x, Constant):
         return site.constant(np.argwhere(x.array).T, "int64")
     if not site.rank():
@@ -51,38 +45,32 @@ def _non_zero(site: NodeSite) -> Any:
     return _places(site, x)
 
 
+def _along(site: NodeSite, x: Any) -> tuple[Any, int]:
+    """Return the input and the axis whose items are meant, by default single items of all."""
+    if "axis" not in site.node.attributes:
+        x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
+    return x, site.axis_of("axis", 0, site.rank(x))
+
+
 @operator("Compress")
-def _compress(site: NodeSite) -> Any:
-    """Return the slices along an axis where a condition holds, by default single items."""
-    x, axis = site.operand(0), site.node.attributes.get("axis")
-    if axis is None:
-        x = site.insert("reshape", {"input": x}, shape=(-1,), axis_start=0, axis_count=-1)
-    axis = site.axis(site.int("axis", 0), site.rank(x))
-    condition = site.operand(1)
+def _compress(site: NodeSite, x: Any, condition: Any) -> Any:
+    """Return the slices along an axis where a condition holds."""
+    x, axis = _along(site, x)
     if isinstance(condition, Constant):
         indices: Any = site.constant(np.flatnonzero(condition.array), "int64")
     else:
-        indices = site.insert("squeeze", {"input": _places(site, condition)}, axes=(0,))
-    return site.emit("gather", {"input": x, "indices": indices}, axis=axis)
+        indices = site.squeezed(_places(site, condition), 0)
+    return site.last.gather(x, indices, axis=axis)
 
 
 @operator("Unique")
-def _unique(site: NodeSite) -> tuple[Any, ...]:
+def _unique(site: NodeSite, x: Any) -> tuple[Any, ...]:
     """Return the distinct items, with first places, inverse indices and counts."""
-    x, axis = site.operand(0), site.node.attributes.get("axis")
-    if axis is None:
-        x = site.insert("reshape", {"input": x}, shape=(-1,), axis_start=0, axis_count=-1)
-    axis = site.axis(site.int("axis", 0), site.rank(x))
+    x, axis = _along(site, x)
     x = site.tensor(x)
     site.known_shape(x)
     sorts = site.flag("sorted", True)
-    items, first, inverse, often, count = site.emit("unique", {"input": x}, axis=axis, sorts=sorts)
-    first, inverse, often = (
-        site.cast(found, site.graph.builder.integer) for found in (first, inverse, often)
-    )
-    return (
-        noted(site, items, axis, count),
-        noted(site, first, 0, count),
-        inverse,
-        noted(site, often, 0, count),
-    )
+    items, *others, count = site.last.unique(x, axis=axis, sorts=sorts)
+    first, inverse, often = map(site.whole, others)
+    first, often = (_noted(site, part, 0, count) for part in (first, often))
+    return _noted(site, items, axis, count), first, inverse, often

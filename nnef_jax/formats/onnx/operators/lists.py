@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
-from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.layout import cut
@@ -31,14 +30,10 @@ def _place(site: NodeSite, i: int, count: int, *, ends: int) -> int:
     return place + count if place < 0 else place
 
 
-@operator("SequenceEmpty")
-def _empty(site: NodeSite) -> Any:
-    return []
-
-
-@operator("SequenceConstruct")
-def _construct(site: NodeSite) -> Any:
-    return list(site.operands)
+operator("SequenceEmpty", "SequenceConstruct")(lambda site, *items: [*items])
+operator("SequenceLength")(lambda site: site.constant(len(_sequence(site)), "int64"))
+operator("Optional")(lambda site: site.operands[0] if site.has(0) else None)
+operator("OptionalHasElement")(lambda site: site.constant(site.has(0), "bool"))
 
 
 @operator("SequenceAt")
@@ -63,15 +58,10 @@ def _erase(site: NodeSite) -> Any:
     return items[:place] + items[place + 1 :]
 
 
-@operator("SequenceLength")
-def _length(site: NodeSite) -> Any:
-    return site.constant(len(_sequence(site)), "int64")
-
-
 @operator("SplitToSequence")
 def _split_to_sequence(site: NodeSite) -> Any:
     """Cut along an axis; a single length, 1 by default, is that of all parts but the last."""
-    axis = site.axis(site.int("axis", 0))
+    axis = site.axis_of("axis", 0)
     if site.has(1) and site.rank(1):
         return cut(site, axis, site.integers(1))
     extent, length = site.known_shape()[axis], site.integer(1, 1)
@@ -81,7 +71,7 @@ def _split_to_sequence(site: NodeSite) -> Any:
     parts = cut(site, axis, [min(length, extent - i) for i in range(0, extent, length)])
     if site.has(1) or site.flag("keepdims", True):
         return parts
-    return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]
+    return [site.squeezed(part, axis) for part in parts]
 
 
 @operator("ConcatFromSequence")
@@ -89,8 +79,8 @@ def _concat_from_sequence(site: NodeSite) -> Any:
     items, stacks = _sequence(site), site.flag("new_axis")
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
-    axis = site.axis(site.int("axis"), site.rank(items[0]) + stacks)
-    return site.emit("stack" if stacks else "concat", {"values": items}, axis=axis)
+    axis = site.axis_of("axis", None, site.rank(items[0]) + stacks)
+    return (site.last.stack if stacks else site.last.concat)(items, axis=axis)
 
 
 @operator("SequenceMap")
@@ -109,16 +99,6 @@ def _map(site: NodeSite) -> Any:
         for result, item in zip(results, found, strict=True):
             result.append(item)
     return tuple(results)
-
-
-@operator("Optional")
-def _optional(site: NodeSite) -> Any:
-    return site.operands[0] if site.has(0) else None
-
-
-@operator("OptionalHasElement")
-def _has_element(site: NodeSite) -> Constant:
-    return site.constant(site.has(0), "bool")
 
 
 @operator("OptionalGetElement")

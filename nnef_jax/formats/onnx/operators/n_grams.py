@@ -13,31 +13,26 @@ from nnef_jax.formats.onnx.operators import operator
 
 def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
     """Return how often sequences [count,length] are in rows, with up to so many tokens between."""
-    items, (count, length) = site.known_shape(x)[1], grams.shape
-    integer = site.graph.builder.integer
+    (height, items), (count, length) = site.known_shape(x), grams.shape
+    step = site.step
     total: Any = None
-    for step in range(1, (skips if length > 1 else 0) + 2):
-        places = items - (length - 1) * step
+    for gap in range(1, (skips if length > 1 else 0) + 2):
+        places = items - (length - 1) * gap
         if places < 1:
             break
         found: Any = None
         for k in range(length):
-            here = site.unsqueezed(site.part(x, 1, k * step, k * step + places), (2,))
+            here = site.unsqueezed(site.part(x, 1, k * gap, k * gap + places), (2,))
             token = site.constant(grams[:, k].reshape(1, 1, count), "int64")
-            is_token = site.term("eq", here, site.cast(token, site.dtype_of(x)))
-            found = is_token if found is None else site.term("and", found, is_token)
-        number = {"input": site.cast(found, integer)}
-        number = site.insert("sum_reduce", number, axes=(1,), normalize=False)
-        total = number if total is None else site.term("add", total, number)
-    if total is None:
-        none = site.constant([[[0]]], "int64")
-        shape = (site.known_shape(x)[0], 1, count)
-        total = site.insert("broadcast", {"input": site.cast(none, integer)}, shape=shape)
-    return site.insert("squeeze", {"input": total}, axes=(1,))
+            is_token = step.eq(here, site.cast(token, site.dtype_of(x)))
+            found = is_token if found is None else step.and_(found, is_token)
+        number = site.squeezed(site.total(site.whole(found), (1,)), 1)
+        total = number if total is None else step.add(total, number)
+    return site.whole(site.filled(0, "int64", (height, count))) if total is None else total
 
 
 @operator("TfIdfVectorizer")
-def _tf_idf_vectorizer(site: NodeSite) -> Any:
+def _tf_idf_vectorizer(site: NodeSite, x: Any) -> Any:
     """Return counts of sequences, or weights of those that are there, or weighted counts."""
     if "pool_strings" in site.node.attributes:
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
@@ -47,8 +42,7 @@ def _tf_idf_vectorizer(site: NodeSite) -> Any:
     pool, skips = np.array(site.ints("pool_int64s")), site.int("max_skip_count")
     if not columns or len({*columns}) != len(columns) or min(columns) < 0:
         raise InvalidOperation("'ngram_indexes' must be places, none of them twice")
-    site.spend(len(pool) * (skips + 1))
-    x = site.operand(0)
+    site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
     rank = site.rank()
     x = site.unsqueezed(x, (0,)) if rank == 1 else x
     parts: list[Any] = []
@@ -63,16 +57,15 @@ def _tf_idf_vectorizer(site: NodeSite) -> Any:
         first += len(grams)
     if not parts or first != len(columns):
         raise InvalidOperation(f"it has {first} sequences and {len(columns)} places for them")
-    counts = site.insert("concat", {"values": [site.tensor(p) for p in parts]}, axis=1)
-    around = ((0, 0), (0, 1))  # a column of zeros for what is not counted
-    counts = site.insert("pad", {"input": counts}, padding=around, border="constant", value=0.0)
+    step, counts = site.step, site.step.concat([site.tensor(p) for p in parts], axis=1)
+    counts = site.fitted(counts, 1, given + 1)  # a column of zeros for what is not counted
     places = site.constant(np.where(order < 0, given, order), "int64")
-    counts = site.insert("gather", {"input": counts, "indices": places}, axis=1)
+    counts = step.gather(counts, places, axis=1)
     if mode == "IDF":
-        counts = site.term("min", counts, 1)
+        counts = step.min(counts, 1)
     counts = site.cast(counts, site.computed("float32"))
     if mode != "TF":
         weights = np.zeros(len(order), np.float32)
         weights[list(columns)] = site.numbers("weights", (1.0,) * len(columns))
-        counts = site.term("mul", counts, site.constant(weights, "float32"))
-    return counts if rank > 1 else site.insert("squeeze", {"input": counts}, axes=(0,))
+        counts = step.mul(counts, site.constant(weights, "float32"))
+    return counts if rank > 1 else site.squeezed(counts, 0)

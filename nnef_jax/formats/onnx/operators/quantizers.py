@@ -44,9 +44,8 @@ def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0)
     extents = list(site.known_shape(parameter))
     extents[axis] *= block
     wide = site.unsqueezed(parameter, (axis + 1,))
-    repeats = [1] * (rank + 1)
-    repeats[axis + 1] = block
-    whole = site.reshaped(site.insert("tile", {"input": wide}, repeats=repeats), extents)
+    repeats = [block if i == axis + 1 else 1 for i in range(rank + 1)]
+    whole = site.reshaped(site.step.tile(wide, repeats=repeats), extents)
     items = site.extent(x, axis)
     if not extents[axis] - block < items <= extents[axis]:
         raise InvalidShape(f"{items} items are not {extents[axis] // block} blocks of {block}")
@@ -60,20 +59,20 @@ def quantized(
 
     Scale and zero point broadcast to x, which has the dtype of the scale.
     """
+    step = site.step
     # XLA makes a product of what is divided by a broadcast scale: halves would be rounded wrong.
-    divisor = site.chosen(site.term("eq", x, x), scale, 1)
-    levels = site.term("div", x, divisor)
+    levels = step.div(x, step.select(step.eq(x, x), scale, 1))
     if site.dtype_of(levels) != "float64":
         levels = site.cast(levels, "float32")
     is_whole = dtype.startswith(_WHOLE)
     if is_whole:
-        levels = site.insert("round", {"x": levels}, ties="even")
+        levels = step.round(levels, ties="even")
     if not is_zero(zero_point):
-        levels = site.term("add", levels, site.cast(zero_point, site.dtype_of(levels)))
+        levels = step.add(levels, site.cast(zero_point, site.dtype_of(levels)))
     if not is_whole and (saturates or dtype.startswith("float4")):
         most = float(jnp.finfo(dtype).max)
-        levels = site.term("min", site.term("max", levels, -most), most)
-    return site.insert("cast", {"input": levels}, dtype=dtype)
+        levels = step.min(step.max(levels, -most), most)
+    return step.cast(levels, dtype=dtype)
 
 
 def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
@@ -81,61 +80,51 @@ def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str 
     dtype = dtype or site.dtype_of(scale)
     exact = "int32" if site.dtype_of(x).startswith(_WHOLE) else dtype
     if not is_zero(zero_point):
-        x = site.term("sub", site.cast(x, exact), site.cast(zero_point, exact))
-    return site.term("mul", site.cast(x, dtype), site.cast(scale, dtype))
+        x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
+    return site.step.mul(site.cast(x, dtype), site.cast(scale, dtype))
 
 
-def _wide(site: NodeSite, scale: Any) -> Any:
-    """Return a scale in a dtype that is computed in."""
-    is_small = site.dtype_of(scale).startswith(_SMALL)
-    return site.cast(scale, site.graph.builder.real) if is_small else scale
-
-
-def _spread_all(site: NodeSite) -> tuple[Any, Any]:
+def _spread_all(site: NodeSite, x: Any, scale: Any, zero_point: Any) -> list[Any]:
     axis, block = site.int("axis", 1), site.int("block_size", 0)
-    found = [
-        None if x is None else spread(site, site.operand(0), x, axis, block)
-        for x in (_wide(site, site.operand(1)), site.optional(2))
-    ]
-    return found[0], found[1]
+    if site.dtype_of(scale).startswith(_SMALL):
+        scale = site.cast(scale, site.graph.builder.real)
+    parameters = (scale, zero_point)
+    return [None if p is None else spread(site, x, p, axis, block) for p in parameters]
 
 
 @operator("QuantizeLinear")
 @operator("QuantizeLinear", domain=MICROSOFT)
-def _quantize_linear(site: NodeSite) -> Any:
-    scale, zero_point = _spread_all(site)
+def _quantize_linear(site: NodeSite, x: Any, scale: Any, zero_point: Any = None) -> Any:
+    scale, zero_point = _spread_all(site, x, scale, zero_point)
     code = site.int("output_dtype", 0)
     dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
     if site.has(2) and dtype != site.dtype_of(2):
         raise InvalidOperation(f"'output_dtype' is not {site.dtype_of(2)}, that of input 2")
     precision = site.int("precision", 0)
     divided = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
-    x, scale = site.cast(site.operand(0), divided), site.cast(scale, divided)
+    x, scale = site.cast(x, divided), site.cast(scale, divided)
     return quantized(site, x, scale, zero_point, dtype, saturates=site.flag("saturate", True))
 
 
 @operator("DequantizeLinear")
 @operator("DequantizeLinear", domain=MICROSOFT)
-def _dequantize_linear(site: NodeSite) -> Any:
+def _dequantize_linear(site: NodeSite, x: Any, scale: Any, zero_point: Any = None) -> Any:
     code = site.int("output_dtype", 0)
     dtype = site.computed(dtype_of(code)) if code else ""
-    return dequantized(site, site.operand(0), *_spread_all(site), dtype)
-
-
-def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
-    """Return real numbers as uint8, with the scale and zero point of their range and 0."""
-    axes = tuple(range(site.rank(x)))
-
-    def end(kind: str, reduction: str) -> Any:
-        found = site.insert(reduction, {"input": x}, axes=axes) if axes else x
-        return site.term(kind, site.reshaped(found, ()), 0)
-
-    low, high = end("min", "min_reduce"), end("max", "max_reduce")
-    scale = site.term("div", site.term("sub", high, low), 255)
-    zero_point = quantized(site, site.term("neg", low), scale, None, "uint8")
-    return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point
+    scale, zero_point = _spread_all(site, x, scale, zero_point)
+    return dequantized(site, x, scale, zero_point, dtype)
 
 
 @operator("DynamicQuantizeLinear")
-def _dynamic_quantize_linear(site: NodeSite) -> tuple[Any, ...]:
-    return dynamically(site, site.tensor(0))
+def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
+    """Return real numbers as uint8, with the scale and zero point of their range and 0."""
+    axes, step = tuple(range(site.rank(x))), site.step
+
+    def end(kind: str) -> Any:
+        found = getattr(step, f"{kind}_reduce")(x, axes=axes) if axes else x
+        return getattr(step, kind)(site.reshaped(found, ()), 0)
+
+    low, high = end("min"), end("max")
+    scale = step.div(step.sub(high, low), 255)
+    zero_point = quantized(site, step.neg(low), scale, None, "uint8")
+    return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point

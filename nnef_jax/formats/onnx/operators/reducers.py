@@ -1,24 +1,25 @@
-"""What is left of axes: sums, extremes and their places, running sums."""
+"""What is left of axes: sums, extremes and their places."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from lowering.graph import is_integer
+from nnef_jax.flattening.by_kind import Meaning
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 
-_KINDS = {
-    "ReduceMax": "max_reduce", "ReduceMin": "min_reduce", "ReduceProd": "product_reduce",
-    "ReduceMean": "mean_reduce", "ReduceSum": "sum_reduce", "ReduceL1": "sum_reduce",
-    "ReduceL2": "sum_reduce", "ReduceSumSquare": "sum_reduce", "ReduceLogSum": "sum_reduce",
-    "ReduceLogSumExp": "sum_reduce",
+# What is done with items before, the reduction, and what with its results.
+_STEPS = {
+    "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
+    "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
+    "L1": ("abs", "sum_reduce", ""), "L2": ("sqr", "sum_reduce", "sqrt"),
+    "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
+    "LogSumExp": ("exp", "sum_reduce", "log"),
 }  # fmt: skip
-_BEFORE = {"ReduceL1": "abs", "ReduceL2": "sqr", "ReduceSumSquare": "sqr"}
-_AFTER = {"ReduceL2": "sqrt", "ReduceLogSum": "log", "ReduceLogSumExp": "log"}
 
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
@@ -29,63 +30,42 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(sorted(set(axes or ())))
 
 
-def _reduced(name: str) -> Callable[[NodeSite], Any]:
-    kind = _KINDS[name]
-
+def _reduced(before: str, kind: str, after: str) -> Meaning:
     def meaning(site: NodeSite) -> Any:
-        x, axes = site.operand(0), _axes(site)
-        steps: list[tuple[str, str, dict[str, Any]]] = []
-        dtype = site.dtype_of()
-        if is_integer(dtype) and name in ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp"):
-            x = site.cast(x, site.computed("float64"))
-            steps = [("cast", "input", {"dtype": dtype})]
-        if not site.flag("keepdims", True):
-            steps.insert(0, ("squeeze", "input", {"axes": axes}))
-        if name == "ReduceLogSumExp":
-            return _log_sum_exp(site, x, axes, steps)
-        if name in _AFTER:
-            steps.insert(0, (_AFTER[name], "x", {}))
-        given: dict[str, Any] = {"axes": axes}
-        if kind == "sum_reduce" or (kind == "mean_reduce" and is_integer(dtype)):
-            given["normalize"] = kind == "mean_reduce"
-            steps.insert(0, ("sum_reduce", "input", given))
-        elif kind in ("max_reduce", "min_reduce") and any(site.shape()[a] == 0 for a in axes):
+        x, axes, dtype = site.operand(0), _axes(site), site.dtype_of()
+        is_empty, is_whole = any(site.shape()[a] == 0 for a in axes), is_integer(dtype)
+        if is_empty and kind in ("max_reduce", "min_reduce"):
             return _of_none(site, axes, largest=kind == "max_reduce")
-        else:
-            steps.insert(0, (kind, "input", given))
-        if name in _BEFORE:
-            steps.insert(0, (_BEFORE[name], "x", {}))
-        return _added(site, x, steps)
+        is_sum = kind == "sum_reduce" or (kind == "mean_reduce" and is_whole)
+        how = {"normalize": kind == "mean_reduce"} if is_sum else {}
+        if is_whole and after:
+            x = site.cast(x, site.computed("float64"))
+        more: list[Any] = []
+        if before == "exp" and not is_empty:  # the largest item is taken out where it is finite
+            ends = jnp.finfo(site.dtype_of(x))
+            largest = site.step.max_reduce(x, axes=axes)
+            largest = site.step.clamp(largest, float(ends.min), float(ends.max))
+            x, more = site.step.sub(x, largest), [("add", [largest], {})]
+        if not site.flag("keepdims", True):
+            more.append(("squeeze", [], {"axes": axes}))
+        if is_whole and after:
+            more.append(("cast", [], {"dtype": dtype}))
+        reduction = "sum_reduce" if is_sum else kind, [], {"axes": axes, **how}
+        return _added(site, x, [(before, [], {}), reduction, (after, [], {}), *more])
 
     return meaning
 
 
-for _name in _KINDS:
-    operator(_name)(_reduced(_name))
+for _name, _steps in _STEPS.items():
+    operator(f"Reduce{_name}")(_reduced(*_steps))
 
 
-def _added(site: NodeSite, x: Any, steps: list[tuple[str, str, dict[str, Any]]]) -> Any:
+def _added(site: NodeSite, x: Any, steps: Sequence[Any]) -> Any:
     """Add operations one after the other; the last one is the node itself."""
-    for i, (kind, operand, attributes) in enumerate(steps):
-        add = site.emit if i == len(steps) - 1 else site.insert
-        x = add(kind, {operand: x}, **attributes)
+    steps = [step for step in steps if step[0]]
+    for i, (kind, others, attributes) in enumerate(steps, 1):
+        x = getattr(site.step_or_last(i == len(steps)), kind)(x, *others, **attributes)
     return x
-
-
-def _log_sum_exp(site: NodeSite, x: Any, axes: tuple[int, ...], steps: list[Any]) -> Any:
-    """Return log(sum(exp(x))), the largest item taken out first where it is finite."""
-    if any(site.shape(x)[a] == 0 for a in axes):
-        total = site.insert("sum_reduce", {"input": x}, axes=axes, normalize=False)
-        return _added(site, total, [("log", "x", {}), *steps])
-    largest = site.insert("max_reduce", {"input": x}, axes=axes)
-    ends = jnp.finfo(site.dtype_of(x))
-    bounds = {"a": site.item(float(ends.min), x), "b": site.item(float(ends.max), x)}
-    largest = site.insert("clamp", {"x": largest, **bounds})
-    powers = site.insert("exp", {"x": site.insert("sub", {"x": x, "y": largest})})
-    total = site.insert("sum_reduce", {"input": powers}, axes=axes, normalize=False)
-    add = site.insert if steps else site.emit
-    found = add("add", {"x": site.insert("log", {"x": total}), "y": largest})
-    return _added(site, found, steps)
 
 
 def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
@@ -101,51 +81,29 @@ def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
     shape = [
         1 if i in axes else n for i, n in enumerate(site.known_shape()) if keeps or i not in axes
     ]
-    return site.emit("constant", {}, shape=shape, value=(item,), dtype=dtype)
+    return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
-def _arg(kind: str) -> Callable[[NodeSite], Any]:
-    def meaning(site: NodeSite) -> Any:
-        """Return the places of extremes along an axis, of equal ones the first or the last."""
-        axes = (site.axis(site.int("axis", 0)),)
-        last = site.flag("select_last_index")
-        steps = [
-            (kind, "input", {"axes": axes, "last": last}),
-            ("cast", "input", {"dtype": site.graph.builder.integer}),
-        ]
-        if not site.flag("keepdims", True):
-            steps.append(("squeeze", "input", {"axes": axes}))
-        return _added(site, site.operand(0), steps)
-
-    return meaning
-
-
-operator("ArgMax")(_arg("argmax_reduce"))
-operator("ArgMin")(_arg("argmin_reduce"))
-
-
-def _cumulative(kind: str) -> Callable[[NodeSite], Any]:
-    def meaning(site: NodeSite) -> Any:
-        flags = {name: site.flag(name) for name in ("exclusive", "reverse")}
-        return site.emit(kind, {"x": site.operand(0)}, axis=site.axis(site.integer(1)), **flags)
-
-    return meaning
-
-
-operator("CumSum")(_cumulative("cumsum"))
-operator("CumProd")(_cumulative("cumprod"))
+@operator("ArgMax", "ArgMin")
+def _arg(site: NodeSite, x: Any) -> Any:
+    """Return the places of extremes along an axis, of equal ones the first or the last."""
+    axes, kind = (site.axis_of("axis", 0),), f"{site.node.operator.lower()}_reduce"
+    steps: list[Any] = [
+        (kind, [], {"axes": axes, "last": site.flag("select_last_index")}),
+        ("cast", [], {"dtype": site.graph.builder.integer}),
+    ]
+    if not site.flag("keepdims", True):
+        steps.append(("squeeze", [], {"axes": axes}))
+    return _added(site, x, steps)
 
 
 @operator("Hardmax")
-def _hardmax(site: NodeSite) -> Any:
+def _hardmax(site: NodeSite, x: Any) -> Any:
     """Return 1 at the first largest item along an axis, else 0; before 13 along all behind it."""
-    x = site.operand(0)
-    axis = site.axis(site.int("axis", -1 if site.version >= 13 else 1))
+    axis = site.axis_of("axis", -1 if site.version >= 13 else 1)
     axes = (axis,) if site.version >= 13 else tuple(range(axis, site.rank()))
     shape = site.known_shape()
     places: Any = site.places(site.volume([shape[a] for a in axes]))
     places = site.reshaped(places, [n if i in axes else 1 for i, n in enumerate(shape)])
-    first = site.insert("argmax_reduce", {"input": x}, axes=axes)
-    first = site.cast(first, site.graph.builder.integer)
-    is_first = site.insert("eq", {"x": places, "y": first})
-    return site.emit("cast", {"input": is_first}, dtype=site.dtype_of())
+    first = site.whole(site.step.argmax_reduce(x, axes=axes))
+    return site.last.cast(site.step.eq(places, first), dtype=site.dtype_of())

@@ -26,12 +26,9 @@ def _resized(site: NodeSite, x: Any, mode: str, coordinates: str, **other: Any) 
     given: dict[str, Any] = {
         "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
         "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
+        "coordinate_transformation_mode": coordinates,
     }  # fmt: skip
-    roi = other.pop("roi", False)
-    return site.emit(
-        "resize", {"input": x, "roi": roi}, mode=mode,
-        coordinate_transformation_mode=coordinates, **given | other,
-    )  # fmt: skip
+    return site.last.resize(x, other.pop("roi", False), mode=mode, **given | other)
 
 
 def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[Any]) -> Any:
@@ -45,7 +42,7 @@ def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[An
 
 
 @operator("Resize", since=11)
-def _resize(site: NodeSite) -> Any:
+def _resize(site: NodeSite, x: Any) -> Any:
     """Resize axes by scales, or to sizes of which a policy may keep the ratio."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
@@ -70,7 +67,7 @@ def _resize(site: NodeSite) -> Any:
         other["scales"] = _of_all_axes(scales, axes, [1.0] * rank)
     else:
         other |= _sizes(site, axes)
-    return _resized(site, site.operand(0), mode, coordinates, **other)
+    return _resized(site, x, mode, coordinates, **other)
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
@@ -92,16 +89,15 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     if list(axes) == list(range(rank)):
         return roi
     ends = site.constant([0, 1], site.dtype_of(roi))
-    ends = site.insert("concat", {"values": [site.tensor(roi), site.tensor(ends)]}, axis=0)
+    ends = site.step.concat([site.tensor(roi), site.tensor(ends)], axis=0)
     starts = _of_all_axes(range(count), axes, [2 * count] * rank)
     stops = _of_all_axes(range(count, 2 * count), axes, [2 * count + 1] * rank)
-    places = site.constant([*starts, *stops], "int64")
-    return site.insert("gather", {"input": ends, "indices": places}, axis=0)
+    return site.step.gather(ends, site.constant([*starts, *stops], "int64"), axis=0)
 
 
 @operator("Upsample")
 @operator("Resize", since=10)
-def _upsample(site: NodeSite) -> Any:
+def _upsample(site: NodeSite, x: Any) -> Any:
     """Resize by scales, first items on first items; the nearest is at an end of an item."""
     if "height_scale" in site.node.attributes:
         scales = [1.0, 1.0, site.number("height_scale"), site.number("width_scale")]
@@ -110,8 +106,7 @@ def _upsample(site: NodeSite) -> Any:
         scales = [float(s) for s in found]
     mode = site.choice("mode", "nearest", "linear", "bilinear", default="nearest")
     if mode != "nearest":
-        return _resized(site, site.operand(0), "linear", "asymmetric", scales=tuple(scales))
-    x = site.operand(0)
+        return _resized(site, x, "linear", "asymmetric", scales=tuple(scales))
     for rounding, shrinks in (("ceil", True), ("floor", False)):
         part = tuple(s if (s < 1) == shrinks else 1.0 for s in scales)
         if any(s != 1 for s in part):
@@ -121,44 +116,35 @@ def _upsample(site: NodeSite) -> Any:
 
 
 @operator("GridSample")
-def _grid_sample(site: NodeSite) -> Any:
+def _grid_sample(site: NodeSite, x: Any, grid: Any) -> Any:
     modes = {"linear": "bilinear", "cubic": "bicubic"}
     given = "linear" if site.version >= 20 else "bilinear"
     mode = site.choice("mode", *modes, *modes.values(), "nearest", default=given)
     paddings = ("zeros", "border", "reflection")
-    return site.emit(
-        "grid_sample", {"input": site.operand(0), "grid": site.operand(1)},
-        mode=modes.get(mode, mode), align_corners=site.flag("align_corners"),
+    return site.last.grid_sample(
+        x, grid, mode=modes.get(mode, mode), align_corners=site.flag("align_corners"),
         padding_mode=site.choice("padding_mode", *paddings, default="zeros"),
     )  # fmt: skip
 
 
 @operator("AffineGrid")
-def _affine_grid(site: NodeSite) -> Any:
+def _affine_grid(site: NodeSite, theta: Any) -> Any:
     """Return where an affine map takes the centres of items, or with `align_corners` corners."""
     _, _, *extents = site.integers(1)
     if min(extents, default=0) < 1:
         raise InvalidShape(f"its extents must be positive, they are {extents}")
     site.spend(math.prod(extents))
-    axes: list[Any] = []
-    for n in extents:
-        if site.flag("align_corners"):
-            axes.append(np.linspace(-1, 1, n))
-        else:
-            axes.append((2 * np.arange(n) + 1) / n - 1)
+    axes = [np.linspace(-1, 1, n) for n in extents]
+    if not site.flag("align_corners"):
+        axes = [(2 * np.arange(n) + 1) / n - 1 for n in extents]
     places = [x.ravel() for x in np.meshgrid(*axes, indexing="ij")]
-    dtype = site.dtype_of()
-    base = site.constant(np.stack([*reversed(places), np.ones_like(places[0])], 1)[None], dtype)
-    found = site.insert(
-        "matmul", {"A": base, "B": site.operand(0)}, transposeA=False, transposeB=True
-    )
-    return site.insert(
-        "reshape", {"input": found}, shape=tuple(extents), axis_start=1, axis_count=1
-    )
+    base = np.stack([*reversed(places), np.ones_like(places[0])], 1)[None]
+    found = site.product(site.constant(base, site.dtype_of()), theta, flips=True)
+    return site.reshaped(found, extents, 1, 1)
 
 
 @operator("RoiAlign")
-def _roi_align(site: NodeSite) -> Any:
+def _roi_align(site: NodeSite, x: Any, rois: Any, image: Any) -> Any:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
 
     Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
@@ -167,43 +153,36 @@ def _roi_align(site: NodeSite) -> Any:
     modes, default = ("half_pixel", "output_half_pixel"), "half_pixel"
     coordinates = site.choice("coordinate_transformation_mode", *modes, default=default)
     is_half = coordinates == "half_pixel" and site.version >= 16
-    rois = site.term("mul", site.operand(1), site.number("spatial_scale", 1))
-    rois = site.term("sub", rois, 0.5) if is_half else rois
+    rois = site.step.mul(rois, site.number("spatial_scale", 1))
+    rois = site.step.sub(rois, 0.5) if is_half else rois
     mode = site.choice("mode", "avg", "max", default="avg")
-    return site.emit(
-        "roi_align", {"input": site.operand(0), "rois": rois, "batch_index": site.operand(2)},
-        output_size=(site.int("output_height", 1), site.int("output_width", 1)),
+    return site.last.roi_align(
+        x, rois, image, output_size=(site.int("output_height", 1), site.int("output_width", 1)),
         sampling_ratio=site.int("sampling_ratio", 0), least=0.0 if is_half else 1.0,
         mode="max_share" if mode == "max" else mode,
     )  # fmt: skip
 
 
 @operator("MaxRoiPool")
-def _max_roi_pool(site: NodeSite) -> Any:
+def _max_roi_pool(site: NodeSite, x: Any, rois: Any) -> Any:
     """Pool regions (image, x1, y1, x2, y2)."""
-
-    image = site.cast(site.part(site.operand(1), 1, 0, 1), "int32")
-    image = site.insert("squeeze", {"input": image}, axes=(1,))
-    rois = site.term("mul", site.part(site.operand(1), 1, 1, 5), site.number("spatial_scale", 1))
-    operands = {"input": site.operand(0), "rois": rois, "batch_index": image}
-    return site.emit("max_roi_pool", operands, output_size=site.ints("pooled_shape"))
+    image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
+    rois = site.step.mul(site.part(rois, 1, 1, 5), site.number("spatial_scale", 1))
+    return site.last.max_roi_pool(x, rois, image, output_size=site.ints("pooled_shape"))
 
 
 @operator("NonMaxSuppression")
-def _non_max_suppression(site: NodeSite) -> Value:
+def _non_max_suppression(site: NodeSite, boxes: Any, scores: Any) -> Value:
     """Return the places (image, class, box) of what remains, padded by -1, and note how many."""
 
-    def number(i: int) -> float:
-        return float(site.known(i).reshape(-1)[0]) if site.has(i) else 0.0
+    def number(i: int, default: float = 0.0) -> float:
+        return float(site.known(i).reshape(-1)[0]) if site.has(i) else default
 
-    boxes = site.known_shape()[1]
-    lowest = number(4) if site.has(4) else float(np.finfo(np.float32).min)
-    rows, _, count = site.emit(
-        "sorted_suppression", {"boxes": site.operand(0), "scores": site.operand(1)},
-        max_output_boxes_per_class=int(min(number(2), boxes)), iou_threshold=number(3),
-        score_threshold=lowest, center_point_box=site.flag("center_point_box"), sorts=False,
+    rows, _, count = site.last.sorted_suppression(
+        boxes, scores, max_output_boxes_per_class=int(min(number(2), site.known_shape()[1])),
+        iou_threshold=number(3), score_threshold=number(4, float(np.finfo(np.float32).min)),
+        center_point_box=site.flag("center_point_box"), sorts=False,
     )  # fmt: skip
     rows = site.cast(rows, site.computed("int64"))
-    items = site.cast(count, site.graph.builder.integer)
-    site.graph.counts[rows] = Count(0, items, marked=True)
+    site.graph.counts[rows] = Count(0, site.whole(count), marked=True)
     return rows

@@ -1,14 +1,17 @@
-"""Constants, shapes as tensors, and element types."""
+"""Constants, shapes as tensors, element types, and tensors made of a few numbers."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.errors import InvalidOperation
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import is_symbolic, show
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -16,6 +19,11 @@ from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of float8e8m0 that is none
+_WINDOWS = {
+    "BlackmanWindow": (0.42, -0.5, 0.08), "HannWindow": (0.5, -0.5),
+    "HammingWindow": (25 / 46, -21 / 46),
+}  # fmt: skip
+_MELS, _CORNER = 2595, 700  # of the scale: mel(f) = 2595 * log10(1 + f / 700)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
 
@@ -45,32 +53,31 @@ def _constant_of_shape(site: NodeSite) -> Tensor:
     shape = site.integers(0)
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"its shape {shape} has a negative extent")
-    return site.emit("broadcast", {"input": item}, shape=shape) if shape else item
+    return site.last.broadcast(item, shape=shape) if shape else item
 
 
 @operator("Shape")
-def _shape(site: NodeSite) -> Any:
+def _shape(site: NodeSite, x: Any) -> Any:
     """Return the extents of some axes: the network computes how many items values say."""
     shape: list[Any] = list(site.known_shape())
-    x = site.operand(0)
     if x in site.graph.counts:
         shape = site.graph.items_of(x)
-    start, end = site.int("start", 0), site.int("end", len(shape))
-    shape = shape[slice(start, end)]
+    shape = shape[site.int("start", 0) : site.int("end", len(shape))]
     if not any(isinstance(n, Value) for n in shape):
         return site.numbers_of(shape)
-    parts = [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape]
-    return site.emit("concat", {"values": parts}, axis=0)
+    return site.last.concat(
+        [n if isinstance(n, Value) else site.numbers_of([n]) for n in shape], axis=0
+    )
 
 
 @operator("Size")
-def _size(site: NodeSite) -> Any:
-    shape, x = site.known_shape(), site.operand(0)
+def _size(site: NodeSite, x: Any) -> Any:
+    shape = site.known_shape()
     if x not in site.graph.counts:
         return site.reshaped(site.numbers_of([site.volume(shape)]), ())
     count = site.graph.counts[x]
     others = site.volume([n for i, n in enumerate(shape) if i != count.axis])
-    return site.reshaped(site.insert("mul", {"x": count.items, "y": others}), ())
+    return site.reshaped(site.step.mul(count.items, others), ())
 
 
 @operator("Cast")
@@ -83,9 +90,7 @@ def _cast(site: NodeSite) -> Any:
     return _as(site, dtype_of(names.Value(site.choice("to", *names.keys()))))
 
 
-@operator("CastLike")
-def _cast_like(site: NodeSite) -> Any:
-    return _as(site, site.dtype_of(1))
+operator("CastLike")(lambda site: _as(site, site.dtype_of(1)))
 
 
 def _as(site: NodeSite, dtype: str) -> Any:
@@ -98,42 +103,103 @@ def _as(site: NodeSite, dtype: str) -> Any:
         if not is_float(source) or source.startswith("float8"):
             x = site.cast(x, site.graph.builder.real)
         most = float(jnp.finfo(dtype).max)
-        ends = {"a": site.item(-most, x), "b": site.item(most, x)}
-        x = site.insert("clamp", {"x": x, **ends})
+        x = site.step.clamp(x, -most, most)
     if is_float(source) and dtype in _WRAPPED:
         x = site.cast(x, "int32")
-    return site.emit("cast", {"input": x}, dtype=kept)
+    return site.last.cast(x, dtype=kept)
 
 
 def _power_of_two(site: NodeSite, x: Any) -> Any:
     """Return positive numbers as powers of two, which have the exponents of float32."""
+    step = site.step
     least = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # fractions that round up
     mode = site.choice("round_mode", *least, default="up")
-
-    def add(kind: str, x: Any, y: int) -> Any:
-        return site.insert(kind, {"x": x, "y": site.item(y, x)})
-
-    x = site.insert("abs", {"x": site.cast(site.tensor(x), "float32")})
-    bits = site.insert("bitcast", {"input": x}, dtype="int32")
-    rounds = add("ge", add("bitwise_and", bits, (1 << 23) - 1), least[mode])
-    more = site.insert("cast", {"input": rounds}, dtype="int32")
-    code = site.insert("add", {"x": add("shift_right", bits, 23), "y": more})
+    x = step.abs(site.cast(site.tensor(x), "float32"))
+    bits = step.bitcast(x, dtype="int32")
+    rounds = step.ge(step.bitwise_and(bits, (1 << 23) - 1), least[mode])
+    code = step.add(step.shift_right(bits, 23), step.cast(rounds, dtype="int32"))
     if site.flag("saturate", True):
-        code, is_none = add("min", code, _NAN - 1), site.insert("is_nan", {"x": x})
+        code, is_none = step.min(code, _NAN - 1), step.is_nan(x)
     else:
-        code, is_none = add("min", code, _NAN), add("lt", bits, 1 << 22)  # 2^-127 is the least
-    none = site.item(_NAN, code)
-    code = site.insert("select", {"condition": is_none, "true_value": none, "false_value": code})
-    code = site.insert("cast", {"input": code}, dtype="uint8")
-    return site.emit("bitcast", {"input": code}, dtype="float8_e8m0fnu")
+        code, is_none = step.min(code, _NAN), step.lt(bits, 1 << 22)  # 2^-127 is the least
+    code = step.cast(step.select(is_none, _NAN, code), dtype="uint8")
+    return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
 @operator("BitCast")
-def _bit_cast(site: NodeSite) -> Any:
+def _bit_cast(site: NodeSite, x: Any) -> Any:
     dtype = site.dtype("to")
     if site.computed(dtype) != dtype:
         raise InvalidOperation(
             f"it gives {dtype}, which is computed in {site.computed(dtype)}",
             "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)",
         )
-    return site.emit("bitcast", {"input": site.operand(0)}, dtype=dtype)
+    return site.last.bitcast(x, dtype=dtype)
+
+
+@operator("Range")
+def _range(site: NodeSite, first: Any) -> Any:
+    """Return numbers from a first one on to before a limit."""
+    start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
+    dtype = first.type if isinstance(first, Constant) else site.dtype_of()
+    if not any(map(is_symbolic, (start, limit, delta))):
+        kind = float if np.dtype(dtype).kind not in "iu" else int
+        start, limit, delta = map(kind, (start, limit, delta))
+        if delta == 0:
+            raise InvalidOperation("'delta' must not be 0")
+        count = max(math.ceil((limit - start) / delta), 0)
+        if count <= LARGEST:
+            return site.constant(start + delta * np.arange(count), dtype)
+    return site.last.range(start=start, end=limit, step=delta, dtype=site.computed(dtype))
+
+
+@operator("EyeLike")
+def _eye_like(site: NodeSite) -> Any:
+    """Return ones on a diagonal of a matrix, zeros elsewhere."""
+    if site.rank() != 2:
+        raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
+    rows, columns = site.known_shape()
+    dtype = site.dtype("dtype") if "dtype" in site.node.attributes else site.dtype_of()
+    row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
+    if k := site.int("k", 0):
+        row = site.step.add(row, k)
+    return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))
+
+
+def _window(site: NodeSite) -> Any:
+    """Return a sum of cosines over one period, of which the last item is the first unless open."""
+    size = site.integer(0)
+    if size < 0:
+        raise InvalidShape(f"it must not have {size} items")
+    site.spend(size)
+    turns = size if site.flag("periodic", True) else size - 1
+    angles = 2 * np.pi * np.arange(size) / max(turns, 1)
+    factors = _WINDOWS[site.node.operator]
+    items = sum(factor * np.cos(i * angles) for i, factor in enumerate(factors))
+    return site.constant(items, site.dtype("output_datatype", 1))
+
+
+operator(*_WINDOWS)(_window)
+
+
+@operator("MelWeightMatrix")
+def _mel_weights(site: NodeSite) -> Any:
+    """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
+    bands, length, rate = (site.integer(i) for i in range(3))
+    edges = [float(site.known(i).reshape(-1)[0]) for i in (3, 4)]
+    if min(bands, length, rate) < 1:
+        raise InvalidOperation(f"it needs positive numbers, not {bands}, {length}, {rate}")
+    low, high = (_MELS / math.log(10) * math.log1p(edge / _CORNER) for edge in edges)
+    count = length // 2 + 1
+    site.spend(bands * count)
+    mels = low + np.arange(bands + 2) * ((high - low) / (bands + 2))
+    hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
+    at = np.floor((length + 1) * hertz / rate).astype(np.int64)
+    first, middle, last = (part[None, :] for part in (at[:-2], at[1:-1], at[2:]))
+    bins = np.arange(count)[:, None]
+    with np.errstate(all="ignore"):
+        rising = np.where(middle > first, (bins - first) / (middle - first), bins == middle)
+        falling = np.where(last > middle, (last - bins) / (last - middle), 0.0)
+    inside = (bins >= first) & (bins < last)
+    weights = np.where(bins <= middle, rising, falling) * (inside | (bins == middle))
+    return site.constant(weights, site.dtype("output_datatype", 1))

@@ -12,8 +12,6 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
-    TRANSFORMS,
-    beside,
     best,
     classes,
     labelled,
@@ -31,27 +29,24 @@ def _matrix(site: NodeSite, name: str, count: int) -> Any:
 
 
 def _products(site: NodeSite, x: Any, filter: Any, bias: Any, name: str) -> Any:
-    operands = {"input": x, "filter": parameter(site, name, filter)}
-    return site.insert("linear", operands | {"bias": parameter(site, f"{name}.bias", [bias])})
+    bias = parameter(site, f"{name}.bias", [bias])
+    return site.step.linear(x, parameter(site, name, filter), bias)
 
 
 def _kernels(site: NodeSite, count: int) -> Any:
     """Return the kernel of each row with each support vector."""
-    x, vectors = rows(site), _matrix(site, "support_vectors", count)
+    x, vectors, step = rows(site), _matrix(site, "support_vectors", count), site.step
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
     kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
     if kind == "RBF":
         vectors = parameter(site, "support_vectors", vectors[None])
-        distance = site.term("sub", site.unsqueezed(x, (1,)), vectors)
-        square = site.insert(
-            "sum_reduce", {"input": site.term("sqr", distance)}, axes=(2,), normalize=False
-        )
-        square = site.insert("squeeze", {"input": square}, axes=(2,))
-        return site.term("exp", site.term("mul", square, -gamma))
+        distance = step.sub(site.unsqueezed(x, (1,)), vectors)
+        square = site.squeezed(site.total(step.sqr(distance), (2,)), 2)
+        return step.exp(step.mul(square, -gamma))
     if kind == "LINEAR":
         return _products(site, x, vectors, [0.0] * count, "support_vectors")
     found = _products(site, x, vectors * np.float32(gamma), [offset] * count, "support_vectors")
-    return site.term("tanh", found) if kind == "SIGMOID" else site.term("pow", found, float(degree))
+    return step.tanh(found) if kind == "SIGMOID" else step.pow(found, float(degree))
 
 
 @operator("SVMRegressor", domain=DOMAIN)
@@ -63,8 +58,8 @@ def _regressor(site: NodeSite) -> Any:
     found = _products(site, x, _matrix(site, "coefficients", 1), bias, "coefficients")
     if site.flag("one_class"):
         one = site.constant(1, site.dtype_of(found))
-        return site.chosen(site.term("gt", found, 0.0), one, -1.0)
-    return transformed(site, found, site.choice("post_transform", *TRANSFORMS, default="NONE"))
+        return site.step.select(site.step.gt(found, 0.0), one, -1.0)
+    return transformed(site, found)
 
 
 @operator("SVMClassifier", domain=DOMAIN)
@@ -74,16 +69,17 @@ def _classifier(site: NodeSite) -> Any:
     Without support vectors each class has a score.
     """
     labels, sizes = classes(site, "classlabels_ints"), site.ints("vectors_per_class", ())
-    count, transform = len(labels), site.choice("post_transform", *TRANSFORMS, default="NONE")
-    rho, coefficients = site.numbers("rho"), np.array(site.numbers("coefficients"))
+    count, rho = len(labels), site.numbers("rho")
+    coefficients = np.array(site.numbers("coefficients"))
     if count == 2 and coefficients.min(initial=0) >= 0 and not site.numbers("prob_a", ()):
         raise InvalidOperation("no coefficient is below 0: the label is not defined")
     if not sum(sizes):
         coefficients = _matrix(site, "coefficients", max(count, 1))
         scores = _products(site, rows(site), coefficients, [rho[0]] * count, "coefficients")
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+        return labelled(site, labels, best(site, scores)), transformed(site, scores)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
+    site.spend(count**2 * (sum(sizes) + count))
     pairs, ends = list(combinations(range(count), 2)), np.cumsum([0, *sizes])
     weights = coefficients.astype(np.float32).reshape(count - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
@@ -96,20 +92,19 @@ def _classifier(site: NodeSite) -> Any:
     wins[[i for i, _ in pairs], range(len(pairs))] = 1
     losses = np.zeros_like(wins)
     losses[[j for _, j in pairs], range(len(pairs))] = 1
-    is_first = site.cast(site.term("gt", scores, 0.0), site.dtype_of(scores))
+    is_first = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
     votes = _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
     label = labelled(site, labels, best(site, votes))
     if site.numbers("prob_a", ()):
-        return label, transformed(site, _probabilities(site, scores, count), transform)
-    if count > 2:
-        return label, transformed(site, scores, transform)
-    return label, transformed(site, beside(site, site.term("neg", scores), scores), transform)
+        scores = _probabilities(site, scores, count)
+    elif count <= 2:
+        scores = site.step.concat([site.step.neg(scores), scores], axis=1)
+    return label, transformed(site, scores)
 
 
 def _probabilities(site: NodeSite, scores: Any, count: int) -> Any:
     """Return probabilities of classes by those of pairs."""
+    step = site.step
     slopes, offsets = (parameter(site, n, [site.numbers(n)]) for n in ("prob_a", "prob_b"))
-    odds = site.term("add", site.term("mul", scores, slopes), offsets)
-    shares = site.term("sigmoid", site.term("neg", odds))
-    shares = site.insert("clamp", {"x": shares, "a": 1e-7, "b": 1 - 1e-7})
-    return site.insert("pairwise_coupling", {"shares": shares}, count=count)
+    shares = step.sigmoid(step.neg(step.add(step.mul(scores, slopes), offsets)))
+    return step.pairwise_coupling(step.clamp(shares, 1e-7, 1 - 1e-7), count=count)

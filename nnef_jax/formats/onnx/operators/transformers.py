@@ -13,13 +13,7 @@ from lowering.extents import show
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.heads import (
-    Mask,
-    attended,
-    heads,
-    joined,
-    rotated,
-)
+from nnef_jax.formats.onnx.operators.heads import Mask, angles, attended, heads, joined, rotated
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
 
 
@@ -37,10 +31,6 @@ def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> N
             raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {found!r}")
 
 
-def _integers(site: NodeSite, i: int) -> Any:
-    return site.cast(site.operand(i), site.graph.builder.integer)
-
-
 def _pad(site: NodeSite, mask: Mask, i: int, keys: int, real: Any) -> None:
     """Add a large negative number to scores of keys that are no items of a sequence.
 
@@ -49,24 +39,23 @@ def _pad(site: NodeSite, mask: Mask, i: int, keys: int, real: Any) -> None:
     """
     if not site.has(i):
         return
-    batch, rank = site.extent(real, 0), site.rank(i)
-    found = _integers(site, i)
+    batch, rank, step = site.extent(real, 0), site.rank(i), site.step
+    found = site.whole(i)
     if rank == 1:
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
         places = site.places(keys, 3, 4)
-        ends = site.unsqueezed(site.part(found, 0, 0, batch), (1, 2, 3))
-        counts = site.term("lt", places, ends)
-        if count == 2 * batch:
-            starts = site.unsqueezed(site.part(found, 0, batch, count), (1, 2, 3))
-            counts = site.term("and", counts, site.term("ge", places, starts))
+        ends = [site.part(found, 0, k, k + batch) for k in range(0, count, batch)]
+        ends = [site.unsqueezed(x, (1, 2, 3)) for x in ends]
+        counts = step.lt(places, ends[0])
+        counts = step.and_(counts, step.ge(places, ends[1])) if len(ends) > 1 else counts
     elif rank in (2, 3):
-        counts = site.unsqueezed(site.term("gt", found, 0), (1, 2) if rank == 2 else (1,))
+        counts = site.unsqueezed(step.gt(found, 0), (1, 2) if rank == 2 else (1,))
     else:
         raise InvalidShape(f"a mask of {rank} axes is not supported")
     least = site.constant(site.number("mask_filter_value", -10000.0), site.dtype_of(real))
-    mask.add(site.chosen(counts, 0, least))
+    mask.add(step.select(counts, 0, least))
 
 
 def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
@@ -78,13 +67,12 @@ def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]
 
 def _unpacked(site: NodeSite, x: Any, axis: int) -> list[Any]:
     """Split a tensor along an axis, and drop the axis."""
-    count = site.extent(x, axis)
-    parts = _split(site, x, [1] * count, axis)
-    return [site.insert("squeeze", {"input": part}, axes=(axis,)) for part in parts]
+    parts = _split(site, x, [1] * site.extent(x, axis), axis)
+    return [site.squeezed(part, axis) for part in parts]
 
 
 def _behind(site: NodeSite, past: Any, x: Any) -> Any:
-    return x if past is None else site.insert("concat", {"values": [past, x]}, axis=2)
+    return x if past is None else site.step.concat([past, x], axis=2)
 
 
 def _whole(site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
@@ -96,18 +84,14 @@ def _whole(site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int) -> A
         mask.add(site.operand(bias))
     if site.flag("unidirectional"):
         mask.within(times, keys, keys - times, right=0)
-    scale = site.number("scale", 0)
-    return joined(site, attended(site, q, k, v, mask.whole(site.dtype_of(q)), scale=scale)[0])
+    return joined(site, attended(site, q, k, v, mask.whole(site.dtype_of(q)))[0])
 
 
 @operator("Attention", domain=MICROSOFT)
-def _attention(site: NodeSite) -> tuple[Any, ...]:
+def _attention(site: NodeSite, x: Any, weights: Any, bias: Any = None) -> tuple[Any, ...]:
     only(site, 6, do_rotary=0, past_present_share_buffer=0)
-    x, weights = site.tensor(0), site.unsqueezed(site.tensor(1), (0,))
-    flags = {"transposeA": False, "transposeB": False}
-    x = site.insert("matmul", {"A": x, "B": weights}, **flags)
-    if site.has(2):
-        x = site.term("add", x, site.operand(2))
+    x = site.product(x, site.unsqueezed(weights, (0,)))
+    x = x if bias is None else site.step.add(x, bias)
     sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
     count = site.int("num_heads")
     q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
@@ -115,8 +99,7 @@ def _attention(site: NodeSite) -> tuple[Any, ...]:
         past = _unpacked(site, site.tensor(4), 0)
         k, v = (_behind(site, p, x) for p, x in zip(past, (k, v), strict=True))
     result = _whole(site, q, k, v, 3, 5)
-    present = site.insert("stack", {"values": [k, v]}, axis=0) if site.wants(1) else None
-    return result, present
+    return result, site.step.stack([k, v], axis=0) if site.wants(1) else None
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT)
@@ -133,45 +116,28 @@ def _multi_head_attention(site: NodeSite) -> tuple[Any, ...]:
         parts = [x, site.tensor(1), site.tensor(2)]
     # [batch,time,heads*items], but what is unpacked [batch,time,heads,items]; keys of before,
     # which are another's, [batch,heads,time,items].
-    is_past = site.rank(x) == 3 and site.rank(1) == 4
-    parts = [
-        p if is_past and i else site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p
-        for i, p in enumerate(parts)
-    ]
+    own = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
+    parts[:own] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:own]]
     if site.has(3):
         width = site.extent(parts[0], 2)
-        values = site.extent(3, 0) - 2 * width
-        biases = _split(site, site.tensor(3), [width, width, values], 0)
-        parts = [
-            p if is_past and i else site.term("add", p, bias)
-            for i, (p, bias) in enumerate(zip(parts, biases, strict=True))
-        ]
+        sizes = [width, width, site.extent(3, 0) - 2 * width]
+        biases = _split(site, site.tensor(3), sizes, 0)
+        parts[:own] = [site.step.add(p, b) for p, b in zip(parts[:own], biases, strict=False)]
     q, k, v = (p if site.rank(p) == 4 else heads(site, p, count) for p in parts)
     k, v = _behind(site, site.optional(6), k), _behind(site, site.optional(7), v)
     return _whole(site, q, k, v, 4, 5), k, v
-
-
-def _angles(site: NodeSite, positions: Any, caches: Sequence[int]) -> list[Any]:
-    """Return cosines and sines [batch,time,angles] at positions [batch,time]."""
-    return [
-        site.insert("gather", {"input": site.operand(i), "indices": positions}, axis=0)
-        for i in caches
-    ]
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
 def _rotary_embedding(site: NodeSite) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
     x, is_flat = site.tensor(0), site.rank() == 3
-    half = site.extent(2, 1)
     if is_flat:
-        count = site.int("num_heads", 0) or site.extent(0, 2) // (2 * half)
-        x = heads(site, x, count)
-    positions = _integers(site, 1)
+        x = heads(site, x, site.int("num_heads", 0) or site.extent(0, 2) // (2 * site.extent(2, 1)))
+    positions = site.whole(1)
     if site.rank(1) == 1:  # that of the first
-        positions = site.term("add", site.places(site.extent(x, 2), 1, 2), positions)
-    cos, sin = _angles(site, positions, (2, 3))
-    x = rotated(site, x, cos, sin, interleaved=site.flag("interleaved"))
+        positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
+    x = rotated(site, x, *angles(site, positions, (2, 3)))
     return joined(site, x) if is_flat else x
 
 
@@ -183,27 +149,22 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     contents, or as the longest ones.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE")
-    counts = [site.int("num_heads"), site.int("kv_num_heads")]
-    parts: list[Any] = [site.tensor(0)]
+    counts, step = [site.int(f"{x}num_heads") for x in ("", "kv_", "kv_")], site.step
     if site.has(1):
-        parts += [site.tensor(1), site.tensor(2)]
+        parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
-        size = site.extent(0, 2) // (counts[0] + 2 * counts[1])
-        parts = _split(site, parts[0], [n * size for n in (*counts, counts[1])], 2)
-    q, k, v = (heads(site, x, n) for x, n in zip(parts, (*counts, counts[1]), strict=True))
+        size = site.extent(0, 2) // sum(counts)
+        parts = _split(site, site.tensor(0), [n * size for n in counts], 2)
+    q, k, v = (heads(site, x, n) for x, n in zip(parts, counts, strict=True))
     batch, _, times, _ = site.known_shape(q)
     kept = site.extent(3, 2) if site.has(3) else 0
     before: Any = 0
     if kept:
-        lengths = site.reshaped(_integers(site, 5), (batch, 1))
-        before = site.term("max", site.term("sub", lengths, times - 1), 0)  # [batch,1]
+        lengths = site.reshaped(site.whole(5), (batch, 1))
+        before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
     if site.flag("do_rotary"):
-        places = _integers(site, 9) if site.has(9) else None
-        if places is None:
-            places = site.term("add", site.places(times, 1, 2), before)
-        cos, sin = _angles(site, places, (7, 8))
-        is_mixed = site.flag("rotary_interleaved")
-        q, k = (rotated(site, x, cos, sin, interleaved=is_mixed) for x in (q, k))
+        places = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
+        q, k = (rotated(site, x, *angles(site, places, (7, 8))) for x in (q, k))
     keys = kept + times
     total = site.operand(6)
     if isinstance(total, Constant):
@@ -212,45 +173,29 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
         k, v = (_placed(site, site.tensor(i), x, before, keys) for i, x in ((3, k), (4, v)))
         before = site.unsqueezed(before, (2, 3))
     elif keys > times:
-        around = ((0, 0), (0, 0), (0, keys - times), (0, 0))
-        k, v = (
-            site.insert("pad", {"input": x}, padding=around, border="constant", value=0.0)
-            for x in (k, v)
-        )
-    mask = Mask(site)
-    window = site.int("local_window_size", -1)
-    causal = site.flag("causal", True)
-    mask.within(
-        times, keys, before, left=window - 1 if window > 0 else -1, right=0 if causal else -1
-    )
-    if not causal:
-        only(site, 12, causal=1)
+        k, v = (site.fitted(x, 2, keys) for x in (k, v))
+    mask, window = Mask(site), site.int("local_window_size", -1)
+    only(site, 12, causal=1)
+    mask.within(times, keys, before, left=window - 1 if window > 0 else -1, right=0)
     if site.has(10):
         mask.add(site.part(site.tensor(10), 3, 0, keys))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if site.flag("smooth_softmax") and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
-    result, _ = attended(
-        site, q, k, v, mask.whole(site.dtype_of(q)),
-        scale=site.number("scale", 0), softcap=site.number("softcap", 0),
-        sink=sink,
-    )  # fmt: skip
+    result, _ = attended(site, q, k, v, mask.whole(site.dtype_of(q)), sink=sink)
     return joined(site, result), k, v
 
 
 def _placed(site: NodeSite, past: Any, new: Any, before: Any, keys: int) -> Any:
     """Return a buffer of so many keys: those `before` [batch,1], new ones, and zeros."""
-    batch, heads, times, items = site.known_shape(new)
+    step, (batch, heads, times, items) = site.step, site.known_shape(new)
     kept = site.extent(past, 2)
-    zero = site.constant([[[[0]]]], site.dtype_of(new))
-    none = site.insert("broadcast", {"input": zero}, shape=(batch, heads, 1, items))
-    whole = site.insert("concat", {"values": [past, new, none]}, axis=2)
+    none = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
+    whole = step.concat([past, new, none], axis=2)
     places = site.places(keys, 1, 2)
-    behind = site.term("sub", places, before)
-    is_new = site.term("and", site.term("ge", behind, 0), site.term("lt", behind, times))
-    index = site.chosen(is_new, site.term("add", behind, kept), kept + times)
-    index = site.chosen(site.term("lt", behind, 0), places, index)
-    index = site.insert("tile", {"input": site.unsqueezed(index, (1,))}, repeats=(1, heads, 1))
-    return site.insert(
-        "gather_in_batches", {"input": whole, "indices": index}, axis=2, batch_dims=2
-    )
+    behind = step.sub(places, before)
+    is_new = step.and_(step.ge(behind, 0), step.lt(behind, times))
+    index = step.select(is_new, step.add(behind, kept), kept + times)
+    index = step.select(step.lt(behind, 0), places, index)
+    index = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
+    return step.gather_in_batches(whole, index, axis=2, batch_dims=2)

@@ -15,13 +15,13 @@ from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
     TRANSFORMS,
-    beside,
     best,
     classes,
     is_above,
     labelled,
     parameter,
     rows,
+    transform_of,
     transformed,
 )  # fmt: skip
 
@@ -54,6 +54,8 @@ def _scores(
     features = nodes[nodes[:, 4] != 0, 0]
     if features.size and differ(min(site.shape(x)[1], features.max() + 1), features.max() + 1):
         raise InvalidShape(f"it reads feature {features.max()} of {site.shape(x)[1]}")
+    if features.min(initial=0) < 0 or not 0 <= min(roots) <= max(roots) < len(nodes):
+        raise InvalidOperation("it has features below 0, or roots that are no nodes")
     if len(leaves) and not 0 <= leaves[:, 0].min() <= leaves[:, 0].max() < count:
         raise InvalidOperation(f"its leaves name classes beyond {count}")
     tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
@@ -64,7 +66,7 @@ def _scores(
         aggregate="SUM" if is_mean else aggregate,
     )  # fmt: skip
     scores = site.cast(scores, site.computed("float32"))
-    return site.term("div", scores, float(len(roots))) if is_mean else scores
+    return site.step.div(scores, float(len(roots))) if is_mean else scores
 
 
 def _ensemble(site: NodeSite, votes: str, count: int, aggregate: str = "SUM") -> Any:
@@ -103,15 +105,14 @@ def _based(site: NodeSite, scores: Any, count: int) -> Any:
     base = _numbers(site, "base_values")
     if base.size not in (0, count):
         raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
-    return site.term("add", scores, parameter(site, "base", base)) if base.size else scores
+    return site.step.add(scores, parameter(site, "base", base)) if base.size else scores
 
 
 @operator("TreeEnsembleRegressor", domain=DOMAIN)
 def _regressor(site: NodeSite) -> Any:
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     count = site.int("n_targets")
-    scores = _based(site, _ensemble(site, "target", count, aggregate), count)
-    return transformed(site, scores, site.choice("post_transform", *TRANSFORMS, default="NONE"))
+    return transformed(site, _based(site, _ensemble(site, "target", count, aggregate), count))
 
 
 @operator("TreeEnsembleClassifier", domain=DOMAIN)
@@ -124,24 +125,24 @@ def _classifier(site: NodeSite) -> Any:
     labels = classes(site, "classlabels_int64s")
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
-    transform = site.choice("post_transform", *TRANSFORMS, default="NONE")
     voted = {*site.ints("class_ids")}
     count = 1 if len(labels) == 2 and voted == {0} else len(labels)
     scores = _based(site, _ensemble(site, "class", len(labels)), count)
     if len(labels) != 2 or len(voted) != 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+        return labelled(site, labels, best(site, scores)), transformed(site, scores)
     (first,) = voted
     score = site.part(scores, 1, first, first + 1)
     is_probable = bool((_numbers(site, "class_weights") >= 0).all())
     label = labelled(site, labels, is_above(site, score, 0.5 if is_probable else 0.0))
     if first == 1:
-        return label, transformed(site, scores, transform)
+        return label, transformed(site, scores)
+    transform = transform_of(site)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
-        score, is_probable = site.term("sigmoid", score), True
-    rest = site.term("sub", 1.0, score) if is_probable else site.term("neg", score)
-    return label, beside(site, rest, score)
+        score, is_probable = site.step.sigmoid(score), True
+    rest = site.step.sub(1.0, score) if is_probable else site.step.neg(score)
+    return label, site.step.concat([rest, score], axis=1)
 
 
 @operator("TreeEnsemble", domain=DOMAIN)

@@ -10,10 +10,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite, ends_of
+from nnef_jax.formats.openvino.layer_site import LayerSite, ends_of
 from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
 from nnef_jax.formats.openvino.operations import FUNCTIONS
 

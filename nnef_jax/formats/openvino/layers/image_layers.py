@@ -9,7 +9,8 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
-from nnef_jax.formats.openvino.layer_site import ByKind, LayerSite
+from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import legacy, opsets
 
 _COORDINATES = (

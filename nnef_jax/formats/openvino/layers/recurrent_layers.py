@@ -9,86 +9,49 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation
 from nnef_jax.flattening.repetition import LAST, RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
-_GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-_DEFAULTS = {"lstm": ["sigmoid", "tanh", "tanh"], "gru": ["sigmoid", "tanh"], "rnn": ["tanh"]}
 _WAYS = {  # whether each direction is from the end
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
 
-class Cell:
-    """A kind of cell with its attributes: how gates become the next state."""
-
-    def __init__(self, site: LayerSite) -> None:
-        self.kind = kind = site.layer.kind.removesuffix("cell").removesuffix("sequence")
-        self.gates, self.states = _GATES[kind], 2 if kind == "lstm" else 1
-        names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
-        self.activations = names or _DEFAULTS[kind]
-        self.alphas = site.numbers("activations_alpha", site.numbers("activation_alpha", []))
-        self.betas = site.numbers("activations_beta", site.numbers("activation_beta", []))
-        self.clip = site.number("clip", 0)
-        self.resets_after = site.flag("linear_before_reset") and kind == "gru"
-        self.hidden = site.int("hidden_size", 0)
-
-    def _activated(self, site: LayerSite, x: Value, i: int) -> Value:
-        name = self.activations[i]
-        if name in ("sigmoid", "tanh", "relu"):
-            return getattr(site.step, name)(x)
-        if name == "hardsigmoid":
-            alpha = self.alphas[i] if i < len(self.alphas) else 0.2
-            beta = self.betas[i] if i < len(self.betas) else 0.5
-            return site.step.clamp(site.step.add(site.step.mul(x, alpha), beta), 0.0, 1.0)
-        raise InvalidOperation(f"the activation '{name}' of cells is not supported")
-
-    def _clipped(self, site: LayerSite, x: Value) -> Value:
-        return site.step.clamp(x, -self.clip, self.clip) if self.clip else x
-
-    def next(
-        self, site: LayerSite, x: Value, states: Sequence[Value], r: Any, b: Any
-    ) -> list[Value]:
-        """Return the next states, given the products of the input, biases of these added.
-
-        `r` [gates*hidden,hidden] is for the state; `b` is the bias of the new gate of a GRU's
-        state where that is multiplied before it is reset, else 0.
-        """
-        if self.kind == "gru":
-            return [self._gru(site, x, states[0], r, b)]
-        add, mul = site.step.add, site.step.mul
-        gates = self._clipped(site, add(x, site.step.linear(states[0], r, 0.0)))
-        if self.kind == "rnn":
-            return [self._activated(site, gates, 0)]
-        f, i, c, o = _split(site, gates, 4)
-        f, i, o = (self._activated(site, gate, 0) for gate in (f, i, o))
-        kept = mul(f, states[1])
-        cell = add(kept, mul(i, self._activated(site, c, 1)))
-        return [mul(o, self._activated(site, cell, 2)), cell]
-
-    def _gru(self, site: LayerSite, x: Value, state: Value, r: Any, b: Any) -> Value:
-        hidden, add, mul = state.type.shape[-1], site.step.add, site.step.mul
-        xz, xr, xh = _split(site, x, 3)
-
-        def product(state: Value, first: int, last: int, bias: Any = 0.0) -> Value:
-            rows = site.part(r, 0, first * hidden, last * hidden)
-            return site.step.linear(state, rows, bias)
-
-        rz, rr = _split(site, product(state, 0, 2), 2)
-        z = self._activated(site, self._clipped(site, add(xz, rz)), 0)
-        reset = self._activated(site, self._clipped(site, add(xr, rr)), 0)
-        if self.resets_after:
-            rh = mul(reset, product(state, 2, 3, b))
-        else:
-            rh = product(mul(reset, state), 2, 3)
-        new = self._activated(site, self._clipped(site, add(xh, rh)), 1)
-        return add(new, mul(z, site.step.sub(state, new)))
+def _cell_of(site: LayerSite) -> Cell:
+    """Return the kind of cell that a layer has, with its attributes."""
+    kind = site.layer.kind.removesuffix("cell").removesuffix("sequence")
+    names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
+    given = [
+        site.numbers(f"activations_{x}", site.numbers(f"activation_{x}", []))
+        for x in ("alpha", "beta")
+    ]
+    activations = [
+        activation(name, *(x[i] if i < len(x) else None for x in given))
+        for i, name in enumerate(names or DEFAULTS[kind])
+    ]
+    resets_after = kind == "gru" and site.flag("linear_before_reset")
+    return Cell(kind, "fico", activations, site.number("clip", 0), resets_after)
 
 
-def _split(site: LayerSite, x: Value, count: int) -> list[Value]:
-    return site.step.split(x, axis=len(x.type.shape) - 1, ratios=(1,) * count)
+def _next(
+    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], r: Any, b: Any
+) -> list[Value]:
+    """Return the next states, given the products of the input, biases of these added.
+
+    `r` [gates*hidden,hidden] is for the state; `b` is the bias of the new gate of a GRU's state
+    where that is multiplied before it is reset, else 0.
+    """
+    hidden = states[0].type.shape[-1]
+
+    def product(state: Value, first: int, last: int) -> Value:
+        is_whole = last - first == cell.gates
+        rows = r if is_whole else site.part(r, 0, first * hidden, last * hidden)
+        return site.step.linear(state, rows, b if first else 0.0)
+
+    return cell.next(site, x, states, product)
 
 
 def _biases(site: LayerSite, cell: Cell, bias: Any, hidden: int) -> tuple[Any, Any]:
@@ -111,7 +74,7 @@ def _row(site: LayerSite, i: int) -> Any:
 
 @everywhere("LSTMCell", "GRUCell", "RNNCell")
 def _cell(site: LayerSite) -> list[Value]:
-    cell = Cell(site)
+    cell = _cell_of(site)
     x, *states = site.first(1 + cell.states)
     hidden, count = states[0].type.shape[-1], 1 + cell.states
     if site.net.is_legacy:
@@ -119,7 +82,7 @@ def _cell(site: LayerSite) -> list[Value]:
     else:
         w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
     own, rest = _biases(site, cell, bias, hidden)
-    return cell.next(site, site.step.linear(x, w, own), states, r, rest)
+    return _next(site, cell, site.step.linear(x, w, own), states, r, rest)
 
 
 def _joined_weights(
@@ -149,7 +112,7 @@ def _run(
     body = RepeatedBody(site)
     inner, now = body.at, body.item(products, 1, reverse=reverse)
     before = [body.state(x) for x in states]
-    after = cell.next(inner, now, before, body.seen(r), body.seen(rest))
+    after = _next(inner, cell, now, before, body.seen(r), body.seen(rest))
     shown = after[0]
     if mask is not None:
         keep = body.item(mask, 1, reverse=reverse)
@@ -175,7 +138,7 @@ def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
 @opsets("LSTMSequence", "GRUSequence", "RNNSequence")
 def _sequence(site: LayerSite) -> list[Value]:
     """Run forward, backward or both: states are [batch,directions,hidden]."""
-    cell = Cell(site)
+    cell = _cell_of(site)
     count = cell.states
     x, *starts = site.first(1 + count)
     lengths = site.operand(1 + count) if site.has(1 + count) else None
@@ -205,12 +168,12 @@ def _sequence(site: LayerSite) -> list[Value]:
 @legacy("LSTMSequence", "GRUSequence", "RNNSequence")
 def _legacy_sequence(site: LayerSite) -> list[Value]:
     """Run one way over the axis of time, 1 by default, or 0."""
-    cell = Cell(site)
+    cell = _cell_of(site)
     x, axis = site.tensor(0), site.int("axis", 1)
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))
-    hidden = states[0].type.shape[-1] if states else cell.hidden
+    hidden = states[0].type.shape[-1] if states else site.int("hidden_size", 0)
     if not states:
         zeros = derived(np.zeros((x.type.shape[0], hidden), np.float32))
         states = [site.tensor(zeros)] * cell.states
