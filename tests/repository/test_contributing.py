@@ -34,8 +34,8 @@ def write(path: Path, language: str, text: str) -> None:
         path.write_text(f"{old}\n\n{text}" if old else text, encoding="utf-8")
 
 
-def test_there_are_five_recipes() -> None:
-    wanted = ["An operation", "A kernel", "A pass", "A case", "A format"]
+def test_there_are_six_recipes() -> None:
+    wanted = ["An operation", "A kernel", "A pass", "A case", "A command-line option", "A format"]
     assert list(RECIPES) == wanted
     assert all(any(language == "sh" for language, _, _ in blocks(recipe)) for recipe in RECIPES)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -49,6 +50,15 @@ def test_every_fence_is_known() -> None:
     assert sum(text.count("\n```") for text in texts) == 2 * len(found)
     asked = sum(text.count("<!-- needs:") for text in texts)
     assert asked == sum(bool(block.needs) for page in PAGES for block in blocks(page))
+
+
+def test_a_page_on_how_to_do_something_begins_with_an_example() -> None:
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    listed = re.findall(r"\w+\.md", site.split("- How-to:")[1].split("- Examples:")[0])
+    assert len(listed) > 10
+    for page in [f"docs/{name}" for name in listed] + ["README.md"]:
+        first, *_ = blocks(page)
+        assert first.line <= 12, page
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -114,7 +124,7 @@ def batch(names: Names) -> None:
 
 
 def diagnosis(names: Names) -> None:
-    parted, recorded, activations, gradients, sensitivity, jacobian, hessian = names
+    _, parted, recorded, activations, gradients, sensitivity, jacobian, hessian = names
     found = parted["found"]
     assert (found.first.a, found.first.reason, found.origins) == ("conv2", "values", ("conv2",))
     assert recorded["found"].tensors.keys() == {"conv1", "pool", "logits"}
@@ -172,7 +182,7 @@ def inside(names: Names) -> None:
     for block in blocks("docs/inside.md", "python"):
         lines = [line for line in block.code.splitlines() if line and "import " not in line]
         assert len(lines) <= 25
-    cam, patching, freezing, quantised = names
+    _, cam, patching, freezing, quantised = names
     heat = np.asarray(cam["heat"])
     assert heat.shape == (8, 8) and heat.min() == 0 < heat.max()
     np.testing.assert_allclose(cam["many"][1], heat, rtol=1e-4, atol=1e-6)
@@ -198,7 +208,7 @@ def pytorch(names: Names) -> None:
 
 
 def training(names: Names) -> None:
-    losses = names[0]["losses"]
+    losses = names[1]["losses"]
     assert losses[-1] < losses[0]
     saved, plain = (nnef_jax.load(x).params for x in ("tuned.nnef.tgz", "examples/digits/model"))
     assert all(not np.array_equal(saved[label], x) for label, x in plain.items())
