@@ -18,11 +18,8 @@ from tests.repository import user_code
 
 _MOST_ANY = 20  # results of calls are an array or a named tuple, as the document says
 _MOST_PARAMETERS = 9
-_FLAT = {  # keywords that its docstring groups; TODO
-    "nnef_jax.loading.load",
-    "nnef_jax.formats.syntax.emitter.emit",
-    "nnef_jax.formats.onnx.operators.heads.attended",
-}
+# The docstring of `load` groups its keywords.
+_FLAT = {"nnef_jax.loading.load", "nnef_jax.formats.onnx.operators.heads.attended"}
 _FLAT_FOLDERS = ("nnef_jax.cli.", "nnef_jax.openvx.layers.", "lowering.ops.")
 _DIGITS, _LSTM = Path("examples/digits/model"), "tests/torch_networks/lstm.nnef.tgz"
 
@@ -50,7 +47,7 @@ def test_functions_have_at_most_nine_parameters() -> None:
             if isinstance(node, Signature):
                 count = sum(map(len, (node.args.posonlyargs, node.args.args, node.args.kwonlyargs)))
                 long |= {f"{module}.{node.name}"} if count > _MOST_PARAMETERS else set()
-    assert {name for name in long if not name.startswith(_FLAT_FOLDERS)} == _FLAT
+    assert {name for name in long if not name.startswith(_FLAT_FOLDERS)} <= _FLAT
 
 
 def test_code_of_a_user_runs(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ class Evaluator(Emitter, ABC):
         if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
             raise self.invalid(error, kind, operands, place.node, place.frame)
-        return self.emit(kind, operands, attributes, *place, rule)
+        return self.emit(kind, operands, attributes, place, rule)
 
     # The loop that drives evaluation
 

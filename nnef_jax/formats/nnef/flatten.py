@@ -129,7 +129,7 @@ class _Flattener(Evaluator):
         """Return a number as a tensor of one item (spec 3.3.2)."""
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
-        return self.emit("constant", {}, attributes, *place)[0]
+        return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
         """Return the value that readers of a name get, quantised as graph.quant says (spec 7.1)."""
@@ -266,7 +266,7 @@ class _Flattener(Evaluator):
                     known = self.options.value(name, declared, dtype)
                     items = known.ravel().tolist()
                     constant = {"shape": known.shape, "value": items, "dtype": dtype}
-                    return self.emit("constant", {}, constant, node, frame, names)[0]
+                    return self.emit("constant", {}, constant, place)[0]
                 shape = self.options.input_shapes.get(name, declared)
                 type = external_type(shape, dtype, self.options.open_extent)
                 return self.bound(self.builder.input(name, type), node, frame)

@@ -71,9 +71,7 @@ class Emitter(Emission):
         kind: str,
         operands: Given,
         attributes: Given,
-        node: s.SyntaxNode,
-        frame: Frame,
-        names: Sequence[str],
+        place: CallPlace,
         rule: Rule | None = None,
         *,
         inserted: bool = False,
@@ -83,6 +81,7 @@ class Emitter(Emission):
 
         `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
         """
+        node, frame, names = place
         span = s.span_in(frame.source, node)
         wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
         try:

@@ -17,7 +17,7 @@ from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import host, is_plain
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emitter import Frame
+from nnef_jax.formats.syntax.emitter import CallPlace, Frame
 from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract.attributes import attribute, known_integer
 from nnef_jax.formats.tract.dtypes import converted, own_dtype
@@ -144,7 +144,8 @@ class CallSite:
         self, kind: str, operands: Given, attributes: Given, names: Sequence[str], **options: Any
     ) -> tuple[Any, ...]:
         """Add an operation to the graph; the options are those of `Emitter.emit`."""
-        return self.graph.emit(kind, operands, attributes, self.node, self.frame, names, **options)
+        place = CallPlace(self.node, self.frame, names)
+        return self.graph.emit(kind, operands, attributes, place, **options)
 
     def cast(self, x: Value, dtype: str, *names: str) -> Value:
         """Return a tensor in a dtype."""
