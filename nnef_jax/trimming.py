@@ -17,12 +17,12 @@ _LENGTH = re.compile(r"(.*)\.(length|places)(\d+)", re.DOTALL)
 
 
 def length_name(output: str, axis: int, what: str = "length") -> str:
-    """Return the name of what says how long an output is along an axis."""
+    """Return the name by which the length of an output along an axis is captured."""
     return f"{output}.{what}{axis}"
 
 
 def is_length(name: str) -> bool:
-    """Tell whether a name is one of these."""
+    """Tell whether a name is that of a length."""
     return _LENGTH.fullmatch(name) is not None
 
 

@@ -42,7 +42,7 @@ DEPTH = 16
 
 
 def is_narrow(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether products of bfloat16, with sums of 32 bits, can compute it."""
+    """Tell whether a convolution is of bfloat16 with sums of 32 bits, and deep enough."""
     return (
         x.dtype == jnp.bfloat16
         and window.accumulator == jnp.float32

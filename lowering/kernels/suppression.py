@@ -145,6 +145,6 @@ def softened(
 
 
 def first(rows: Array, filled: Array) -> tuple[Array, Array]:
-    """Return the rows that are filled before the others, and which are."""
+    """Put filled rows before the others; return them, and whether each is filled."""
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]

@@ -1,4 +1,4 @@
-"""Interval arithmetic: what each of jax's primitives makes of tensors between two ends.
+"""Interval arithmetic: bounds of the results of each of jax's primitives.
 
 Ends are moved outwards by what rounding may take: the interval holds the exact result, and what
 32 bits make of it in whatever order they sum.
@@ -138,7 +138,7 @@ def is_affine(equation: Any, operands: Sequence[Any]) -> bool:
 
 
 def _indices(name: str) -> range:
-    """Return which operands say what becomes of others: they must be known."""
+    """Return the positions of operands that choose or index, which must be known."""
     first, last = {
         "gather": (1, 2), "scatter": (1, 2), "scatter-add": (1, 2), "select_n": (0, 1),
         "dynamic_slice": (1, 99), "dynamic_update_slice": (2, 99),
@@ -221,7 +221,7 @@ def _between(equation: Any, operands: Sequence[Any], signs: Sequence[int]) -> li
 
 
 def _hull(values: Sequence[Any]) -> Interval:
-    """Return the interval of all of some values; one that is no number makes it unbounded."""
+    """Return the least interval that holds all of some values; a NaN makes it unbounded."""
     low, high = values[0], values[0]
     for x in values[1:]:
         low, high = jnp.minimum(low, x), jnp.maximum(high, x)

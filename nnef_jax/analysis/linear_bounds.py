@@ -83,7 +83,7 @@ class Walk:
         return jnp.asarray(v.val, v.aval.dtype) if is_literal(v) else self._values[v]
 
     def evaluated(self, equation: Any, read: Read) -> list[Any]:
-        """Return the results of an equation whose operands are read so."""
+        """Return the results of an equation; `read` gives its operands."""
         operands, name = [*map(read, equation.invars)], primitive(equation)
         if not any(map(varies, operands)):
             return apply(equation, operands)

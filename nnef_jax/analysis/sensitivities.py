@@ -237,7 +237,7 @@ def _scores(
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
-    """Return norms of gradients, and of their products with what they are of."""
+    """Return norms of gradients, and of the products of each with its own tensor."""
     params = model.params
     real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 

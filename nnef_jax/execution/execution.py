@@ -70,11 +70,11 @@ class Execution:
         return Execution(self.own.of(definition, network.data))
 
     def literal(self) -> Execution:
-        """Return one that runs the network on the same arrays as it is written, on no mesh."""
+        """Return an execution on the same arrays without passes, and without a mesh."""
         return self._with(replace(self.definition.options, optimize=False))
 
     def alone(self) -> Execution:
-        """Return one that runs the network on the same arrays, on no mesh."""
+        """Return an execution on the same arrays, without a mesh."""
         return self if self.definition.layout is None else self._with(self.definition.options)
 
     def _with(self, options: RunOptions) -> Execution:
@@ -246,7 +246,7 @@ class Execution:
         ]
 
     def prepare(self, params: Arrays, inputs: Inputs, before: Arrays | None = None) -> Prepared:
-        """Return parameters with what calls need of them, for a cycle of these types.
+        """Return parameters, and beside them the prepared values of a cycle of these types.
 
         Its state is `before`, by default the initial one.
         """

@@ -1,4 +1,4 @@
-"""What operations do to a padded axis, by kind: where it is in the results, None if it ends."""
+"""Follows a padded axis through operations, by kind: its place in the results, or None."""
 
 from __future__ import annotations
 

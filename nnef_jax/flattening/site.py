@@ -47,7 +47,7 @@ class Site(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def span(self) -> Span:
-        """Return where it stands."""
+        """Return the place of the node or layer in its source."""
 
     @abstractmethod
     def text(self, name: str, default: str | None = None) -> str:

@@ -247,7 +247,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
-    """Return a timing with what the seconds of calls, round by round, tell."""
+    """Add percentiles to a timing, of the seconds of calls in each round."""
     calls = [seconds for taken in rounds for seconds in taken]
     if not calls:
         return timing

@@ -53,7 +53,7 @@ class Servable(Protocol):
 
 
 class FewShapes:
-    """Bounds for how many shapes a network is compiled: what is compiled stays in memory."""
+    """Limits the number of shapes that a network is compiled for: each stays in memory."""
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -1,4 +1,4 @@
-"""From the layers of a network to the flat graph: each layer once what feeds it is flattened."""
+"""Flattens the layers of a network, each after the layers that feed it."""
 
 from __future__ import annotations
 

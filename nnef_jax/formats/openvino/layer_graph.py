@@ -50,7 +50,7 @@ class LayerGraph(TensorGraph):
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, and what makes the dtype that is computed in of them."""
+        """Add weights as a variable, and convert them to the dtype that is computed in."""
         self.data[constant.label] = constant.array
         type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
         value = self.builder.variable(name, constant.label, type, span)

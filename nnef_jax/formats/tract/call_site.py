@@ -46,7 +46,7 @@ class _Evaluator(Protocol):
     def lookup(self, node: s.Identifier, frame: Frame) -> Any: ...
 
     def enter(self, fragment: s.Fragment, arguments: Given, site: CallSite) -> Frame:
-        """Return the frame of a fragment's body once it is evaluated."""
+        """Evaluate the body of a fragment, and return its frame."""
         ...
 
 

@@ -73,7 +73,7 @@ def _terms(draft: Draft) -> tuple[str, str, str]:
 
 
 def paired(draft: Draft) -> None:
-    """Tell the two operands apart."""
+    """Split the list of two inputs into the operands a and b."""
     inputs = draft.operands.pop("inputs")
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
