@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 
 from lowering.devices import are_on_cpu, on_cpu
 
@@ -31,6 +32,10 @@ _GROWTH = 4
 # bits if it is large. A language model would take eight times its memory otherwise.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
+_FREE = ("optimization_barrier", "reshape")  # what a call does without moving an item
+# Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
+# each call: it would take twice the memory of the parameters, beside them.
+_WIDE = 2 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,19 +109,25 @@ def split(program: Program) -> Split:
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed, parameters = program.closed, program.arguments[: program.parameters]
     kept, later = _parted(program)
+    narrow = _narrow(program, kept)
+    stored = [narrow.get(variable, variable) for variable in kept]
     places = {variable: i for i, variable in enumerate(parameters)}
-    computed = [variable for variable in kept if variable not in places]
+    computed = [variable for variable in stored if variable not in places]
     early = [e for e in program.equations if not program.is_late(e)]
     first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
+    if any(variable in narrow for variable in computed):
+        first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
     arguments = [*kept, *program.arguments[len(parameters) :]]
     rest = jaxprs.of_equations(closed, later, program.results, {}, arguments)
     compute, last = jaxprs.as_function(first.closed), jaxprs.as_call(rest)
 
     def run(own: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        pairs = zip(own, kept, strict=True)
+        own = [x.astype(v.aval.dtype) if v in narrow else x for x, v in pairs]
         return last(*own, *values)
 
     return Split(
-        sources=tuple(map(places.get, kept)),
+        sources=tuple(map(places.get, stored)),
         reads=tuple(place for variable, place in places.items() if first.uses[variable]),
         compute=lambda values: tuple(compute(*values)),
         run=run,
@@ -126,7 +137,7 @@ def split(program: Program) -> Split:
 
 def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     """Return variables to prepare, and the equations that a call evaluates."""
-    from lowering.jaxprs import variables
+    from lowering.jaxprs import primitive, variables
 
     sources = _sources(program)
     kept: dict[Any, None] = {}
@@ -134,7 +145,7 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     wanted = set(variables(program.results))
     for equation in reversed(program.equations):
         own = [v for v in equation.outvars if v in wanted]
-        if not program.is_late(equation):
+        if not program.is_late(equation) and primitive(equation) not in _FREE:
             kept |= dict.fromkeys(v for v in own if _is_worth_keeping(v, *sources[v]))
         if any(v not in kept for v in own) or program.is_late(equation):
             later.append(equation)
@@ -162,6 +173,26 @@ def _sources(program: Program) -> dict[Any, tuple[int, int]]:
                 items = sum(size for size, _ in own)
             sources.update(dict.fromkeys(equation.outvars, (items, bits)))
     return sources
+
+
+def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
+    """Map what is kept in 16 bits to what is kept for it: its source, or itself, to be rounded."""
+    from lowering.jaxprs import primitive
+
+    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+    if real != {jnp.dtype(jnp.bfloat16)}:
+        return {}
+    narrow = {v: v for v in kept if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
+    for equation in program.equations:
+        if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
+            (source,) = equation.invars
+            narrow |= {equation.outvars[0]: source} if source.aval.dtype in real else {}
+    return narrow
+
+
+def _rounded(program: Program, chosen: Sequence[bool], *arguments: Any) -> list[Any]:
+    pairs = zip(program(*arguments), chosen, strict=True)
+    return [x.astype(jnp.bfloat16) if is_chosen else x for x, is_chosen in pairs]
 
 
 def _is_worth_keeping(variable: Any, items: int, bits: int) -> bool:

@@ -89,6 +89,8 @@ def compiler_options(
     if multiply_adds < _TINY and not bfloat16:
         return _widest({})
     options = BFLOAT16 if bfloat16 and profile().multiplies_bfloat16 else CPU
+    if bfloat16 and options is CPU:  # each weight is widened where it is read
+        options = CPU | in_order()
     return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
 
 

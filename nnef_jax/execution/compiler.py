@@ -223,11 +223,14 @@ class Compiler:
         bfloat16 = self._is_bfloat16 and not profile.multiplies_bfloat16
         codes = not profile.multiplies_bytes and self._of_codes(graph)
         kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]
-        return [
+        remarks = [
             f"products of {kind} are computed in float32: by this machine's profile they gain"
             " nothing"
             for kind in kinds
         ]
+        if bfloat16 and self._options.precision is None:
+            remarks.append("weights are kept in bfloat16, and widened in each call")
+        return remarks
 
     def _is_in_place(
         self, graph: Graph, parts: Split, own: Sequence[Any], arguments: Lists

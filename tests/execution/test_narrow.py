@@ -15,7 +15,7 @@ import nnef_jax
 from lowering.cpu.convolution import convolution, direct
 from lowering.cpu.sliding_filter import Window
 from lowering.cpu.stacked_filters import is_narrow
-from lowering.cpu.xla_options import compiler_options
+from lowering.cpu.xla_options import compiler_options, in_order
 from lowering.machine import using
 from tests.helpers import model_of
 from tests.machines import with_units
@@ -177,7 +177,8 @@ def test_networks(options: dict[str, Any], units: bool) -> None:
 def test_options_of_the_compiler_are_those_of_most_products(units: bool) -> None:
     data = {"f": np.zeros((16, 16, 3, 3), np.float32), "g": np.zeros((4, 576), np.float32)}
     bfloat16 = compiler_options(1 << 20, bfloat16=True)
-    assert (bfloat16 != compiler_options(1 << 20)) == units
+    assert bfloat16 != compiler_options(1 << 20)
+    assert units or bfloat16 == compiler_options(1 << 20) | in_order()
     large = NET.replace("[4,576]", "[1000,576]")
     data["g"] = np.zeros((1000, 576), np.float32)
     assert model_of(large, data=data, dtype="bfloat16").compiler_options == bfloat16
@@ -215,3 +216,35 @@ def test_one_row_is_computed_as_two(units: bool, transposed: bool, known: bool) 
     assert (2 in extents) == units
     wanted = function(*jax.tree.map(lambda x: x.astype(F32), arguments))
     assert error(jax.jit(optimised(function))(*arguments), wanted) < 2**-8
+
+
+def held(dtype: Any, text: str, data: dict[str, Any]) -> int:
+    """Return the bytes of arrays that are in memory for batches of two sizes."""
+    before = {x.unsafe_buffer_pointer() for x in jax.live_arrays()}
+    batcher = model_of(text, data=data, dtype=dtype).batcher((1, 8))
+    batcher.compile()
+    found = {x.unsafe_buffer_pointer(): x.nbytes for x in jax.live_arrays()}
+    assert batcher.sizes == (1, 8)
+    return sum(size for pointer, size in found.items() if pointer not in before)
+
+
+@pytest.mark.parametrize(
+    ("input", "weights", "layer"),
+    [
+        ("[1,256]", (256, 256), "linear"),
+        ("[1,64,8,8]", (64, 64, 3, 3), "conv"),
+        ("[1,64,8,8]", (64, 64, 1, 1), "conv"),
+    ],
+)
+def test_weights_are_in_memory_in_16_bits(
+    input: str, weights: tuple[int, ...], layer: str, units: bool
+) -> None:
+    lines = [
+        f"v{i} = variable<scalar>(shape = {[*weights]}, label = 'v{i}'); "
+        f"n{i} = {layer}(x{i}, v{i}); s{i} = mul(n{i}, 0.9); x{i + 1} = tanh(s{i});"
+        for i in range(3)
+    ]
+    body = "\n".join([f"x0 = external<scalar>(shape = {input});", *lines])
+    text = f"version 1.0;\ngraph net(x0) -> (x3)\n{{\n{body}\n}}\n"
+    data = {f"v{i}": np.asarray(random(*weights, seed=i)) / 16 for i in range(3)}
+    assert held("bfloat16", text, data) <= 0.6 * held("float32", text, data)
