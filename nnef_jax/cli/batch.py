@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
@@ -66,6 +67,15 @@ def batch(
             min=1, help="Items of a file of results: by default 1024, or what makes 64 MB."
         ),
     ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N",
+            help="Take every N-th item from the I-th on, counted from 0: each of N machines runs "
+            "with an I of its own. Results are in a folder in that of --out.",
+            show_default=False,
+        ),
+    ] = "0/1",
     on_error: Annotated[
         Literal["skip", "stop"],
         typer.Option(
@@ -81,13 +91,14 @@ def batch(
 
     --shape is that of an item, such as x=1,3,224,224.
     """
+    first, count = _shard(shard)
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
     cached = option.caching(cache_dir, no_cache)
     with status("finding files"):
         from nnef_jax.cli.dataset import ItemReader, find_items, reading_ahead
 
-        items = find_items(inputs or (), listed, out)
+        items = find_items(inputs or (), listed, out)[first::count]
         pictures = pixels.options([item.file for item in items])
     network = replace(reading, shapes=None).read(source)
     specs = _item_specs(network, shapes)
@@ -111,7 +122,7 @@ def batch(
                 "--shape": {spec.name: spec.shape for spec in specs},
                 **{f"--{name}": value for name, value in asdict(pictures).items()},
             }
-            parts = Parts(out, items, settings, model.outputs, part_size)
+            parts = Parts(_folder(out, first, count), items, settings, model.outputs, part_size)
         todo = [item for part in parts.pending for item in parts.items_of(part)]
         with status(f"running {network.graph.name}", counts=True) as progress:
             done = progress or (lambda done, total: None)
@@ -122,6 +133,25 @@ def batch(
             for part in parts.pending:
                 parts.write(part, list(islice(results, len(parts.items_of(part)))))
     _report(parts, len(items), len(todo), len(devices))
+
+
+def _shard(text: str) -> tuple[int, int]:
+    """Return the numbers in I/N."""
+    if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
+        raise typer.BadParameter(f"{text!r:.60} is no I/N as 0/4", param_hint="--shard")
+    first, count = map(int, text.split("/"))
+    if first >= count:
+        message = f"{text}: of {count} there is none that is {first}, the first is 0"
+        raise typer.BadParameter(message, param_hint="--shard")
+    return first, count
+
+
+def _folder(out: Path, first: int, count: int) -> Path:
+    """Return where results of a shard are; the folder that several share is made."""
+    if count == 1:
+        return out
+    out.mkdir(exist_ok=True)
+    return out / f"shard-{first}-of-{count}"
 
 
 def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec, ...]:

@@ -294,6 +294,18 @@ def test_a_dataset_may_grow_at_its_end():
     np.testing.assert_allclose(rows(), Y, rtol=1e-5, atol=1e-5)
 
 
+def test_shards_are_all_items_each_once_and_go_on():
+    for _ in range(2):
+        told = [ok("batch", "net", "data", "-oout", f"--shard={i}/3") for i in range(3)]
+    assert [each.split(" on ")[0] for each in told] == ["4 files: 0", "4 files: 0", "3 files: 0"]
+    for i in range(3):
+        own = f"out/shard-{i}-of-3"
+        assert names(own) == [f"data/{j:02}.npy" for j in range(i, 11, 3)]
+        np.testing.assert_allclose(rows(out=own), Y[i::3], rtol=1e-5, atol=1e-5)
+    told = ok("batch", "net", "data/00.npy", "-oout", "--shard=1/2")
+    assert told.startswith("0 files: 0 on ")
+
+
 def test_a_part_that_is_removed_is_made_again():
     command = "batch", "net", "data", "-oout", "--part-size=4"
     ok(*command)
@@ -447,6 +459,10 @@ def test_what_is_wrong_is_told_before_anything_is_made(arguments, message):
         ("-oout --batch-size=0", "greater than or equal to 1"),
         ("-oout --on-error=ask", "'skip', 'stop'"),
         ("-oout --shape=x", "is not a name and extents"),
+        ("-oout --shard=2", "'2' is no I/N as 0/4"),
+        ("-oout --shard=-1/2", "'-1/2' is no I/N as 0/4"),
+        ("-oout --shard=2/2", "2/2: of 2 there is none that is 2, the first is 0"),
+        ("-oout --shard=0/0", "0/0: of 0 there is none that is 0"),
     ],
 )
 def test_wrong_usage(options, message):
