@@ -295,8 +295,11 @@ def has_values(x: Any) -> bool:
     return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
-def require_values(verb: str, given: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise InputError for arrays by label, of "params" or "state", whose values are not here."""
+def require_values(verb: str, given: Mapping[str, Mapping[str, Any]], *, here: bool = True) -> None:
+    """Raise InputError for arrays by label, of "params" or "state", that have no values.
+
+    Nor may values be on other hosts if all are to be `here`.
+    """
     for what, arrays in given.items():
         for label, array in arrays.items():
             if isinstance(array, Tracer):
@@ -304,7 +307,7 @@ def require_values(verb: str, given: Mapping[str, Mapping[str, Any]]) -> None:
                     f"{what}: '{label}' is traced, it has no values to store",
                     hint=f"{verb} outside of jax.jit and the like",
                 )
-            if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            if here and isinstance(array, jax.Array) and not array.is_fully_addressable:
                 raise InputError(
                     f"{what}: '{label}' is partly on other hosts",
                     hint="multihost_utils.process_allgather(params, tiled=True) is whole",

@@ -502,14 +502,14 @@ class Model:
 
         Args:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
+                Arrays over several hosts are written to a .tar, which all hosts call together.
             params: arrays by label, as in `params`.
             state: arrays by label, as in `init_state`: where a later load starts from.
             quantize: sample inputs, of which `nnef_jax.calibrate` makes `graph.quant`; otherwise
                 one that was read is kept.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
-        from nnef_jax.saving import members_of
-        from nnef_jax.storage.writer import write_archive
+        from nnef_jax.saving import write_network
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
@@ -520,7 +520,7 @@ class Model:
             "state": definition.check_state(state, definition.states),
             "params": definition.check_params(params, all=True, stored=True),
         }
-        require_values("save", given)
+        require_values("save", given, here=False)
         network = definition.network
         arrays = {**own.select(network.unused), **given["state"], **given["params"]}
         text = None  # the graph.quant that was read
@@ -529,7 +529,7 @@ class Model:
             from nnef_jax.calibration import calibrate
 
             text = calibrate(self, quantize)
-        write_archive(path, members_of(network, arrays, text), overwrite=overwrite)
+        write_network(path, network, arrays, text, overwrite=overwrite)
 
     def export(
         self,

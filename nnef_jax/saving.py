@@ -6,12 +6,13 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import show
 from lowering.registry import Registry
-from nnef_jax.errors import DataError, NnefError, raise_all
+from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax.declared_tensors import require_kind
 from nnef_jax.network import Network
@@ -53,6 +54,37 @@ def save(
     require_flags(overwrite=overwrite)
     network = network_of_text(text, Options(rules or Registry()))
     write_archive(path, members_of(network, params, quantization), overwrite=overwrite)
+
+
+def write_network(
+    path: str | os.PathLike[str],
+    network: Network,
+    arrays: Mapping[str, Any],
+    quantization: str | None,
+    *,
+    overwrite: bool,
+) -> None:
+    """Write the archive of a network; what is partly on other hosts by all of them together."""
+    spread = {
+        label: x
+        for label, x in arrays.items()
+        if isinstance(x, jax.Array) and not x.is_fully_addressable
+    }
+    held = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
+    members = members_of(network, {**arrays, **held}, quantization)
+    if not spread:
+        write_archive(path, members, overwrite=overwrite)
+        return
+    from nnef_jax.storage.joint_writer import write_jointly
+
+    names = {id(member): name for name, member in members.items()}
+    for label, x in spread.items():
+        if id(held[label]) not in names or x.dtype == bool:
+            hint = "multihost_utils.process_allgather(params, tiled=True) is whole"
+            message = f"'{label}' is partly on other hosts, and is not stored as it is"
+            raise UnsupportedError(message, hint=hint)
+    parts = {names[id(held[label])]: x for label, x in spread.items()}
+    write_jointly(path, members, parts, overwrite=overwrite)
 
 
 def members_of(

@@ -70,7 +70,7 @@ def write_archive(
     to.
     """
     target = os.path.abspath(os.fsdecode(path))
-    named = _by_normal_name(members)
+    named = by_normal_name(members)
     lowered = target.lower()
     opener = next((open for suffixes, open in _FORMATS.items() if lowered.endswith(suffixes)), None)
     if lowered.endswith(".zip"):
@@ -89,10 +89,11 @@ def write_archive(
         write_folder(target, named, overwrite=overwrite, network=True)
         return
     with files.replacing(target, overwrite=overwrite) as file, opener(file) as stream:
-        _write_tar(stream, named)
+        write_tar(stream, named)
 
 
-def _by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
+def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
+    """Return members in order, by names that are safe; ArchiveError for others."""
     named: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
@@ -114,7 +115,8 @@ def _parts(member: Member) -> tuple[bytes | memoryview, ...]:
     return encode_tensor(member) if isinstance(member, np.ndarray) else (member,)
 
 
-def _write_tar(stream: Any, members: dict[str, Member]) -> None:
+def write_tar(stream: Any, members: dict[str, Member]) -> None:
+    """Write members of normal names as a tar archive."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
             content = b"".join(_parts(member))

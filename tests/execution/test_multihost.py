@@ -21,7 +21,8 @@ import jax, numpy as np, pickle, pytest, sys
 import nnef_jax
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from nnef_jax.errors import InputError
+from nnef_jax.errors import ArchiveError, InputError
+from nnef_jax.storage import joint_writer, writer
 from tests.mesh_support import BATCH, WIDTH, assert_close, lstm
 port, host = sys.argv[1], int(sys.argv[2])
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -45,9 +46,25 @@ spread = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), 
 with pytest.raises(InputError, match="lives on devices of several hosts"):
     model.shard(Mesh(np.array(jax.local_devices()), ("data",)), batch="data")(spread)
 assert_close(process_allgather(sharded(spread), tiled=True), wanted[0])
-for write in (sharded.save, sharded.export, lambda _: pickle.dumps(sharded)):
+for write in (sharded.export, lambda _: pickle.dumps(sharded)):
     with pytest.raises(InputError, match="process_allgather"):
         write(sys.argv[3])
+with pytest.raises(ArchiveError, match="end the path in .tar"):
+    sharded.save(sys.argv[3])
+path = sys.argv[3] + ".tar"
+encoded, most = writer.encode_tensor, []
+joint_writer.encode_tensor = writer.encode_tensor = (
+    lambda x, **given: most.append(np.shape(x)) or encoded(x, **given)
+)
+sharded.save(path)
+with pytest.raises((FileExistsError, ArchiveError), match="exists|host 0 failed"):
+    sharded.save(path)
+parts = {x.addressable_shards[0].data.shape for x in sharded.params.values()}
+assert parts <= {*most}
+saved = nnef_jax.load(path)
+for label, x in model.params.items():
+    np.testing.assert_array_equal(saved.params[label], x)
+assert_close(process_allgather(sharded.scan(own)[0], tiled=True), saved.scan(xs)[0])
 whole = process_allgather((sharded.params, sharded.init_state()), tiled=True)
 if host == 0:
     sharded.save(sys.argv[3], params=whole[0], state=whole[1])

@@ -1,0 +1,115 @@
+"""Writes one tar archive by all hosts of a program, each the parts that it has."""
+
+from __future__ import annotations
+
+import math
+import os
+import tarfile
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import product
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+
+from nnef_jax.errors import ArchiveError
+from nnef_jax.storage import files, placing, temporaries
+from nnef_jax.storage.tensorfile import encode_tensor
+from nnef_jax.storage.writer import Member, by_normal_name, write_tar
+
+
+def write_jointly(
+    path: str | os.PathLike[Any],
+    members: Mapping[str, Member],
+    spread: Mapping[str, jax.Array],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write an archive that ends in .tar by all hosts, which call this and share a file system.
+
+    The first one writes all members. Then each writes what it has of the arrays that are `spread`
+    over hosts, by the names of members, to their places, of which no other host writes any. Last
+    the first one gives the archive its name. Raises on each host for what fails on any.
+    """
+    target = os.path.abspath(os.fsdecode(path))
+    if not target.lower().endswith(".tar"):
+        raise ArchiveError(
+            f"'{target}' cannot be written by several hosts: they write parts of one file",
+            hint="end the path in .tar, which is not compressed",
+        )
+    is_first, new = jax.process_index() == 0, ""
+    with ExitStack() as stack:
+        with _together():
+            if is_first:
+                old = files.check_target(target, overwrite=overwrite)
+                temporary = temporaries.temporary_file(target, private=old is not None)
+                new, file = stack.enter_context(temporary)
+                write_tar(file, by_normal_name(members))
+                file.flush()
+                os.fsync(file.fileno())
+        with _together():
+            _fill_parts(_of_the_first(new), spread)
+        with _together():
+            if is_first:
+                placing.keep_mode(new, files.check_target(target, overwrite=overwrite))
+                placing.place_file(new, target, overwrite=overwrite)
+
+
+@contextmanager
+def _together() -> Generator[None]:
+    """Wait until all hosts have run the block; raise on each where one raised."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as reason:
+        error = reason
+    failed = np.flatnonzero(process_allgather(np.array([error is not None])))
+    if error is not None:
+        raise error
+    if failed.size:
+        raise ArchiveError(f"host {failed[0]} failed to write its part of the archive")
+
+
+def _of_the_first(text: str) -> str:
+    """Return the text that the first host has."""
+    content = np.zeros(4096, np.uint8)
+    encoded = np.frombuffer(os.fsencode(text), np.uint8)
+    content[: encoded.size] = encoded
+    return os.fsdecode(bytes(broadcast_one_to_all(content)).rstrip(b"\0"))
+
+
+def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
+    """Write this host's parts of arrays to their places in a tar archive."""
+    with tarfile.open(path) as tar, open(path, "r+b", buffering=0) as file:
+        for name, array in spread.items():
+            start = tar.getmember(name).offset_data
+            for shard in array.addressable_shards:
+                if shard.replica_id == 0:
+                    header, data = encode_tensor(np.asarray(shard.data))
+                    itemsize = len(data) // max(shard.data.size, 1)
+                    for offset, count in _runs(shard.index, array.shape):
+                        file.seek(start + len(header) + offset * itemsize)
+                        file.write(data[: count * itemsize])
+                        data = data[count * itemsize :]
+        os.fsync(file.fileno())
+
+
+def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield where items of a part of an array lie together in it, and how many, in order."""
+    bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
+    cut = [
+        i
+        for i, (bound, extent) in enumerate(zip(bounds, shape, strict=True))
+        if bound != (0, extent)
+    ]
+    last = max(cut, default=-1)
+    if last < 0:
+        yield 0, math.prod(shape)
+        return
+    steps = [math.prod(shape[i + 1 :]) for i in range(last + 1)]
+    start, stop = bounds[last]
+    for places in product(*(range(*bound) for bound in bounds[:last])):
+        before = sum(place * step for place, step in zip(places, steps, strict=False))
+        yield before + start * steps[last], (stop - start) * steps[last]
