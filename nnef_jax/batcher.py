@@ -57,21 +57,15 @@ class Batcher:
         `progress` is called with how many are ready, and of how many. Raises InputError where more
         extents than the batch are open: such a network is compiled at its first call of a shape.
         """
-        items = [[n for n in spec.shape if n is not None] for spec in self.inputs]
-        for spec, item in zip(self.inputs, items, strict=True):
-            if len(item) < len(spec.shape) - 1:
-                hint = "give its other extents by load(..., input_shapes=...)"
-                raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
+        examples = {size: zeros(self.inputs, size) for size in reversed(self.sizes)}
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
         def run(size: int) -> None:
             with jax.default_device(device):  # which each thread has its own of
-                pairs = zip(self.inputs, items, strict=True)
-                zeros = [np.zeros((size, *item), spec.dtype) for spec, item in pairs]
-                jax.block_until_ready(self._run(zeros))
+                jax.block_until_ready(self._run(examples[size]))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for done, _ in enumerate(pool.map(run, reversed(self.sizes)), 1):
+            for done, _ in enumerate(pool.map(run, examples), 1):
                 if progress:
                     progress(done, len(self.sizes))
 
@@ -99,12 +93,11 @@ class Batcher:
     def _padded(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
         """Run the network on a batch that is filled up with its last item."""
         count = len(arrays[0])
-        lacking = next(size for size in self.sizes if size >= count) - count
-        if lacking:
-            arrays = [
-                np.concatenate([x, np.repeat(x[-1:] if count else _zero(x), lacking, axis=0)])
-                for x in arrays
-            ]
+        size = next(size for size in self.sizes if size >= count)
+        if not count:
+            arrays = [np.zeros((size, *x.shape[1:]), x.dtype) for x in arrays]
+        elif size > count:
+            arrays = [np.concatenate([x, np.repeat(x[-1:], size - count, axis=0)]) for x in arrays]
         return self._run(arrays)
 
     def _run(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
@@ -127,8 +120,14 @@ def require_sizes(sizes: Sequence[int]) -> None:
         raise InputError(f"sizes must be numbers of items, at least one; they are {[*sizes]}")
 
 
-def _zero(x: NDArray[Any]) -> NDArray[Any]:
-    return np.zeros((1, *x.shape[1:]), x.dtype)
+def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
+    """Return zeros for inputs, a batch of a size if given; InputError where extents are open."""
+    shapes = [spec.shape if size is None else (size, *spec.shape[1:]) for spec in inputs]
+    for spec, shape in zip(inputs, shapes, strict=True):
+        if None in shape:
+            hint = "give its other extents by load(..., input_shapes=...)"
+            raise InputError(f"the shape of input '{spec}' is not known", hint=hint)
+    return [np.zeros(x, spec.dtype) for x, spec in zip(shapes, inputs, strict=True)]  # pyright: ignore
 
 
 def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:

@@ -49,7 +49,7 @@ class Application:
             for name, model in models.items()
         }
         self.held = 0  # bytes of requests
-        self.metrics.watch_bytes(lambda: self.held)
+        self.metrics.bytes.set_function(lambda: self.held)
         self.texts = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
         routes += [Route("/v2/health/ready", self._ready), Route("/metrics", self._metrics_text)]
@@ -59,7 +59,7 @@ class Application:
                 Route(f"{path}/ready", self._model_ready),
                 Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
-        handlers = {HTTPException: _refusal, NnefError: _wrong, Exception: _failure}
+        handlers = {HTTPException: _http_error, Exception: _failure}
         self.starlette = Starlette(
             routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
@@ -121,54 +121,53 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
-        service, start, code = self._service(request), time.monotonic(), 500
+        service, start = self._service(request), time.monotonic()
+        body, response = bytearray(), Response(status_code=500)
         try:
-            response = await self._answer(request, service)
-            code = response.status_code
-            return response
-        except HTTPException as error:
-            code = error.status_code
-            raise
-        finally:
-            self.metrics.requests.labels(service.name, code).inc()
-            self.metrics.seconds.labels(service.name).observe(time.monotonic() - start)
-
-    async def _answer(self, request: Request, service: Service) -> Response:
-        """Return the response to an inference request; HTTPException for what is wrong with it."""
-        deadline = time.monotonic() + self.limits.timeout
-        _require_ready(service)
-        body = bytearray()
-        try:
-            await self._read(request, body)
-            length = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
-            if length > self.limits.json:
-                raise HTTPException(
-                    413, f"{length} bytes are JSON, the limit is {self.limits.json}"
-                )
-            outputs = service.servable.outputs
-            asked = await self._by(length, partial(protocol.decoded, body, length, outputs))
-            results = await service.infer(asked, deadline - time.monotonic())
-            size = sum(x.size for x in results if not all(asked.wanted.values()))
-            encode = partial(protocol.encoded, service.name, asked, outputs, results)
-            text, length = await self._by(size, encode)
-        except NnefError as error:
-            raise HTTPException(400, str(error)) from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the client went away") from None
-        except Full as error:
-            raise HTTPException(429, str(error), {"Retry-After": "1"}) from None
-        except TimeoutError:
-            raise HTTPException(504, f"no answer within {self.limits.timeout:g} s") from None
-        except HTTPException:
-            raise
+            response = await self._answer(request, service, body, start + self.limits.timeout)
         except Exception as error:
-            _log.exception("'%s' failed", service.name)
-            raise HTTPException(500, f"'{service.name}' failed: {error}") from None
+            response = self._refusal(service.name, error)
         finally:
             self.held -= len(body)
+            self.metrics.requests.labels(service.name, response.status_code).inc()
+            self.metrics.seconds.labels(service.name).observe(time.monotonic() - start)
+        if self.starlette.state.is_draining:
+            response.headers["Connection"] = "close"
+        return response
+
+    async def _answer(
+        self, request: Request, service: Service, body: bytearray, deadline: float
+    ) -> Response:
+        """Return the response to an inference request, whose body is read; raise what is wrong."""
+        _require_ready(service)
+        await self._read(request, body)
+        length = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
+        if length > self.limits.json:
+            raise HTTPException(413, f"{length} bytes are JSON, the limit is {self.limits.json}")
+        outputs = service.servable.outputs
+        asked = await self._by(length, partial(protocol.decoded, body, length, outputs))
+        results = await service.infer(asked, deadline - time.monotonic())
+        size = sum(x.size for x in results if not all(asked.wanted.values()))
+        encode = partial(protocol.encoded, service.name, asked, outputs, results)
+        text, length = await self._by(size, encode)
         headers = {} if length is None else {protocol.LENGTH: str(length)}
         media = "application/json" if length is None else "application/octet-stream"
-        return self._closing(Response(text, headers=headers, media_type=media))
+        return Response(text, headers=headers, media_type=media)
+
+    def _refusal(self, name: str, error: Exception) -> Response:
+        """Return the response to a request that fails."""
+        if isinstance(error, NnefError):
+            error = HTTPException(400, str(error))
+        elif isinstance(error, ClientDisconnect):
+            error = HTTPException(400, "the client went away")
+        elif isinstance(error, Full):
+            error = HTTPException(429, str(error), {"Retry-After": "1"})
+        elif isinstance(error, TimeoutError):
+            error = HTTPException(504, f"no answer within {self.limits.timeout:g} s")
+        elif not isinstance(error, HTTPException):
+            _log.error("'%s' failed", name, exc_info=error)
+            error = HTTPException(500, f"'{name}' failed: {error}")
+        return _told(error)
 
     async def _by(self, size: int, function: Any) -> Any:
         """Call a function, on a thread of its own where it takes long; return its result."""
@@ -198,25 +197,19 @@ class Application:
             message = f"the body did not arrive within {limits.timeout:g} s"
             raise HTTPException(408, message, {"Connection": "close"}) from None
 
-    def _closing(self, response: Response) -> Response:
-        """Return a response that ends the connection where the server stops."""
-        if self.starlette.state.is_draining:
-            response.headers["Connection"] = "close"
-        return response
-
 
 def _require_ready(service: Service) -> None:
     if service.state != "ready":
         raise HTTPException(503, f"'{service.name}' is {service.state}", {"Retry-After": "1"})
 
 
-async def _refusal(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _told(error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
-async def _wrong(request: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, 400)
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _told(error)
 
 
 async def _failure(request: Request, error: Exception) -> Response:

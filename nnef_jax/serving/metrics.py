@@ -28,15 +28,11 @@ class Metrics:
             what: Gauge(f"{name}{what}", text, ("model",), registry=own)
             for what, text in (("waiting", "Requests that wait"), ("sequences", "Open sequences"))
         }
-        self._bytes = Gauge(f"{name}request_bytes", "Bytes of requests in memory", registry=own)
+        self.bytes = Gauge(f"{name}request_bytes", "Bytes of requests in memory", registry=own)
 
     def watch(self, what: str, model: str, count: Callable[[], int]) -> None:
         """Show a number of a model, "waiting" or "sequences", as it is when it is read."""
         self._gauges[what].labels(model).set_function(count)
-
-    def watch_bytes(self, count: Callable[[], int]) -> None:
-        """Show the bytes of requests that are in memory."""
-        self._bytes.set_function(count)
 
     def text(self) -> bytes:
         """Return all of them as Prometheus reads them."""

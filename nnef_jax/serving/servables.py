@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nnef_jax.batcher import zeros
 from nnef_jax.errors import InputError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
@@ -79,14 +80,13 @@ class SingleCalls:
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for the declared shapes, if they are known."""
-        shapes = [[n for n in spec.shape if n is not None] for spec in self.inputs]
-        zeros = [np.zeros(n, x.dtype) for n, x in zip(shapes, self.inputs, strict=True)]
-        if all(len(spec.shape) == x.ndim for spec, x in zip(self.inputs, zeros, strict=True)):
-            self.warm(zeros)
-
-    def warm(self, arrays: Arrays) -> None:
-        """Make calls of such arrays fast."""
-        self.compute(arrays)
+        try:
+            example = zeros(self.inputs)
+        except InputError:
+            return
+        self.compute(example)
+        if self.model.graph.states:
+            self.model.step(self.model.init_state(*example), *example)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrays:
         """Return the arrays of a call in order."""
@@ -135,11 +135,6 @@ class Sequences(SingleCalls):
     def __len__(self) -> int:
         return len(self._states)
 
-    def warm(self, arrays: Arrays) -> None:
-        """Compile a call and a cycle."""
-        self.compute(arrays)
-        self.model.step(self.model.init_state(*arrays), *arrays)
-
     def step(self, step: SequenceStep, arrays: Arrays) -> Arrays:
         """Run a cycle of a sequence. Raises InputError if there is none, Full for one too many."""
         self.expire()
@@ -173,8 +168,3 @@ class Sequences(SingleCalls):
             if used > before:
                 break
             del self._states[id]
-
-
-def compiled_for(arrays: Arrays, sizes: Sequence[int]) -> Hashable:
-    """Return a key that is equal for calls that can be computed together."""
-    return tuple((x.shape[1:] if sizes else x.shape) for x in arrays)

@@ -21,7 +21,7 @@ from tests.helpers import COMPOSITIONAL, model_of
 from tests.serving.server_support import Client, served, serving, until
 
 app, ServingLimits = serving.app, serving.ServingLimits
-batch_size: Any = importlib.import_module("nnef_jax.serving.request_queue").batch_size
+batch_size: Any = importlib.import_module("nnef_jax.serving.service").batch_size
 
 _LIMITS = ServingLimits(
     body=4096, json=1024, memory=8192, queue=4, timeout=5, shapes=2, sequences=2, idle=0.3
