@@ -167,7 +167,7 @@ class Application:
         elif not isinstance(error, HTTPException):
             _log.error("'%s' failed", name, exc_info=error)
             error = HTTPException(500, f"'{name}' failed: {error}")
-        return _told(error)
+        return _response(error)
 
     async def _by(self, size: int, function: Any) -> Any:
         """Call a function, on a thread of its own where it takes long; return its result."""
@@ -203,13 +203,13 @@ def _require_ready(service: Service) -> None:
         raise HTTPException(503, f"'{service.name}' is {service.state}", {"Retry-After": "1"})
 
 
-def _told(error: HTTPException) -> Response:
+def _response(error: HTTPException) -> Response:
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _told(error)
+    return _response(error)
 
 
 async def _failure(request: Request, error: Exception) -> Response:
