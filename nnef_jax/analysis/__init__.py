@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.hessian import HessianTrace as HessianTrace
     from nnef_jax.analysis.hessian import hessian_eigenvalues as hessian_eigenvalues
     from nnef_jax.analysis.hessian import hessian_trace as hessian_trace
+    from nnef_jax.analysis.influence import Concept as Concept
+    from nnef_jax.analysis.influence import tcav as tcav
+    from nnef_jax.analysis.influence import tracin as tracin
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
     from nnef_jax.analysis.layer_attribution import internal_influence as internal_influence
     from nnef_jax.analysis.layer_attribution import layer_conductance as layer_conductance
@@ -71,6 +74,7 @@ _NAMES = {  # by module
     ),
     "gradients": ("integrated_gradients", "saliency", "smoothgrad"),
     "hessian": ("HessianEigenvalues", "HessianTrace", "hessian_eigenvalues", "hessian_trace"),
+    "influence": ("Concept", "tcav", "tracin"),
     "layer_attribution": (
         "grad_cam",
         "internal_influence",

@@ -201,7 +201,7 @@ def _drawn(sampled: Any) -> tuple[Array, int]:
 
 def _worth(question: Question, x: Array, x0: Array, groups: Array) -> Callable[[Array], Array]:
     """Return the function from which features are there, [feature], to the score of each item."""
-    return lambda there: question.at(jnp.where(there[groups], x, x0))
+    return lambda there: question.at(jnp.where(there[groups][None], x, x0))
 
 
 @partial(jax.jit, static_argnames="count")
@@ -215,9 +215,9 @@ def _ablation(
         other = x0
         if key is not None:
             other = jax.random.permutation(jax.random.fold_in(key, feature), x)
-        return question.at(jnp.where(groups == feature, other, x))
+        return question.at(jnp.where((groups == feature)[None], other, x))
 
-    falls = scores - lax.map(without, jnp.arange(count))
+    falls = scores[None] - lax.map(without, jnp.arange(count))
     method = "feature ablation" if key is None else "feature permutation"
     return attributed(question, method, falls.T[:, groups], scores, x)
 
@@ -274,10 +274,10 @@ def _kernel_shap(
         chosen = jax.random.choice(sizes, k, (samples,), p=jnp.asarray(1 / (k * (count - k))))
         ranks = jax.random.uniform(places, (samples, count)).argsort(1).argsort(1)
         there = ranks < chosen[:, None]
-        known = lax.map(worth, there) - empty
+        known, rows = lax.map(worth, there) - empty[None], there.astype(x.dtype)
         # The last feature has what the others leave of the change.
-        last = there[:, -1:].astype(x.dtype)
-        rest, _, _, _ = jnp.linalg.lstsq(there[:, :-1] - last, known - last * (full - empty))
+        last = rows[:, -1:]
+        rest = jnp.linalg.lstsq(rows[:, :-1] - last, known - last * (full - empty)[None])[0]
         values = jnp.concatenate([rest.T, (full - empty - rest.sum(0))[:, None]], 1)
     return attributed(question, "kernel SHAP", values[:, groups], full, x)
 
@@ -289,7 +289,7 @@ def _lime(
     x, question, x0 = line_from(question, baseline)
 
     def sample(there: Array) -> tuple[Array, Array]:
-        near = jnp.where(there[groups], x, x0)
+        near = jnp.where(there[groups][None], x, x0)
         size = jnp.sqrt(sums(near * near) * sums(x * x))
         distance = 1 - sums(near * x) / jnp.maximum(size, 1e-8)
         return question.at(near), jnp.exp(-(distance**2) / 2)
@@ -302,8 +302,9 @@ def _lime(
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
     """Return the coefficients of weighted least squares with a penalty, found one by one."""
     weights = weights / weights.sum()
-    rows, y = rows - weights @ rows, y - weights @ y
-    squares, products = (rows.T * weights) @ rows, (rows.T * weights) @ y
+    rows, y = rows - (weights @ rows)[None], y - weights @ y
+    weighted = rows.T * weights[None]
+    squares, products = weighted @ rows, weighted @ y
 
     def improve(index: Array, found: Array) -> Array:
         i = index % len(found)

@@ -94,7 +94,7 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
 
     empty = zeros(x), zeros(scores)
     total, before = (a / len(baselines) for a in lax.scan(add, empty, baselines)[0])
-    gap = sums(total) - (scores - before)
+    gap = sums(total) - (scores.astype(before.dtype) - before)
     return attributed(question, method, total, scores, x, gap)
 
 

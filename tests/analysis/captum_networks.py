@@ -122,6 +122,10 @@ def in_torch(network: Network) -> tuple[Any, Any]:
         def layer(self) -> Any:
             return self.layers[1]
 
+        @property
+        def before(self) -> Any:
+            return self.layers[0]
+
         def forward(self, x: Any) -> Any:
             return self.layers(x)
 
@@ -136,6 +140,10 @@ def in_torch(network: Network) -> tuple[Any, Any]:
         @property
         def layer(self) -> Any:
             return self.first[1]
+
+        @property
+        def before(self) -> Any:
+            return self.first[0]
 
         def forward(self, x: Any) -> Any:
             # Captum's DeepLift loses what a pooling says right beside a rectifier.
@@ -153,6 +161,10 @@ def in_torch(network: Network) -> tuple[Any, Any]:
         @property
         def layer(self) -> Any:
             return self.first[2]
+
+        @property
+        def before(self) -> Any:
+            return self.first[1]
 
         def forward(self, x: Any) -> Any:
             x = self.first(x)

@@ -110,6 +110,12 @@ def test_every_page_is_in_the_navigation_of_the_site() -> None:
     assert pages == set(re.findall(r"([\w/]+\.(?:md|ipynb))$", site, re.MULTILINE)) - GENERATED
 
 
+@pytest.mark.parametrize("word", ["fine-tune", "freeze", "captum"])
+def test_headings_have_the_words_that_people_search_for(word: str) -> None:
+    texts = [path.read_text(encoding="utf-8") for path in DOCS.glob("*.md")]
+    assert any(re.search(rf"^#+ .*\b{word}\b", text, re.M | re.I) for text in texts)
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: nnef_jax\.(\w+)$", text, re.MULTILINE)
