@@ -11,26 +11,12 @@ import pytest
 
 from nnef_jax import InputError, analysis
 from tests.analysis.captum_networks import convolutional, dense, residual
-from tests.analysis.captum_rows import VALUES, close, found
+from tests.analysis.captum_rows import RECORDED, VALUES, close, found
 from tests.analysis.known_networks import B, W, document, linear, normal
 from tests.helpers import model_of
 
 X, KEY = normal(5, 4), jax.random.key(3)
 CLASSES = np.array([2, 0, 1, 1, 2])
-RECORDED = [
-    ("IntegratedGradients", "dense"),
-    ("DeepLift", "convolutional"),
-    ("DeepLiftShap", "residual"),
-    ("LRP", "residual"),
-    ("LRP, GammaRule", "convolutional"),
-    ("GuidedGradCam", "convolutional"),
-    ("Deconvolution", "dense"),
-    ("FeatureAblation", "residual"),
-    ("KernelShap", "dense"),
-    ("Lime", "dense"),
-    ("InternalInfluence", "dense"),
-    ("NeuronConductance", "dense"),
-]
 
 
 @pytest.mark.parametrize(("row", "network"), RECORDED)
