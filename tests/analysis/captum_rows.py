@@ -262,8 +262,11 @@ def _cross_entropy(outputs: Any, answer: Any) -> Any:
 
 
 def _our_tracin(case: Case) -> Found:
-    pair = case.x, case.classes
-    return analysis.tracin(case.model, pair, pair, loss=_cross_entropy, rates=0.1)
+    pair, names = (case.x, case.classes), case.network.weights
+    # Means and variances are buffers in torch, which have no gradients there.
+    trained = [label for label in names if label[0] not in "mv"]
+    options: Any = {"loss": _cross_entropy, "rates": 0.1, "labels": trained}
+    return analysis.tracin(case.model, pair, pair, **options)
 
 
 def _tracin(case: Case) -> Found:

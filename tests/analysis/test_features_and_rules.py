@@ -151,7 +151,7 @@ def test_a_score_follows_a_concept() -> None:
     direction = shift / np.linalg.norm(shift)
     np.testing.assert_allclose(found.vector, direction, atol=0.01)
     np.testing.assert_allclose(found.derivatives, W[CLASSES] @ direction, atol=0.05)
-    assert float(found.share) == np.mean(W[CLASSES] @ direction > 0)
+    np.testing.assert_allclose(found.share, np.mean(W[CLASSES] @ direction > 0), rtol=1e-6)
     assert str(found).startswith("a concept in h")
     with pytest.raises(InputError, match="layer: 'x' is an input"):
         analysis.tcav(linear(), X, layer="x", concept=X, others=X)
