@@ -257,28 +257,6 @@ def _our_sensitivity(case: Case) -> Found:
     return analysis.max_sensitivity(analysis.saliency, case.model, case.x, **options)
 
 
-def _cross_entropy(outputs: Any, answer: Any) -> Any:
-    return -jax.nn.log_softmax(outputs)[0, answer[0]]
-
-
-def _our_tracin(case: Case) -> Found:
-    pair, names = (case.x, case.classes), case.network.weights
-    # Means and variances are buffers in torch, which have no gradients there.
-    trained = [label for label in names if label[0] not in "mv"]
-    options: Any = {"loss": _cross_entropy, "rates": 0.1, "labels": trained}
-    return analysis.tracin(case.model, pair, pair, **options)
-
-
-def _tracin(case: Case) -> Found:
-    from captum.influence import TracInCP
-
-    pairs = case.torch.utils.data.TensorDataset(case.tx.detach(), case.t)
-    loss = case.torch.nn.CrossEntropyLoss(reduction="none")
-    options: Any = {"checkpoints_load_func": lambda *_: 0.1, "loss_fn": loss, "batch_size": 3}
-    tracin = TracInCP(case.net, pairs, checkpoints=["as it is"], **options)
-    return tracin.influence((case.tx.detach(), case.t), show_progress=False)
-
-
 def _ours_inside(case: Case) -> Found:
     return case.model.intermediates(case.x, names=[case.layer])[case.layer]
 
@@ -445,7 +423,6 @@ ROWS: dict[str, tuple[str, Any, Callable[[Case], Found], Callable[[Case], Found]
         ours("feature_ablation", **_MASKED, **_NEURON),
         theirs("NeuronFeatureAblation", feature_mask="@tmask", baselines=0.5),
     ),
-    "TracInCP": ("tracin(..., loss=)", None, _our_tracin, _tracin),
     "infidelity": ("infidelity(..., values=)", None, _our_infidelity, _infidelity),
     "sensitivity_max": ("max_sensitivity(saliency, ...)", None, _our_sensitivity, _sensitivity),
 }  # fmt: skip
