@@ -176,7 +176,7 @@ def _sources(program: Program) -> dict[Any, tuple[int, int]]:
 
 
 def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
-    """Map what is kept in 16 bits to what is kept for it: its source, or itself, to be rounded."""
+    """Map variables kept in 16 bits to those stored for them: sources, or rounded themselves."""
     from lowering.jaxprs import primitive
 
     real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}

@@ -89,7 +89,7 @@ def shapley_values(
     params: Params | None = None,
     baseline: Any = 0.0,
 ) -> Attribution:
-    """Compute what a feature adds to a score, on average over all orders (Shapley 1953).
+    """Compute the gain of a score by each feature, the mean over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 

@@ -32,7 +32,7 @@ def tracin(
     rates: float | Sequence[float] = 1.0,
     labels: Iterable[str] | None = None,
 ) -> Array:
-    """Compute what training on items did for others (Pruthi et al. 2020, arXiv:2002.08484).
+    """Compute the influence of training on items on others (Pruthi et al. 2020, arXiv:2002.08484).
 
     It is [other, item]: the learning rate times the product of both gradients, added up over
     checkpoints, and above 0 where the item lowered the other's loss. The gradients of all items

@@ -170,7 +170,7 @@ def neuron_conductance(
     baseline: Any = 0.0,
     steps: int = 50,
 ) -> Attribution:
-    """Compute what each entry passes through one unit of a layer (arXiv:1805.12233).
+    """Compute the share of each entry in one unit of a layer (arXiv:1805.12233).
 
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 

@@ -52,7 +52,7 @@ class Step:
         return same and self.operation.kind in _CURVES
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Compute it, for tensors that vary and, of `tensors`, others."""
+        """Compute the operation, of `reads` that vary and the others among `tensors`."""
         given = {**tensors, **dict(zip(self.reads, reads, strict=True))}
         inputs = [given[v] for v in self.graph.inputs]
         found = self.functions.tensors(self.graph, {}, {}, inputs)
@@ -92,7 +92,7 @@ def score_of(question: Question, tensors: Tensors) -> Array:
 def propagated(
     question: Question, rule: Rule, start: Tensors, *, times_output: bool = False
 ) -> Array:
-    """Return what speaks for the tensor that explains, by a rule for each operation.
+    """Return the relevance of the tensor that explains, by a rule for each operation.
 
     Args:
         question: what is asked.

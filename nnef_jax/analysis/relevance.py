@@ -182,7 +182,7 @@ def _fits(pattern: str, operation: Operation) -> bool:
 
 
 def _weights(step: Step, tensors: Tensors) -> dict[Value, Any]:
-    """Return what a product takes beside what varies, but for a bias."""
+    """Return the operands of a product that do not vary, without a bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:
         return {}

@@ -221,7 +221,7 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
 
 
 def name_of(source: str) -> str:
-    """Return what a network is called after its file or folder, without suffixes of formats."""
+    """Return the name of a file or folder, without suffixes of formats."""
     path = Path(source).resolve()
     name = (path.parent if path.name == "graph.nnef" else path).name
     while (suffix := Path(name).suffix) in _SUFFIXES:

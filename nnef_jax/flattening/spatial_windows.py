@@ -15,7 +15,7 @@ Pairs = list[tuple[int, int]]  # what is before and after each axis
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Return what of padding is before, and what is behind."""
+    """Split padding into its parts before and behind."""
     less, more = total // 2, total - total // 2
     return (less, more) if more_behind else (more, less)
 

@@ -238,7 +238,7 @@ class NodeSite(Site[NodeGraph]):
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(1,))
 
     def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
-        """Return so many items along an axis: the first, or a value behind all."""
+        """Return items along an axis, as many as asked: the first ones, then a value."""
         axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
         if more <= 0:
             return self.part(x, axis, 0, size)
