@@ -131,7 +131,7 @@ class Model:
         unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
         return _on(GivenArrays(definition.with_unread(unread), (whole, state)))
 
-    def with_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> Model:
+    def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
         """Return a model on the weights of a PyTorch module, of the kind that was exported.
 
         A name is a label, or what torch_to_nnef or torch.onnx made one of: docs/pytorch.md. Raises

@@ -102,7 +102,7 @@ METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid
 
 
 def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
-    """Return where steps along a line from 0 to 1 are, and how much each counts."""
+    """Return the places of steps along a line from 0 to 1, and the weights of each in their sum."""
     points, weights = (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
     if method == "riemann_left":
         points = np.arange(steps) / steps
@@ -114,7 +114,7 @@ def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
     elif method == "gausslegendre":
         points, weights = np.polynomial.legendre.leggauss(steps)
         points, weights = (points + 1) / 2, weights / 2
-    return jnp.asarray(points, x.dtype), jnp.asarray(weights, x.dtype)
+    return jnp.asarray(points, x.dtype), jnp.asarray(weights, zeros(x).dtype)
 
 
 def require_method(method: Any) -> None:

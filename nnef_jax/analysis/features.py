@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums
@@ -21,23 +22,24 @@ from nnef_jax.analysis.question import (
     require_key,
     require_real,
 )
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 
-Sampled = Any  # a key of `jax.random`, and how many samples
+Sampled = tuple[Array, int] | None  # a key of `jax.random`, and how many samples
 _MANY = 16  # features whose 65536 coalitions are computed
 _SWEEPS = 200  # of a lasso over its coefficients
 
 
 def feature_ablation(
     model: Model,
-    *inputs: Any,
-    mask: Any = None,
+    *inputs: Input,
+    mask: ArrayLike | None = None,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
 ) -> Attribution:
     """Compute how far a score falls where a feature is at the baseline.
 
@@ -57,9 +59,9 @@ def feature_ablation(
 
 def feature_permutation(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     key: Array,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -80,14 +82,14 @@ def feature_permutation(
 
 def shapley_values(
     model: Model,
-    *inputs: Any,
-    mask: Any = None,
+    *inputs: Input,
+    mask: ArrayLike | None = None,
     sampled: Sampled = None,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
 ) -> Attribution:
     """Compute the gain of a score by each feature, the mean over all orders (Shapley 1953).
 
@@ -115,14 +117,14 @@ def shapley_values(
 
 def kernel_shap(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     sampled: Sampled,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
 ) -> Attribution:
     """Estimate Shapley values by a regression (Lundberg and Lee 2017, arXiv:1705.07874).
 
@@ -144,13 +146,13 @@ def kernel_shap(
 
 def lime(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     sampled: Sampled,
-    mask: Any = None,
+    mask: ArrayLike | None = None,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     penalty: float = 0.01,
 ) -> Attribution:
     """Fit a sparse linear model to a score near each item (Ribeiro et al. 2016, arXiv:1602.04938).

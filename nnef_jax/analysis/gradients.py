@@ -117,7 +117,7 @@ def _integrated_gradients(
     def add(total: Array, place: tuple[Array, Array]) -> tuple[Array, None]:
         share, weight = place
         gradient = question.gradient(x0 + share * (x - x0))[1]
-        return total + (weight * gradient).astype(total.dtype), None
+        return total + weight * gradient.astype(total.dtype), None
 
     total, _ = lax.scan(add, zeros(x), places(method, steps, x))
     values = total * (x - x0).astype(total.dtype)

@@ -10,11 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, scalar
 from nnef_jax.analysis.question import Question, Target, ask, bound, require_model, require_real
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
+from nnef_jax.call_arguments import Input, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require
@@ -24,10 +26,10 @@ _RIDGE = 1e-3  # of the mean square of activations
 
 def tracin(
     model: Model,
-    data: tuple[Any, Any],
-    others: tuple[Any, Any],
+    data: tuple[Sample, ArrayLike],
+    others: tuple[Sample, ArrayLike],
     *,
-    loss: Callable[[Any, Any], Any],
+    loss: Callable[[Array, Array], Array],
     checkpoints: Sequence[Params] | None = None,
     rates: float | Sequence[float] = 1.0,
     labels: Iterable[str] | None = None,
@@ -128,10 +130,10 @@ class Concept(Result):
 
 def tcav(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     layer: str,
-    concept: Any,
-    others: Any,
+    concept: ArrayLike,
+    others: ArrayLike,
     target: Target = None,
     output: str | None = None,
     params: Params | None = None,

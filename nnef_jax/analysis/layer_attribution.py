@@ -134,13 +134,13 @@ def _layer_conductance(
 
 def internal_influence(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     layer: str,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     steps: int = 50,
 ) -> Attribution:
     """Average a layer's gradients from a baseline on (Leino et al. 2018, arXiv:1802.03788).
@@ -161,13 +161,13 @@ def internal_influence(
 
 def neuron_conductance(
     model: Model,
-    *inputs: Any,
-    neuron: tuple[Any, ...],
+    *inputs: Input,
+    neuron: tuple[str, *tuple[int, ...]],
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
     steps: int = 50,
 ) -> Attribution:
     """Compute the share of each entry in one unit of a layer (arXiv:1805.12233).
@@ -183,7 +183,8 @@ def neuron_conductance(
     """
     require_count("steps", steps)
     require("neuron", neuron, tuple, "a name of a tensor and indices")
-    layer, unit = neuron[0] if neuron else "", neuron[1:]
+    layer: Any = neuron[0] if neuron else ""
+    unit: tuple[Any, ...] = neuron[1:]
     question = ask(model, inputs, target, output, wrt, params)
     _require_layer(question, layer)
     extents = [int(n) for n in question.graph.values[layer].type.shape[1:]]

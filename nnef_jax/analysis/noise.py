@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sums, zeros
 from nnef_jax.analysis.question import (
@@ -22,6 +23,7 @@ from nnef_jax.analysis.question import (
     require_real,
 )
 from nnef_jax.analysis.reference import several
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import shown
@@ -32,9 +34,9 @@ _KINDS = ("mean", "square", "variance")
 
 def gradient_shap(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     key: Array,
-    baselines: Any,
+    baselines: ArrayLike,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -80,7 +82,7 @@ def _gradient_shap(
 def noise_tunnel(
     method: Method,
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     key: Array,
     noise: float = 1.0,
     samples: int = 5,
@@ -117,7 +119,7 @@ def noise_tunnel(
 def max_sensitivity(
     method: Method,
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     key: Array,
     radius: float = 0.02,
     samples: int = 10,
@@ -147,8 +149,8 @@ def max_sensitivity(
 
 def infidelity(
     model: Model,
-    *inputs: Any,
-    values: Any,
+    *inputs: Input,
+    values: ArrayLike,
     key: Array,
     noise: float = 0.03,
     samples: int = 10,
@@ -173,10 +175,10 @@ def infidelity(
     noise = require_real("noise", noise)
     question = ask(model, inputs, target, output, wrt, None)
     shape = tuple(int(n) for n in question.graph.values[question.wrt].type.shape)
-    values = array_of("values", values)
-    if values.shape != shape:
-        raise InputError(f"values are {values.shape}, '{question.wrt}' is {shape}")
-    return _infidelity(question, values, key, np.float32(noise), samples=samples)
+    given = array_of("values", values)
+    if given.shape != shape:
+        raise InputError(f"values are {given.shape}, '{question.wrt}' is {shape}")
+    return _infidelity(question, given, key, np.float32(noise), samples=samples)
 
 
 @partial(jax.jit, static_argnames="samples")

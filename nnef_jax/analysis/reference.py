@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
+from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums, zeros
 from nnef_jax.analysis.propagation import Rule, Step, Tensors, propagated, score_of, tensors_at
 from nnef_jax.analysis.question import Question, Target, ask
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 
@@ -24,12 +26,12 @@ _EXTREMES = {
 
 def deep_lift(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
     params: Params | None = None,
-    baseline: Any = 0.0,
+    baseline: ArrayLike = 0.0,
 ) -> Attribution:
     """Share out the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
@@ -50,8 +52,8 @@ def deep_lift(
 
 def deep_lift_shap(
     model: Model,
-    *inputs: Any,
-    baselines: Any,
+    *inputs: Input,
+    baselines: ArrayLike,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,

@@ -18,6 +18,7 @@ from nnef_jax.analysis.attribution import Attribution, attributed, sums
 from nnef_jax.analysis.layer_attribution import grad_cam
 from nnef_jax.analysis.propagation import Step, Tensors, propagated, score_of, tensors_at
 from nnef_jax.analysis.question import Question, Target, ask, require_real
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
 from nnef_jax.options import require
@@ -30,7 +31,7 @@ Chosen = tuple[tuple[str, str], ...]
 
 def lrp(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -102,7 +103,7 @@ def _lrp(question: Question, numbers: Array, *, rule: Chosen) -> Attribution:
 
 def guided_backprop(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -120,7 +121,7 @@ def guided_backprop(
 
 def deconvolution(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     target: Target = None,
     output: str | None = None,
     wrt: str | None = None,
@@ -136,7 +137,7 @@ def deconvolution(
 
 def guided_grad_cam(
     model: Model,
-    *inputs: Any,
+    *inputs: Input,
     layer: str,
     target: Target = None,
     output: str | None = None,

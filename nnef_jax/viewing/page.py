@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnef_jax import __version__
 from nnef_jax.call_arguments import has_values
@@ -26,6 +26,10 @@ from nnef_jax.storage import files as storage
 from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
+
+if TYPE_CHECKING:
+    from nnef_jax.analysis.comparison import Comparison
+    from nnef_jax.measure.profiling import Profile
 
 _SCRIPTS = ("graph", "layout", "draw", "panel", "values", "export", "app", "search", "start")
 
@@ -58,8 +62,8 @@ def view(
     network: Model | Source,
     output: str | os.PathLike[str] | None = None,
     *,
-    profile: Any = None,
-    comparison: Any = None,
+    profile: Profile | Mapping[str, object] | None = None,
+    comparison: Comparison | Mapping[str, object] | None = None,
     overwrite: bool = False,
 ) -> Page:
     """Show a network as a page: its graph, folded, with shapes, attributes, weights and work.

@@ -163,5 +163,5 @@ def test_matplotlib_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
     x = np.zeros((1, 2, 2))
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(nnef_jax.UnsupportedError, match=r'pip install -e "\.\[plot\]"'):
+    with pytest.raises(nnef_jax.UnsupportedError, match=r'pip install "nnef_jax\[plot\]"'):
         attribution(x, x).plot()

@@ -71,7 +71,7 @@ def test_functions_that_return_results_are_jitted_and_mapped() -> None:
 def test_a_missing_matplotlib_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(
-        nnef_jax.UnsupportedError, match=r'needs matplotlib\s+hint: pip install -e "'
+        nnef_jax.UnsupportedError, match=r'needs matplotlib\s+hint: pip install "nnef_jax'
     ):
         axes()
 

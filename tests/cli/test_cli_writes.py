@@ -39,7 +39,7 @@ FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 READS |= {"sources"}
 TEXTS = {"shapes", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
-TEXTS |= {"constraints", "print_after", "host", "sizes"}
+TEXTS |= {"constraints", "print_after", "host", "sizes", "shard"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 
 

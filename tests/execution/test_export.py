@@ -452,5 +452,5 @@ def test_what_cannot_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(InputError, match="has no time axis"):
         alone.export(tmp_path / "scan", entry="scan")
     monkeypatch.setitem(sys.modules, "flatbuffers", None)
-    with pytest.raises(UnsupportedError, match=r'hint: pip install -e "\.\[export\]"'):
+    with pytest.raises(UnsupportedError, match=r'hint: pip install "nnef_jax\[export\]"'):
         alone.export(tmp_path / "other")

@@ -20,6 +20,7 @@ import pytest
 import nnef_jax
 from benchmarks.timing import geometric_mean
 from nnef_jax.formats.syntax.standard import standard
+from tests.execution import test_narrow
 from tests.helpers import model_of
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
@@ -99,8 +100,9 @@ def test_every_numerical_claim_has_a_test() -> None:
     named = [re.findall(r"`(test_\w+)`", claim.split("\n\n")[0]) for claim in claims]
     assert all(named), "a claim names no test"
     tests = {name for name in vars(test_numerics) if name.startswith("test_")}
+    memory = {name for name in vars(test_narrow) if name.startswith("test_")}
     pages = {name for names in named for name in names}
-    assert tests == pages
+    assert tests <= pages <= tests | memory
 
 
 def test_every_page_is_in_the_navigation_of_the_site() -> None:

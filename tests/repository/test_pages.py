@@ -36,11 +36,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    tables = [layers.meanings(is_legacy=True), layers.meanings(is_legacy=False)]
-    for name, table in zip(("_LEGACY", "_OPSETS"), tables, strict=True):
-        monkeypatch.setattr(layers, name, dict(table))  # to which pages add
+    tables: Any = [layers.meanings(is_legacy=is_legacy) for is_legacy in (True, False)]
+    before = [dict(table) for table in tables]  # to which pages add
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+    for table, own in zip(tables, before, strict=True):
+        table.clear()
+        table.update(own)
 
 
 def test_every_fence_is_known() -> None:

@@ -50,11 +50,11 @@ def _divided(site: NodeSite, x: Any, squares: Any) -> Any:
 @_optimizer
 def _adagrad(site: NodeSite, rate: Any, step: Any, x: Any, gradient: Any, squares: Any) -> Any:
     """Divide gradients by the root of the sum of their squares so far."""
-    ops = site.step
-    decay = ops.mul(step, site.number("decay_factor", 0))
-    rate = ops.div(rate, ops.add(decay, 1.0))
-    squares = ops.add(squares, ops.sqr(gradient))
-    return ops.sub(x, _divided(site, ops.mul(gradient, rate), squares)), squares
+    make = site.step
+    decay = make.mul(step, site.number("decay_factor", 0))
+    rate = make.div(rate, make.add(decay, 1.0))
+    squares = make.add(squares, make.sqr(gradient))
+    return make.sub(x, _divided(site, make.mul(gradient, rate), squares)), squares
 
 
 @_optimizer
@@ -62,26 +62,26 @@ def _adam(
     site: NodeSite, rate: Any, step: Any, x: Any, gradient: Any, mean: Any, squares: Any
 ) -> Any:
     """Divide mean gradients by the root of their mean squares, both corrected for few steps."""
-    ops, alpha, beta = site.step, site.number("alpha", 0.9), site.number("beta", 0.999)
+    make, alpha, beta = site.step, site.number("alpha", 0.9), site.number("beta", 0.999)
     # A power is 0 at step 0, where nothing is corrected.
-    is_later = site.cast(ops.gt(step, 0.0), site.dtype_of(x))
-    a, b = (ops.sub(1.0, ops.mul(is_later, ops.pow(base, step))) for base in (alpha, beta))
-    rate = ops.div(ops.mul(rate, ops.sqrt(b)), a)
+    is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
+    a, b = (make.sub(1.0, make.mul(is_later, make.pow(base, step))) for base in (alpha, beta))
+    rate = make.div(make.mul(rate, make.sqrt(b)), a)
     mean = _mixed(site, mean, gradient, alpha, 1 - alpha)
-    squares = _mixed(site, squares, ops.sqr(gradient), beta, 1 - beta)
+    squares = _mixed(site, squares, make.sqr(gradient), beta, 1 - beta)
     kept = 1 - site.number("norm_coefficient_post", 0)
-    moved = ops.sub(x, _divided(site, ops.mul(mean, rate), squares))
-    return ops.mul(moved, kept), mean, squares
+    moved = make.sub(x, _divided(site, make.mul(mean, rate), squares))
+    return make.mul(moved, kept), mean, squares
 
 
 @_optimizer
 def _momentum(site: NodeSite, rate: Any, step: Any, x: Any, gradient: Any, velocity: Any) -> Any:
     """Move along gradients that add up, of which the past ones fade; with Nesterov one ahead."""
-    ops, mode = site.step, site.choice("mode", "standard", "nesterov")
+    make, mode = site.step, site.choice("mode", "standard", "nesterov")
     alpha, beta = site.number("alpha"), site.number("beta")
-    is_later = site.cast(ops.gt(step, 0.0), site.dtype_of(x))
-    share = ops.add(ops.mul(is_later, beta - 1), 1.0)
+    is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
+    share = make.add(make.mul(is_later, beta - 1), 1.0)
     velocity = ahead = _mixed(site, velocity, gradient, alpha, share)
     if mode == "nesterov":
-        ahead = ops.add(gradient, ops.mul(velocity, alpha))
-    return ops.sub(x, ops.mul(ahead, rate)), velocity
+        ahead = make.add(gradient, make.mul(velocity, alpha))
+    return make.sub(x, make.mul(ahead, rate)), velocity
