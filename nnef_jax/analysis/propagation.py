@@ -26,7 +26,7 @@ _CURVES = frozenset({
 
 
 @dataclass(frozen=True)
-class Step:
+class OperationStep:
     """An operation, as a function of the real tensors that it reads and that vary.
 
     Args:
@@ -66,7 +66,7 @@ class Step:
 
 
 # Makes of a step, and of what speaks for each tensor that it writes, what speaks for its reads.
-Rule = Callable[[Step, list[Array]], list[Array]]
+Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
@@ -129,9 +129,9 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
     return question.scores(packed([given[v] for v in graph.outputs]))
 
 
-def _steps(functions: Functions, graph: Graph, explains: Value) -> list[Step]:
+def _steps(functions: Functions, graph: Graph, explains: Value) -> list[OperationStep]:
     """Return the operations that the tensor reaches."""
-    varies, steps = {explains}, list[Step]()
+    varies, steps = {explains}, list[OperationStep]()
     for operation in graph.operations:
         reads, writes = tuple(dict.fromkeys(operation.reads())), tuple(operation.writes())
         if varies.isdisjoint(reads):
@@ -151,5 +151,5 @@ def _steps(functions: Functions, graph: Graph, explains: Value) -> list[Step]:
             tuple(v for v in vs if v in varies and is_float(v.type.dtype)) for vs in (reads, writes)
         ]
         if all(real):
-            steps.append(Step(operation, real[0], real[1], own, functions))
+            steps.append(OperationStep(operation, real[0], real[1], own, functions))
     return steps

@@ -11,7 +11,14 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums, zeros
-from nnef_jax.analysis.propagation import Rule, Step, Tensors, propagated, score_of, tensors_at
+from nnef_jax.analysis.propagation import (
+    OperationStep,
+    Rule,
+    Tensors,
+    propagated,
+    score_of,
+    tensors_at,
+)
 from nnef_jax.analysis.question import Question, Target, ask
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
@@ -107,7 +114,7 @@ def _middle(a: Any, b: Any) -> Any:
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
     """Return the rule of DeepLift between two ends: the share of a change is what it adds."""
 
-    def rule(step: Step, pulled: list[Array]) -> list[Array]:
+    def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
             return step.pull(middle, pulled)  # exact of what is affine in each of two tensors

@@ -16,7 +16,7 @@ from lowering.graph import Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax.analysis.attribution import Attribution, attributed, sums
 from nnef_jax.analysis.layer_attribution import grad_cam
-from nnef_jax.analysis.propagation import Step, Tensors, propagated, score_of, tensors_at
+from nnef_jax.analysis.propagation import OperationStep, Tensors, propagated, score_of, tensors_at
 from nnef_jax.analysis.question import Question, Target, ask, require_real
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
@@ -77,7 +77,7 @@ def _lrp(question: Question, numbers: Array, *, rule: Chosen) -> Attribution:
     question, (epsilon, gamma) = question.settled(x), numbers.astype(x.dtype)
     tensors = tensors_at(question, x)
 
-    def shares(step: Step, relevances: list[Array]) -> list[Array]:
+    def shares(step: OperationStep, relevances: list[Array]) -> list[Array]:
         if step.is_curve:
             return relevances
         given, kind = tensors, step.operation.kind
@@ -160,7 +160,7 @@ def _guided(question: Question, factor: Array | float = 1.0, *, method: str) -> 
     question = question.settled(x)
     tensors = tensors_at(question, x)
 
-    def rule(step: Step, pulled: list[Array]) -> list[Array]:
+    def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         if step.operation.kind in _RECTIFIERS:
             pulled = [jnp.maximum(g, 0) for g in pulled]
             if method == "deconvolution":
@@ -182,7 +182,7 @@ def _fits(pattern: str, operation: Operation) -> bool:
     return any(fnmatchcase(name, pattern) for name in (operation.name, operation.kind))
 
 
-def _weights(step: Step, tensors: Tensors) -> dict[Value, Any]:
+def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
     """Return the operands of a product that do not vary, without a bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import jax.numpy as jnp
-
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
-from lowering.graph import Value, is_float, is_integer
+from lowering.graph import Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.flattening.emission import Emission, Given, ends_of
 from nnef_jax.formats.base import ExtentNeeded
 
 
@@ -116,8 +114,4 @@ class PaddedOperation:
 
     def ends(self, name: str) -> tuple[Any, Any]:
         """Return the least and the greatest finite number that an operand can have."""
-        dtype = self.operands[name].type.dtype
-        if dtype == "bool":
-            return False, True
-        ends: Any = jnp.iinfo(dtype) if is_integer(dtype) else jnp.finfo(dtype)
-        return ends.min, ends.max
+        return ends_of(self.operands[name].type.dtype)

@@ -7,12 +7,13 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 from jax.errors import InconclusiveDimensionOperation
 
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
-from lowering.graph import Call, Rule, Value
+from lowering.graph import Call, Rule, Value, is_integer
 from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.flattening.symbolic import SymbolicShapes
@@ -33,6 +34,14 @@ def computed(dtype: str, real: str) -> str:
         return real
     narrow = {"float64": real, "int64": "int32", "uint64": "uint32", "complex128": "complex64"}
     return dtype if jax.config.read("jax_enable_x64") else narrow.get(dtype, dtype)
+
+
+def ends_of(dtype: str) -> tuple[Any, Any]:
+    """Return the least and the greatest finite number of a dtype."""
+    if dtype == "bool":
+        return False, True
+    ends: Any = jnp.iinfo(dtype) if is_integer(dtype) else jnp.finfo(dtype)
+    return ends.min, ends.max
 
 
 class Emission:

@@ -216,8 +216,10 @@ class Site(ABC, Generic[_Graph]):
         """Return a tensor in a dtype that is computed in."""
         return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
 
-    def reshaped(self, x: Any, shape: Sequence[int]) -> Any:
-        """Return a tensor in another shape."""
+    def reshaped(self, x: Any, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
+        """Return a tensor whose axes, or so many of them from one on, have another shape."""
+        if (first, count) != (0, -1):
+            return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
         if tuple(shape) == self.shape(x):
             return x
         if isinstance(x, Constant) and not x.label and 0 not in shape and -1 not in shape:
@@ -257,6 +259,31 @@ class Site(ABC, Generic[_Graph]):
         if list(axes) == list(range(len(axes))):
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
+
+    def chain(self, x: Any, *steps: tuple[str, Sequence[Any], Given]) -> Any:
+        """Add operations one after the other; the last one is the layer or the node itself.
+
+        A step is a kind, operands besides the tensor, and attributes. Those of no kind are left
+        out.
+        """
+        given = [step for step in steps if step[0]]
+        for i, (kind, others, attributes) in enumerate(given, 1):
+            x = getattr(self.step_or_last(i == len(given)), kind)(x, *others, **attributes)
+        return x if given else self.last.copy(x)
+
+    def part(self, x: Any, axis: int, first: int, last: int, step: int = 1) -> Any:
+        """Return the items along an axis from one to before another."""
+        if (first, last, step) == (0, self.shape(x)[axis], 1):
+            return x
+        return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
+
+    def fitted(self, x: Any, axis: int, size: int, value: float = 0.0) -> Any:
+        """Return items along an axis, as many as asked: the first ones, then a value."""
+        axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
+        if more <= 0:
+            return self.part(x, axis, 0, size)
+        around = [(0, more if i == axis else 0) for i in range(self.rank(x))]
+        return self.step.pad(x, padding=around, border="constant", value=value)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
         """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""

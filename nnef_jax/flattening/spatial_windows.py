@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lowering.errors import InvalidShape
@@ -34,7 +34,7 @@ def same_padding(
     return [halves(total, more_behind=more_behind) for total in totals]
 
 
-def read_behind(
+def _read_behind(
     site: Site[Any], kernel: Sequence[int], window: Mapping[str, Any], *, begins_inside: bool
 ) -> list[int]:
     """Return how many items more there are behind each axis if the number of windows rounds up.
@@ -53,6 +53,30 @@ def read_behind(
             positions -= 1
         found.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
     return found
+
+
+def pooled(
+    site: Site[Any], x: Any, add: Callable[..., Any], kernel: Sequence[int],
+    window: Mapping[str, Any], rounding: str, *, includes: bool = False, counts_more: bool = False,
+    **attributes: Any,
+) -> Any:  # fmt: skip
+    """Add a pool of windows on spatial axes, whose number is rounded down, up, or up as by torch.
+
+    Means are of the input, or of it with its padding if that `includes` any. What rounding up adds
+    is part of these where it `counts_more`.
+    """
+    padding, more, border = window["padding"], [0] * len(kernel), "ignore"
+    if rounding != "floor":
+        more = _read_behind(site, kernel, window, begins_inside=rounding == "ceil_torch")
+    if includes and any(map(any, padding)):
+        border = "constant"
+        if any(more) and not counts_more:
+            around = [(0, 0), (0, 0), *padding]
+            x = site.step.pad(x, padding=around, border="constant", value=0.0)
+            border, padding = "ignore", [(0, 0)] * len(kernel)
+    padding = [(0, 0), (0, 0), *((p, q + n) for (p, q), n in zip(padding, more, strict=True))]
+    whole = {name: [1, 1, *window[name]] for name in ("stride", "dilation")}
+    return add(x, size=[1, 1, *kernel], padding=padding, border=border, **whole, **attributes)
 
 
 def add_patches(

@@ -74,7 +74,7 @@ def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
-    """Compositional syntax needs its extensions in 1.0 final.
+    """Require the extensions of compositional syntax in 1.0 final.
 
     The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7):
     there it is the statements of the graph that must be plain invocations.
@@ -154,7 +154,7 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
-    """Indices of tokens that may lack a semicolon before them: statements start, bodies end."""
+    """Yield indices of tokens that may lack a semicolon before them: starts and ends."""
     depth, in_body, before = 0, False, ""
     start = 0  # of the names, arrays and tuples with commas between them that end here
     for index, (token, _, _) in enumerate(tokens):

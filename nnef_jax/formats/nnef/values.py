@@ -133,7 +133,7 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
 
 
 def item(sequence: Known, index: int) -> Known:
-    """`sequence[index]`; negative indices are out of range."""
+    """Return `sequence[index]`; negative indices are out of range."""
     _require_extent(index)
     if not 0 <= index < len(sequence):
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
@@ -141,7 +141,7 @@ def item(sequence: Known, index: int) -> Known:
 
 
 def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
-    """`sequence[begin:end]`; empty where begin is not below end."""
+    """Return `sequence[begin:end]`; empty where begin is not below end."""
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
     _require_extent(begin, end)

@@ -201,12 +201,6 @@ class NodeSite(Site[NodeGraph]):
         one = self.constant(np.full((1,) * len(shape), number), dtype)
         return self.step.broadcast(one, shape=tuple(shape)) if shape else one
 
-    def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
-        """Return a tensor whose axes, or so many of them from one on, have another shape."""
-        if first == 0 and count == -1:
-            return Site.reshaped(self, x, shape)
-        return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
-
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Return a tensor with new axes of extent 1."""
         return self.step.unsqueeze(x, axes=tuple(axes)) if axes else x
@@ -230,20 +224,6 @@ class NodeSite(Site[NodeGraph]):
         pairs = zip(operands, is_stored, strict=True)
         taken = (self.unsqueezed(x, range(rank)) if stored else x for x, stored in pairs)
         return Site.aligned(self, *taken)
-
-    def part(self, x: Tensor, axis: int, first: int, last: int) -> Any:
-        """Return the items along an axis from one to before another."""
-        if (first, last) == (0, self.shape(x)[axis]):
-            return x
-        return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(1,))
-
-    def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
-        """Return items along an axis, as many as asked: the first ones, then a value."""
-        axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
-        if more <= 0:
-            return self.part(x, axis, 0, size)
-        around = [(0, more if i == axis else 0) for i in range(self.rank(x))]
-        return self.step.pad(x, padding=around, border="constant", value=value)
 
     def item(self, x: Any, like: Tensor) -> Any:
         """Return a number in the dtype of a tensor, a literal where it has that dtype.

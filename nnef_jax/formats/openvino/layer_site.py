@@ -284,31 +284,10 @@ class LayerSite(Site[LayerGraph]):
         found = self.tensor(x)
         return self.step.unsqueeze(found, axes=axes) if axes else found
 
-    def part(self, x: Value, axis: int, begin: int, end: int, step: int = 1) -> Value:
-        """Return the items from one to before another along an axis."""
-        window = {"axes": (axis,), "begin": (begin,), "end": (end,), "stride": (step,)}
-        return self.step.slice(x, **window)
-
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
         """Return a tensor with items of a value before and after it along axes."""
         pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
         return self.step.pad(x, padding=pairs, border="constant", value=value)
-
-    def cropped(self, x: Value, around: Mapping[int, Sequence[int]]) -> Value:
-        """Return a tensor without what negative padding takes away along axes."""
-        axes = [axis for axis, pair in around.items() if min(pair) < 0]
-        if not axes:
-            return x
-        begin = [max(-around[axis][0], 0) for axis in axes]
-        end = [x.type.shape[axis] + min(around[axis][1], 0) for axis in axes]
-        return self.step.slice(x, axes=axes, begin=begin, end=end, stride=[1] * len(axes))
-
-    def fitted(self, x: Value, axis: int, size: int, value: float = 0.0) -> Value:
-        """Return a tensor with so many items along an axis: cut off, or with a value behind."""
-        extent = x.type.shape[axis]
-        if size < extent:
-            return self.part(x, axis, 0, size)
-        return x if size == extent else self.padded(x, {axis: (0, size - extent)}, value)
 
     def filled(self, item: float, dtype: str, shape: Sequence[int] = ()) -> Value:
         """Return a tensor of one item everywhere."""
@@ -341,12 +320,6 @@ def derived(array: Any) -> Constant:
     """Return an array that follows from shapes and attributes as a known tensor."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
-
-
-def ends_of(dtype: str) -> tuple[Any, Any]:
-    """Return the least and the greatest number of a dtype; real ones are those of 32 bits."""
-    ends = np.finfo(np.float32) if is_float(dtype) else np.iinfo(dtype)
-    return ends.min, ends.max
 
 
 def stored(site: LayerSite, type: str = "") -> Constant:

@@ -94,7 +94,7 @@ class FastReader:
         return token
 
     def several(self, item: Callable[[], Any]) -> list[Any]:
-        """Items with commas between them, at least one."""
+        """Return items with commas between them, at least one."""
         items = [item()]
         while self.found(","):
             items.append(item())
@@ -105,7 +105,7 @@ class FastReader:
         return [self.take(brackets[0]), *self.rest(brackets[1], item, least)]
 
     def rest(self, closing: str, item: Callable[[], Any], least: int = 0) -> list[Any]:
-        """Items with commas between them up to a bracket."""
+        """Return items with commas between them up to a bracket."""
         items: list[Any] = []
         while self.token != closing:
             items.append(item())

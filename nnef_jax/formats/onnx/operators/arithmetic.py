@@ -72,10 +72,8 @@ def _clip(site: NodeSite, x: Any, low: Any = None, high: Any = None) -> Any:
     if site.version < 11:
         given = site.node.attributes
         low, high = (site.number(n) if n in given else None for n in ("min", "max"))
-    steps = [(kind, n) for kind, n in (("max", low), ("min", high)) if n is not None]
-    for i, (kind, bound) in enumerate(steps, 1):
-        x = getattr(site.step_or_last(i == len(steps)), kind)(x, bound)
-    return x if steps else site.last.copy(x)
+    bounds = [(kind, n) for kind, n in (("max", low), ("min", high)) if n is not None]
+    return site.chain(x, *((kind, [bound], {}) for kind, bound in bounds))
 
 
 # Activations; others are rows, or are run by the standard's definitions of them.

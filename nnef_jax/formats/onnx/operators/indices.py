@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.extents import UNKNOWN, is_symbolic
-from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.hostvalues import LARGEST
+from nnef_jax.flattening.along_axes import cropped, sliced
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
 
-_FAR = 2**31 - 1
 _BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "wrap"}
-Window = tuple[int, int, int]  # begin, end, step
 
 
 @operator("Slice")
@@ -31,42 +27,7 @@ def _slice(site: NodeSite, x: Any) -> Any:
     axes = site.axes(3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
     windows = dict(zip(axes, zip(begins, ends, steps, strict=True), strict=True))
-    return _sliced(site, x, windows, site.last)
-
-
-def _sliced(site: NodeSite, x: Any, windows: Mapping[int, Window], add: ByKind) -> Any:
-    if isinstance(x, Constant) and x.array.size <= LARGEST:
-        whole = [slice(*windows[a]) if a in windows else slice(None) for a in range(site.rank(x))]
-        if not any(is_symbolic(n) for window in windows.values() for n in window):
-            return Constant(x.array[tuple(whole)], x.type, derived=True)
-    axes, bounds, lengths = list[int](), list[Window](), dict[int, int]()
-    for axis, (begin, end, step) in sorted(windows.items()):
-        if step == 0:
-            raise InvalidOperation("a step is 0")
-        extent = site.shape(x)[axis]
-        if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
-            if not is_symbolic(end) and end == 0 and step > 0:
-                lengths[axis] = 0
-                continue
-            is_far = not is_symbolic(end) and end >= _FAR
-            if step < 0 or not (is_symbolic(begin) or begin >= 0):
-                site.known_shape(x)
-            bounds.append((begin, 0 if is_far else end, step))
-        else:
-            items = range(extent)[begin:end:step]
-            lengths[axis] = len(items)
-            if items == range(extent):
-                continue
-            last = items.stop if items.stop >= 0 else -_FAR - 1
-            bounds.append((items.start, last, step))
-        axes.append(axis)
-    if 0 in lengths.values():
-        shape = [lengths.get(i, n) for i, n in enumerate(site.known_shape(x))]
-        return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
-    if not axes:
-        return add.copy(x)
-    begin, end, stride = zip(*bounds, strict=True)
-    return add.slice(x, axes=axes, begin=begin, end=end, stride=stride)
+    return sliced(site, x, windows)
 
 
 @operator("Pad")
@@ -92,14 +53,8 @@ def _padded(
     site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any = 0.0
 ) -> Any:
     """Return a tensor with items put around it, or taken away where that is negative."""
-    if any(n < 0 for pair in around for n in pair):
-        windows = {
-            i: (max(-p, 0), min(q, 0) or _FAR, 1)
-            for i, (p, q) in enumerate(around)
-            if min(p, q) < 0
-        }
-        x = _sliced(site, x, windows, site.step)
-        around = [(max(p, 0), max(q, 0)) for p, q in around]
+    x = cropped(site, x, dict(enumerate(around)))
+    around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
         shape = site.known_shape(x)
         for axis, (p, q) in enumerate(around):
@@ -161,7 +116,7 @@ def _one_hot(site: NodeSite, indices: Any) -> Any:
     indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
     is_hot = step.eq(indices, site.places(depth, axis, rank))
     off, on = (
-        site.reshaped(_sliced(site, site.operand(2), {0: (i, i + 1, 1)}, step), (1,) * rank)
+        site.reshaped(sliced(site, site.operand(2), {0: (i, i + 1, 1)}, final=False), (1,) * rank)
         for i in range(2)
     )
     return site.last.select(is_hot, on, off)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
+from nnef_jax.flattening.along_axes import cut, divided
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
-from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 
@@ -63,44 +61,17 @@ def _split(site: NodeSite, x: Any) -> tuple[Any, ...]:
     """Cut along an axis into parts of given lengths, or as equal as can be."""
     axis, count = site.axis_of("axis", 0), len(site.node.outputs)
     if site.has(1):
-        return tuple(cut(site, axis, site.integers(1)))
+        return tuple(cut(site, x, axis, site.integers(1)))
     if "split" in site.node.attributes:
-        return tuple(cut(site, axis, site.ints("split")))
-    extent = site.shape()[axis]
+        return tuple(cut(site, x, axis, site.ints("split")))
     parts = site.int("num_outputs", count)
     if parts != count:
         raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
-    if extent is UNKNOWN and site.version < 18:
-        return tuple(site.last.split(x, axis=axis, ratios=[1] * count))
+    if site.version < 18:
+        return tuple(divided(site, x, axis, count))
     extent = site.known_shape()[axis]
-    if site.version < 18 and extent % count:
-        raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
     length = -(-extent // count)
-    return tuple(cut(site, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
-
-
-def cut(site: NodeSite, axis: int, lengths: Sequence[int]) -> list[Any]:
-    """Return parts of the first input along an axis."""
-    x, total = site.operand(0), site.shape()[axis]
-    if min(lengths, default=0) < 0:
-        raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
-    if total is not UNKNOWN and sum(lengths) != total:
-        raise InvalidShape(f"{list(lengths)} do not add up to the {total} items of axis {axis}")
-    if 0 not in lengths and len(lengths) > 1 and not isinstance(x, Constant):
-        common = math.gcd(*lengths)
-        return site.last.split(x, axis=axis, ratios=[n // common for n in lengths])
-    found: list[Any] = []
-    start = 0
-    for length in lengths:
-        if length:
-            window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
-            found.append(site.last.slice(x, axes=(axis,), **window))
-        else:
-            shape = site.known_shape()
-            shape = [*shape[:axis], 0, *shape[axis + 1 :]]
-            found.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of()))
-        start += length
-    return found
+    return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
 
 
 @operator("Tile")

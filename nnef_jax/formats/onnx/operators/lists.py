@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
+from nnef_jax.flattening.along_axes import cut
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
-from nnef_jax.formats.onnx.operators.layout import cut
 
 _PART = 10  # steps
 
@@ -63,12 +63,13 @@ def _split_to_sequence(site: NodeSite) -> Any:
     """Cut along an axis; a single length, 1 by default, is that of all parts but the last."""
     axis = site.axis_of("axis", 0)
     if site.has(1) and site.rank(1):
-        return cut(site, axis, site.integers(1))
+        return cut(site, site.operand(0), axis, site.integers(1))
     extent, length = site.known_shape()[axis], site.integer(1, 1)
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
     site.spend(_PART * -(-extent // length))
-    parts = cut(site, axis, [min(length, extent - i) for i in range(0, extent, length)])
+    lengths = [min(length, extent - i) for i in range(0, extent, length)]
+    parts = cut(site, site.operand(0), axis, lengths)
     if site.has(1) or site.flag("keepdims", True):
         return parts
     return [site.squeezed(part, axis) for part in parts]

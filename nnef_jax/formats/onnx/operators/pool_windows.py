@@ -8,41 +8,29 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
-from nnef_jax.flattening.spatial_windows import read_behind
+from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operations import plane
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import spatial, windows_of
 
 
-def _windows(site: NodeSite) -> tuple[dict[str, Any], list[int]]:
-    """Return the attributes of windows on all axes, and what is read behind where sizes round up.
-
-    The last window begins on the input or on what is put before it.
-    """
-    rank = site.rank() - 2
-    kernel = spatial(site, "kernel_shape", rank, None)
-    window, rounds = windows_of(site, kernel), site.flag("ceil_mode")
-    extra = read_behind(site, kernel, window, begins_inside=True) if rounds else [0] * rank
-    before = {"stride": [1, 1], "dilation": [1, 1], "padding": [(0, 0), (0, 0)]}
-    whole = {name: [*items, *window[name]] for name, items in before.items()}
-    return {"size": [1, 1, *kernel], **whole}, [0, 0, *extra]
-
-
-def _widened(window: dict[str, Any], extra: list[int], border: str = "ignore") -> dict[str, Any]:
-    padding = [(p, q + e) for (p, q), e in zip(window["padding"], extra, strict=True)]
-    return {**window, "padding": padding, "border": border}
+def _pooled(site: NodeSite, x: Any, add: Callable[..., Any], **options: Any) -> Any:
+    """Pool windows, of which the last begins on the input or on what is put before it."""
+    kernel = spatial(site, "kernel_shape", site.rank() - 2, None)
+    rounding = "ceil_torch" if site.flag("ceil_mode") else "floor"
+    return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
 
 
 @operator("MaxPool")
 def _max_pool(site: NodeSite, x: Any) -> Any:
     """Return maxima, and where read their places in the tensor."""
-    window, order = _widened(*_windows(site)), site.int("storage_order", 0)
+    order = site.int("storage_order", 0)
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
     if not site.wants(1):
-        return site.last.max_pool(x, **window)
-    found, place = site.last.max_pool_with_index(x, first_axis=0, **window)
+        return _pooled(site, x, site.last.max_pool)
+    found, place = _pooled(site, x, site.last.max_pool_with_index, first_axis=0)
     place = site.cast(place, site.computed("int64"))
     return found, _by_columns(site, place, site.known_shape()[2:]) if order else place
 
@@ -64,14 +52,7 @@ def _by_columns(site: NodeSite, place: Any, extents: Shape) -> Any:
 @operator("AveragePool")
 def _average_pool(site: NodeSite, x: Any) -> Any:
     """Take means of the input, or of it with its padding; what rounding up adds is never in one."""
-    window, extra = _windows(site)
-    border, padding = "ignore", window["padding"]
-    if site.flag("count_include_pad") and any(map(any, padding)):
-        border = "constant"
-        if any(extra):
-            x = site.step.pad(x, padding=padding, border="constant", value=0.0)
-            border, window["padding"] = "ignore", [(0, 0)] * len(padding)
-    return site.last.avg_pool(x, **_widened(window, extra, border))
+    return _pooled(site, x, site.last.avg_pool, includes=site.flag("count_include_pad"))
 
 
 def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
@@ -88,8 +69,7 @@ def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
 
 @operator("LpPool")
 def _lp_pool(site: NodeSite) -> Any:
-    window = _widened(*_windows(site))
-    return _norm(site, lambda x: site.step.box(x, normalize=False, **window))
+    return _norm(site, lambda x: _pooled(site, x, site.step.box, normalize=False))
 
 
 operator("GlobalLpPool")(lambda site: _norm(site, lambda x: site.total(x, plane(site))))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
-import jax.numpy as jnp
-
 from lowering.graph import is_integer
+from nnef_jax.flattening.along_axes import reduced
 from nnef_jax.flattening.by_kind import Meaning
+from nnef_jax.flattening.emission import ends_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 
@@ -30,28 +30,16 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(sorted(set(axes or ())))
 
 
-def _reduced(before: str, kind: str, after: str) -> Meaning:
+def _reduced(*how: str) -> Meaning:
+    _, kind, after = how
+
     def meaning(site: NodeSite) -> Any:
         x, axes, dtype = site.operand(0), _axes(site), site.dtype_of()
-        is_empty, is_whole = any(site.shape()[a] == 0 for a in axes), is_integer(dtype)
-        if is_empty and kind in ("max_reduce", "min_reduce"):
+        if kind in ("max_reduce", "min_reduce") and any(site.shape()[a] == 0 for a in axes):
             return _of_none(site, axes, largest=kind == "max_reduce")
-        is_sum = kind == "sum_reduce" or (kind == "mean_reduce" and is_whole)
-        how = {"normalize": kind == "mean_reduce"} if is_sum else {}
-        if is_whole and after:
-            x = site.cast(x, site.computed("float64"))
-        more: list[Any] = []
-        if before == "exp" and not is_empty:  # the largest item is taken out where it is finite
-            ends = jnp.finfo(site.dtype_of(x))
-            largest = site.step.max_reduce(x, axes=axes)
-            largest = site.step.clamp(largest, float(ends.min), float(ends.max))
-            x, more = site.step.sub(x, largest), [("add", [largest], {})]
-        if not site.flag("keepdims", True):
-            more.append(("squeeze", [], {"axes": axes}))
-        if is_whole and after:
-            more.append(("cast", [], {"dtype": dtype}))
-        reduction = "sum_reduce" if is_sum else kind, [], {"axes": axes, **how}
-        return _added(site, x, [(before, [], {}), reduction, (after, [], {}), *more])
+        back = dtype if after and is_integer(dtype) else ""
+        x = site.cast(x, site.computed("float64")) if back else x
+        return reduced(site, x, axes, how, keeps=site.flag("keepdims", True), back=back)
 
     return meaning
 
@@ -60,24 +48,11 @@ for _name, _steps in _STEPS.items():
     operator(f"Reduce{_name}")(_reduced(*_steps))
 
 
-def _added(site: NodeSite, x: Any, steps: Sequence[Any]) -> Any:
-    """Add operations one after the other; the last one is the node itself."""
-    steps = [step for step in steps if step[0]]
-    for i, (kind, others, attributes) in enumerate(steps, 1):
-        x = getattr(site.step_or_last(i == len(steps)), kind)(x, *others, **attributes)
-    return x
-
-
 def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
     """Return the extreme of no items: the least or greatest number there is."""
     dtype, keeps = site.dtype_of(), site.flag("keepdims", True)
-    if dtype == "bool":
-        item: Any = not largest
-    elif is_integer(dtype):
-        ends = jnp.iinfo(dtype)
-        item = int(ends.min if largest else ends.max)
-    else:
-        item = float("-inf" if largest else "inf")
+    low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
+    item = low if largest else high
     shape = [
         1 if i in axes else n for i, n in enumerate(site.known_shape()) if keeps or i not in axes
     ]
@@ -94,7 +69,7 @@ def _arg(site: NodeSite, x: Any) -> Any:
     ]
     if not site.flag("keepdims", True):
         steps.append(("squeeze", [], {"axes": axes}))
-    return _added(site, x, steps)
+    return site.chain(x, *steps)
 
 
 @operator("Hardmax")

@@ -11,10 +11,11 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
 from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.layer_site import LayerSite, ends_of
+from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
 from nnef_jax.formats.openvino.operations import FUNCTIONS
 
@@ -261,7 +262,4 @@ def _legacy_power(site: LayerSite, x: Value) -> Value:
         ("add", site.number("shift", 0), 0),
         ("pow", site.number("power", 1), 1),
     )
-    steps = [(kind, factor) for kind, factor, neutral in given if factor != neutral]
-    for i, (kind, factor) in enumerate(steps, 1):
-        x = getattr(site.step_or_last(i == len(steps)), kind)(x, factor)
-    return x if steps else site.last.copy(x)
+    return site.chain(x, *((kind, [y], {}) for kind, y, neutral in given if y != neutral))

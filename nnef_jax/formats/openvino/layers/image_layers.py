@@ -9,6 +9,7 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import legacy, opsets
@@ -156,7 +157,7 @@ def _interp(site: LayerSite, x: Value) -> Value:
     """Interpolate linearly to the declared extents, corners on corners unless said otherwise."""
     begin, end = site.int("pad_beg", 0), site.int("pad_end", 0)
     axes = [*range(2, len(x.type.shape))]
-    x = site.cropped(x, dict.fromkeys(axes, (begin, end)))
+    x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
     if max(begin, end) > 0:
         x = site.padded(x, dict.fromkeys(axes, (max(begin, 0), max(end, 0))))
     return _resized(site.last, x, _declared(site), "linear", _corners(site))

@@ -15,9 +15,10 @@ from lowering.extents import is_symbolic, volume
 from lowering.graph import Value, is_integer
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.counts import Count
+from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
-from nnef_jax.formats.openvino.layer_site import LayerSite, derived, ends_of
+from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
 

@@ -3,82 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value, is_integer
+from nnef_jax.flattening.along_axes import reduced
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
 
-
-class _Reduction(NamedTuple):
-    """What items are made before they are reduced, how they are, and what the result is made."""
-
-    kind: str
-    before: str = ""
-    after: str = ""
-    of_reals: bool = False  # whole numbers are computed with as real ones
-
-
+# What is done with items before, the reduction, and what with its results.
 _REDUCTIONS = {
-    "ReduceMax": _Reduction("max_reduce"),
-    "ReduceMin": _Reduction("min_reduce"),
-    "ReduceMean": _Reduction("mean_reduce", of_reals=True),
-    "ReduceProd": _Reduction("product_reduce"),
-    "ReduceSum": _Reduction("sum_reduce"),
-    "ReduceL1": _Reduction("sum_reduce", "abs"),
-    "ReduceL2": _Reduction("sum_reduce", "sqr", "sqrt", of_reals=True),
-    "ReduceSumSquare": _Reduction("sum_reduce", "sqr"),
-    "ReduceLogSum": _Reduction("sum_reduce", after="log", of_reals=True),
-    **dict.fromkeys(("ReduceLogicalAnd", "ReduceAnd"), _Reduction("all_reduce")),
-    **dict.fromkeys(("ReduceLogicalOr", "ReduceOr"), _Reduction("any_reduce")),
-}
-
-
-def _keeps(site: LayerSite) -> bool:
-    return site.flag("keep_dims", site.net.is_legacy)
-
-
-_BY_KIND = {type.lower(): reduction for type, reduction in _REDUCTIONS.items()}
+    "ReduceMax": ("", "max_reduce", ""), "ReduceMin": ("", "min_reduce", ""),
+    "ReduceMean": ("", "mean_reduce", ""), "ReduceProd": ("", "product_reduce", ""),
+    "ReduceSum": ("", "sum_reduce", ""), "ReduceSumSquare": ("sqr", "sum_reduce", ""),
+    "ReduceL1": ("abs", "sum_reduce", ""), "ReduceL2": ("sqr", "sum_reduce", "sqrt"),
+    "ReduceLogSum": ("", "sum_reduce", "log"), "ReduceLogSumExp": ("exp", "sum_reduce", "log"),
+    **dict.fromkeys(("ReduceLogicalAnd", "ReduceAnd"), ("", "all_reduce", "")),
+    **dict.fromkeys(("ReduceLogicalOr", "ReduceOr"), ("", "any_reduce", "")),
+}  # fmt: skip
+_BY_KIND = {type.lower(): how for type, how in _REDUCTIONS.items()}
 
 
 @everywhere(*_REDUCTIONS)
-def _reduced(site: LayerSite) -> Value:
-    reduction = _BY_KIND[site.layer.kind]
-    x, axes, keeps = site.tensor(0), tuple(sorted(set(site.axes(1)))), _keeps(site)
+def _reduced(site: LayerSite, x: Value) -> Value:
+    axes, how, dtype = tuple(sorted(set(site.axes(1)))), _BY_KIND[site.layer.kind], x.type.dtype
     if not axes:
         return site.last.copy(x)
-    dtype, back = x.type.dtype, ""  # what the result is cast back to
-    if reduction.kind in ("all_reduce", "any_reduce") and dtype != "bool":
+    _, kind, after = how
+    back = ""  # what the result is cast back to
+    if kind in ("all_reduce", "any_reduce") and dtype != "bool":
         x, back = site.truths(x), dtype
-    if reduction.of_reals and is_integer(dtype):
+    elif is_integer(dtype) and (kind == "mean_reduce" or after):
         x, back = site.step.cast(x, dtype=site.real), dtype
-    if reduction.before:
-        x = getattr(site.step, reduction.before)(x)
-    given: dict[str, Any] = {"normalize": False} if reduction.kind == "sum_reduce" else {}
-    steps: list[tuple[str, dict[str, Any]]] = [(reduction.kind, {"axes": axes, **given})]
-    if reduction.after:
-        steps.append((reduction.after, {}))
-    if back:
-        steps.append(("cast", {"dtype": back}))
-    if not keeps:
-        steps.append(("squeeze", {"axes": axes}))
-    for i, (kind, attributes) in enumerate(steps, 1):
-        x = getattr(site.step_or_last(i == len(steps)), kind)(x, **attributes)
-    return x
-
-
-@everywhere("ReduceLogSumExp")
-def _log_sum_exp(site: LayerSite) -> Value:
-    """Return log(sum(exp(x))), the largest item taken out first."""
-    x, axes, keeps, step = site.tensor(0), sorted(set(site.axes(1))), _keeps(site), site.step
-    if not axes:
-        return site.last.copy(x)
-    largest = step.max_reduce(x, axes=axes)
-    total = step.sum_reduce(step.exp(step.sub(x, largest)), axes=axes, normalize=False)
-    result = site.step_or_last(keeps).add(step.log(total), largest)
-    return result if keeps else site.last.squeeze(result, axes=axes)
+    keeps = site.flag("keep_dims", site.net.is_legacy)
+    return reduced(site, x, axes, how, keeps=keeps, back=back)
 
 
 @legacy("ArgMax")
@@ -148,9 +106,8 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     scale, shift = site.blob("weights", wanted), site.blob("biases", wanted)
     if scale is None and shift is None:
         raise InvalidOperation("it has neither weights nor biases")
-    if scale is not None:
-        x = site.step_or_last(shift is None).mul(x, scale)
-    return x if shift is None else site.last.add(x, shift)
+    steps = [("mul", scale), ("add", shift)]
+    return site.chain(x, *((kind, [y], {}) for kind, y in steps if y is not None))
 
 
 @legacy("Norm")

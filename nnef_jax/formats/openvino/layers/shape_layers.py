@@ -11,6 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show, volume
 from lowering.graph import Value
+from nnef_jax.flattening.along_axes import cut, divided
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.flattening.symbolic import numbers
 from nnef_jax.flattening.tensor_graph import Constant
@@ -107,17 +108,9 @@ def _concat(site: LayerSite) -> Value:
 @opsets("Split")
 def _split(site: LayerSite) -> Sequence[Value]:
     axis, count = site.axes(1)[0], site.int("num_splits")
-    extent = site.shape()[axis]
     if count != len(site.layer.outputs):
         raise InvalidOperation(f"'num_splits' is {count}, it has {len(site.layer.outputs)} outputs")
-    if count < 1 or (extent is not UNKNOWN and extent % count):
-        raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
-    return _parts(site, axis, [1] * count)
-
-
-def _parts(site: LayerSite, axis: int, ratios: Sequence[int]) -> Sequence[Value]:
-    x = site.tensor(0)
-    return [site.last.copy(x)] if len(ratios) == 1 else site.last.split(x, axis=axis, ratios=ratios)
+    return divided(site, site.tensor(0), axis, count)
 
 
 @opsets("VariadicSplit")
@@ -125,26 +118,7 @@ def _variadic_split(site: LayerSite) -> Sequence[Value]:
     axis, lengths = site.axes(1)[0], site.integers(2)
     if -1 in lengths:
         lengths[lengths.index(-1)] = site.known_shape()[axis] - sum(n for n in lengths if n != -1)
-    return _cut(site, axis, lengths)
-
-
-def _cut(site: LayerSite, axis: int, lengths: Sequence[int]) -> Sequence[Value]:
-    x, start = site.tensor(0), 0
-    if min(lengths, default=0) < 0:
-        raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
-    total = x.type.shape[axis]
-    if total is not UNKNOWN and sum(lengths) != total:
-        message = f"lengths {list(lengths)} do not add up to the {total} items of axis {axis}"
-        raise InvalidShape(message)
-    if 0 not in lengths and len(lengths) > 1:
-        common = math.gcd(*lengths)
-        return _parts(site, axis, [n // common for n in lengths])
-    found: list[Value] = []
-    for length in lengths:
-        window = {"axes": (axis,), "begin": (start,), "end": (start + length,), "stride": (1,)}
-        found.append(site.last.slice(x, **window))
-        start += length
-    return found
+    return cut(site, site.tensor(0), axis, lengths)
 
 
 @legacy("Split", "Slice")
@@ -154,7 +128,7 @@ def _legacy_split(site: LayerSite) -> Sequence[Value]:
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
-    return _cut(site, axis, [shape[axis] for shape in shapes])
+    return cut(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
 
 
 @everywhere("Tile")
@@ -267,8 +241,7 @@ def _shuffle_channels(site: LayerSite) -> Value:
     channels = x.type.shape[axis]
     if groups < 1 or channels % groups:
         raise InvalidShape(f"{groups} groups do not divide {channels} channels")
-    shape = (groups, channels // groups)
-    split = site.step.reshape(x, shape=shape, axis_start=axis, axis_count=1)
+    split = site.reshaped(x, (groups, channels // groups), axis, 1)
     order = [*range(axis), axis + 1, axis, *range(axis + 2, len(x.type.shape) + 1)]
     moved = site.transposed(split, order)
     return site.last.reshape(moved, shape=(channels,), axis_start=axis, axis_count=2)

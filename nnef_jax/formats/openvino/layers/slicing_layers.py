@@ -2,44 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import UNKNOWN
 from lowering.graph import Value
+from nnef_jax.flattening.along_axes import Part, cropped, sliced
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
-
-_FAR = 2**31 - 1
-Part = tuple[int | None, int | None, int]  # begin, end and step; None is the end that an axis has
-
-
-def _sliced(site: LayerSite, x: Value, parts: Mapping[int, Part], *, final: bool) -> Value:
-    """Cut parts along axes."""
-    axes, bounds, lengths = list[int](), list[tuple[int, int, int]](), dict[int, int]()
-    for axis, (begin, end, step) in sorted(parts.items()):
-        extent = x.type.shape[axis]
-        if step == 0:
-            raise InvalidOperation("a step is 0")
-        if extent is UNKNOWN:
-            if step < 0 or (begin or 0) < 0 or (end is not None and not (end < 0 or end >= _FAR)):
-                site.known_shape(x)
-            bounds.append((begin or 0, 0 if end is None or end >= _FAR else end, step))
-        else:
-            items = range(extent)[begin:end:step]
-            lengths[axis] = len(items)
-            if items == range(extent):
-                continue
-            bounds.append((items.start, items.stop if items.stop >= 0 else -_FAR - 1, step))
-        axes.append(axis)
-    add = site.step_or_last(final)
-    if 0 in lengths.values():
-        wanted = [lengths.get(axis, n) for axis, n in enumerate(x.type.shape)]
-        return add.constant(shape=wanted, value=(0,), dtype=x.type.dtype)
-    if not axes:
-        return add.copy(x) if final else x
-    begins, ends, steps = zip(*bounds, strict=True)
-    return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
 
 
 @opsets("Slice")
@@ -47,7 +14,7 @@ def _slice(site: LayerSite, x: Value) -> Value:
     begin, end, step = (site.integers(i) for i in (1, 2, 3))
     axes = site.axes(4) if site.has(4) else range(len(begin))
     bounds = zip(begin, end, step, strict=True)
-    return _sliced(site, x, dict(zip(axes, bounds, strict=True)), final=True)
+    return sliced(site, x, dict(zip(axes, bounds, strict=True)))
 
 
 @everywhere("StridedSlice")
@@ -90,7 +57,7 @@ def _strided_slice(site: LayerSite, x: Value) -> Value:
             first, last = None if free[i] else begin[i], None if open_end[i] else end[i]
             parts[axis] = (first, last, step[i] if i < len(step) else 1)
             axis, out = axis + 1, out + 1
-    x = _sliced(site, x, parts, final=not gone and not new)
+    x = sliced(site, x, parts, final=not gone and not new)
     if gone:
         x = site.step_or_last(not new).squeeze(x, axes=gone)
     return site.last.unsqueeze(x, axes=new) if new else x
@@ -115,7 +82,7 @@ def _crop(site: LayerSite, x: Value) -> Value:
         wanted = site.shape(1) if site.has(1) else site.declared
         ends = [o + wanted[a] for a, o in zip(axes, offsets, strict=True)]
     parts: dict[int, Part] = {a: (o, e, 1) for a, o, e in zip(axes, offsets, ends, strict=True)}
-    return _sliced(site, x, parts, final=True)
+    return sliced(site, x, parts)
 
 
 _MODES = {
@@ -130,16 +97,7 @@ def _pad(site: LayerSite) -> Value:
     value = site.number("pad_value", 0) if site.net.is_legacy else site.scalar(3, 0.0)
     if mode not in _MODES:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
-    if min((*begin, *end), default=0) < 0:
-        parts: dict[int, Part] = {
-            i: (-b if b < 0 else None, e if e < 0 else None, 1)
-            for i, (b, e) in enumerate(zip(begin, end, strict=True))
-            if min(b, e) < 0
-        }
-        begin, end = [max(b, 0) for b in begin], [max(e, 0) for e in end]
-        is_last = not any((*begin, *end))
-        x = _sliced(site, x, parts, final=is_last)
-        if is_last:
-            return x
     around = list(zip(begin, end, strict=True))
+    x = cropped(site, x, dict(enumerate(around)))
+    around = [(max(p, 0), max(q, 0)) for p, q in around]
     return site.last.pad(x, padding=around, border=_MODES[mode], value=value)

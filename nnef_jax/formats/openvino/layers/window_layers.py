@@ -14,7 +14,8 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from lowering.kernels.windows import spans
-from nnef_jax.flattening.spatial_windows import halves, read_behind
+from nnef_jax.flattening.along_axes import cropped
+from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
@@ -61,7 +62,7 @@ def _filter(
 def _convolution(site: LayerSite, x: Value) -> Value:
     filter, bias, groups, kernel = _filter(site)
     window = window_of(site, x.type.shape[2:], kernel)
-    x = site.cropped(x, dict(enumerate(window["padding"], 2)))
+    x = cropped(site, x, dict(enumerate(window["padding"], 2)))
     window["padding"] = [(max(p, 0), max(q, 0)) for p, q in window["padding"]]
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
 
@@ -166,44 +167,20 @@ def _deformable(site: LayerSite) -> Value:
 # Pools
 
 
-def _windows(site: LayerSite, *, dilated: bool) -> tuple[dict[str, Any], list[int]]:
-    """Return windows on all axes, and how many items they take more at the end of each axis."""
-    kernel, shape = kernel_of(site), site.shape()[2:]
-    rounding = site.attribute("rounding_type", "rounding-type")
-    rounds = site.choice(rounding, "floor", "ceil", "ceil_torch", default="floor")
-    window = window_of(site, shape, kernel, dilated=dilated)
-    more = [0] * len(kernel)
-    if rounds != "floor":
-        more = read_behind(site, kernel, window, begins_inside=rounds == "ceil_torch")
-    whole = {"stride": [1, 1], "dilation": [1, 1], "padding": [(0, 0), (0, 0)]}
-    return {"size": [1, 1, *kernel], **{k: v + window[k] for k, v in whole.items()}}, [0, 0, *more]
-
-
 def _pool(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
-    x = site.tensor(0)
-    window, more = _windows(site, dilated=dilated)
-    if kind == "avg_pool":
-        x, attributes = _bordered(site, x, window, more)
-    window["padding"] = [(p, q + n) for (p, q), n in zip(window["padding"], more, strict=True)]
-    return getattr(site.last, kind)(x, **{"border": "ignore", **window, **attributes})
-
-
-def _bordered(
-    site: LayerSite, x: Value, window: dict[str, Any], more: Sequence[int]
-) -> tuple[Value, dict[str, Any]]:
-    """Return the tensor and the border for means of it alone, or of it with its padding.
+    """Add a pool over all axes.
 
     What rounding up adds is part of no mean before version 10, and since then where nothing is
     padded, as the runtimes of both have it.
     """
-    padding = window["padding"]
-    includes = not site.flag(site.attribute("exclude-pad", "exclude_pad")) and any(
-        map(any, padding)
-    )
-    if includes and site.net.is_legacy and any(more):
-        window["padding"] = [(0, 0)] * len(padding)
-        return site.padded(x, dict(enumerate(padding))), {}
-    return x, {"border": "constant"} if includes else {}
+    kernel, rounding = kernel_of(site), site.attribute("rounding_type", "rounding-type")
+    return pooled(
+        site, site.tensor(0), getattr(site.last, kind), kernel,
+        window_of(site, site.shape()[2:], kernel, dilated=dilated),
+        site.choice(rounding, "floor", "ceil", "ceil_torch", default="floor"),
+        includes=kind == "avg_pool" and not site.flag(site.attribute("exclude-pad", "exclude_pad")),
+        counts_more=not site.net.is_legacy, **attributes,
+    )  # fmt: skip
 
 
 opsets("AvgPool")(lambda site: _pool(site, "avg_pool", dilated=True))

@@ -1,0 +1,123 @@
+"""Cuts along axes, and what is left of axes: parts and reductions that formats say alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, is_symbolic
+from lowering.graph import is_integer
+from nnef_jax.flattening.emission import ends_of
+from nnef_jax.flattening.hostvalues import LARGEST
+from nnef_jax.flattening.site import Site
+from nnef_jax.flattening.tensor_graph import Constant
+
+FAR = 2**31 - 1  # an end behind all items
+Part = tuple[int | None, int | None, int]  # begin, end and step; None is the end that an axis has
+
+
+def sliced(site: Site[Any], x: Any, parts: Mapping[int, Part], *, final: bool = True) -> Any:
+    """Return parts along axes; bounds beyond an axis are cut to it."""
+    if isinstance(x, Constant) and x.array.size <= LARGEST:
+        whole = [slice(*parts[a]) if a in parts else slice(None) for a in range(site.rank(x))]
+        if not any(is_symbolic(n) for part in parts.values() for n in part):
+            return Constant(x.array[tuple(whole)], x.type, derived=True)
+    axes, bounds, lengths = list[int](), list[tuple[int, int, int]](), dict[int, int]()
+    for axis, (begin, end, step) in sorted(parts.items()):
+        if step == 0:
+            raise InvalidOperation("a step is 0")
+        extent = site.shape(x)[axis]
+        if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
+            begin = 0 if begin is None else begin
+            is_known = end is not None and not is_symbolic(end)
+            if is_known and end == 0 and step > 0:
+                lengths[axis] = 0
+                continue
+            if step < 0 or not (is_symbolic(begin) or begin >= 0):
+                site.known_shape(x)
+            bounds.append((begin, 0 if end is None or (is_known and end >= FAR) else end, step))
+        else:
+            items = range(extent)[begin:end:step]
+            lengths[axis] = len(items)
+            if items == range(extent):
+                continue
+            bounds.append((items.start, items.stop if items.stop >= 0 else -FAR - 1, step))
+        axes.append(axis)
+    add = site.step_or_last(final)
+    if 0 in lengths.values():
+        shape = [lengths.get(i, n) for i, n in enumerate(site.known_shape(x))]
+        return add.constant(shape=shape, value=(), dtype=site.dtype_of(x))
+    if not axes:
+        return add.copy(x) if final else x
+    begins, ends, steps = zip(*bounds, strict=True)
+    return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
+
+
+def cropped(site: Site[Any], x: Any, around: Mapping[int, Sequence[int]]) -> Any:
+    """Return a tensor without what negative padding takes away along axes."""
+    pairs = ((axis, pair) for axis, pair in around.items() if any(n < 0 for n in pair))
+    parts: dict[int, Part] = {a: (max(-p, 0), min(q, 0) or None, 1) for a, (p, q) in pairs}
+    return sliced(site, x, parts, final=False) if parts else x
+
+
+def cut(site: Site[Any], x: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
+    """Return parts of a tensor along an axis, one behind the other."""
+    total = site.shape(x)[axis]
+    if min(lengths, default=0) < 0:
+        raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
+    if total is not UNKNOWN and sum(lengths) != total:
+        message = f"lengths {list(lengths)} do not add up to the {total} items of axis {axis}"
+        raise InvalidShape(message)
+    if len(lengths) == 1:
+        return [site.last.copy(x)]
+    if 0 not in lengths and len(lengths) > 1 and not isinstance(x, Constant):
+        common = math.gcd(*lengths)
+        return site.last.split(x, axis=axis, ratios=[n // common for n in lengths])
+    found: list[Any] = []
+    start = 0
+    for length in lengths:
+        if length:
+            window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
+            found.append(site.last.slice(x, axes=(axis,), **window))
+        else:
+            shape = [0 if i == axis else n for i, n in enumerate(site.known_shape(x))]
+            found.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of(x)))
+        start += length
+    return found
+
+
+def divided(site: Site[Any], x: Any, axis: int, count: int) -> list[Any]:
+    """Return equal parts of a tensor along an axis."""
+    extent = site.shape(x)[axis]
+    if count < 1 or (extent is not UNKNOWN and extent % count):
+        raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
+    if count == 1:
+        return [site.last.copy(x)]
+    if extent is UNKNOWN:
+        return site.last.split(x, axis=axis, ratios=[1] * count)
+    return cut(site, x, axis, [extent // count] * count)
+
+
+def reduced(
+    site: Site[Any], x: Any, axes: Sequence[int], how: Sequence[str], *, keeps: bool, back: str = ""
+) -> Any:
+    """Add a reduction: what is done with items before, its kind, and what with its results.
+
+    The result is cast back to a dtype if one is given, and is without the axes unless it `keeps`
+    them.
+    """
+    before, kind, after = how
+    given: dict[str, Any] = {"axes": axes}
+    if kind == "sum_reduce" or (kind == "mean_reduce" and is_integer(site.dtype_of(x))):
+        kind, given["normalize"] = "sum_reduce", kind == "mean_reduce"
+    more: list[Any] = [("cast", [], {"dtype": back})] if back else []
+    if not keeps:
+        more.append(("squeeze", [], {"axes": axes}))
+    if before == "exp" and not any(site.shape(x)[a] == 0 for a in axes):
+        # The largest item is taken out where it is finite.
+        largest = site.step.max_reduce(x, axes=axes)
+        largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
+        x, more = site.step.sub(x, largest), [("add", [largest], {}), *more]
+    return site.chain(x, (before, [], {}), (kind, [], given), (after, [], {}), *more)
