@@ -31,12 +31,14 @@ def in_integers(graph: Graph) -> frozenset[str]:
 
 def products_of_bytes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that multiply stored codes of 8 bits, on any processor."""
-    return frozenset(
-        operation.name
-        for operation in graph.operations
-        if operation.kind in ("quantized_conv", "quantized_einsum")
-        and all(x.type.dtype in ("int8", "uint8") for x in [*operation.reads()][:2])
-    )
+    found: set[str] = set()
+    for operation in graph.operations:
+        if operation.kind in ("quantized_conv", "quantized_einsum"):
+            types = [x.type for x in operation.reads()][:2]
+            is_by_planes = operation.kind == "quantized_conv" and types[-1].shape[1] == 1
+            if not is_by_planes and all(x.dtype in ("int8", "uint8") for x in types):
+                found.add(operation.name)
+    return frozenset(found)
 
 
 def _found(graph: Graph) -> list[str]:

@@ -30,7 +30,7 @@ def is_byte(*arrays: Any) -> bool:
 def contract(
     operands: Sequence[Any], zero_points: Sequence[Array], terms: Sequence[str], result: str
 ) -> Array:
-    """Contract two operands of 8 bits, less zero points that broadcast to them, to int32."""
+    """Subtract zero points from two operands of 8 bits, and contract them to int32."""
     pairs = [_signed(x, zero) for x, zero in zip(operands, zero_points, strict=True)]
     (p, y), (q, z) = pairs
 

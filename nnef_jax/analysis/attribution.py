@@ -118,7 +118,7 @@ def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
 
 
 def require_method(method: Any) -> None:
-    """Raise InputError for no name of a way to place steps."""
+    """Raise InputError unless `method` names a way to place steps."""
     if method not in METHODS:
         raise InputError(f"method {shown(method)} is none of {', '.join(METHODS)}")
 

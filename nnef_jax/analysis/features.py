@@ -202,7 +202,7 @@ def _drawn(sampled: Any) -> tuple[Array, int]:
 
 
 def _worth(question: Question, x: Array, x0: Array, groups: Array) -> Callable[[Array], Array]:
-    """Return the function from which features are there, [feature], to the score of each item."""
+    """Return a function that scores each item with some features left, bool [feature]."""
     return lambda there: question.at(jnp.where(there[groups][None], x, x0))
 
 

@@ -1,4 +1,4 @@
-"""Interval arithmetic: bounds of the results of each of jax's primitives.
+"""Computes bounds of the results of jax's primitives by interval arithmetic.
 
 Ends are moved outwards by what rounding may take: the interval holds the exact result, and what
 32 bits make of it in whatever order they sum.

@@ -106,7 +106,7 @@ class Walk:
         return results
 
     def _source(self, v: Any) -> tuple[str, Any]:
-        """Return the primitive behind all moves that a variable comes from, and its operand."""
+        """Follow a variable back through moves. Return the primitive there, and its operand."""
         equation = None if is_literal(v) else self.makers.get(v)
         if equation is None:
             return "", None

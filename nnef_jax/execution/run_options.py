@@ -65,7 +65,7 @@ class Prepared:
         return self
 
     def on(self, params: Mapping[str, Any]) -> Prepared:
-        """Replace the parameters by checked ones; prepare nothing where dtypes were converted."""
+        """Replace the parameters by checked ones. Where dtypes were converted, prepare nothing."""
         same = all(x.dtype == self.params[label].dtype for label, x in params.items())
         return Prepared(params, self.found if same else {}, self.definition)
 

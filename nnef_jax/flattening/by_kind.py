@@ -64,7 +64,7 @@ def operation(kind: str, *inputs: Any, **attributes: Any) -> Meaning:
 
 
 def refused(why: str, hint: str) -> Meaning:
-    """Return the meaning of an operator that no pure function can be: an error with a hint."""
+    """Return a meaning that raises, with a hint, for an operator that is no pure function."""
 
     def meaning(site: Any) -> Any:
         raise InvalidOperation(why, hint)

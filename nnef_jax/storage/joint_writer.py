@@ -97,7 +97,7 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield where items of a part of an array lie together in it, and how many, in order."""
+    """Yield the start and the length of each run of items that a part of an array covers."""
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
     cut = [
         i

@@ -19,7 +19,7 @@ from tests.repository import user_code
 _MOST_ANY = 20  # results of calls are an array or a named tuple, as the document says
 _MOST_PARAMETERS = 9
 # The docstring of `load` groups its keywords.
-_FLAT = {"nnef_jax.loading.load", "nnef_jax.formats.onnx.operators.heads.attended"}
+_FLAT = {"nnef_jax.loading.load"}
 _FLAT_FOLDERS = ("nnef_jax.cli.", "nnef_jax.openvx.layers.", "lowering.ops.")
 _DIGITS, _LSTM = Path("examples/digits/model"), "tests/torch_networks/lstm.nnef.tgz"
 
