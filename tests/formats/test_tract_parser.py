@@ -84,9 +84,10 @@ def test_quoted_names_of_everything() -> None:
 
 
 @pytest.mark.parametrize("text", ['i""', "i''", 'i"\t"'])
-def test_identifiers_that_are_none(text: str) -> None:
+@pytest.mark.parametrize("place", ["§ = x", "§ = f(x)", "y = §(x)", "y = f(§)", "y = f(§ = x)"])
+def test_identifiers_that_are_none(text: str, place: str) -> None:
     with pytest.raises(NnefSyntaxError, match="must not be empty or hold control characters"):
-        body(f"{text} = x;")
+        body(place.replace("§", text) + ";")
 
 
 # Targets

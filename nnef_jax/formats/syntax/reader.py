@@ -62,8 +62,7 @@ class FastReader:
         """Step over a token, which has to be the one that is given."""
         if token is not None and token != self.token:
             raise NotUnderstood
-        taken = Token(self.token)
-        taken.start_pos = self.start
+        taken = _placed(self.token, self.start)
         self.go(self.stop)
         return taken
 
@@ -142,7 +141,7 @@ class FastReader:
         return self.build.items(*entries)
 
     def assertion(self) -> Any:
-        scenario, condition = Token(self.token), self.expression()
+        scenario, condition = _placed(self.token, self.start), self.expression()
         if condition == s.Identifier(0, scenario) and self.found(":"):
             return self.build.assertion(scenario, self.expression())
         return self.build.assertion(None, condition)
@@ -248,7 +247,9 @@ class FastReader:
         left = self.left
         arguments, at = self.arguments(found.end())
         name, operation, generic = found.groups()
-        target = s.Identifier(found.start(1), self.build.name(Token(name)) if self.loose else name)
+        if self.loose:
+            name = self.build.name(_token(found, 1))
+        target = s.Identifier(found.start(1), name)
         end = _SEMICOLON.match(self.text, at)
         if end is None or self.left < left or self.build.nesting < _FLAT_LEVELS:
             type = _token(found, 3) if generic else None
@@ -256,7 +257,7 @@ class FastReader:
             self.go(at)
             return self.assignment([target], value), self.stop
         if self.loose:
-            operation = self.build.name(Token(operation))
+            operation = self.build.name(_token(found, 2))
         type = self.build.generic(_token(found, 3)) if generic else None
         value = s.Invocation(found.start(2), operation, type, tuple(arguments))
         return s.Assignment(target.offset, target, value), end.end()
@@ -273,7 +274,7 @@ class FastReader:
                 argument, numbers, number, name, string, after = found.groups()
                 if name is not None:
                     if name not in self.reserved:
-                        name = build.name(Token(name)) if loose else name
+                        name = build.name(_token(found, 4)) if loose else name
                         value = s.Identifier(found.start(4), name)
                     elif name in _LOGICAL:
                         value = s.Literal(found.start(4), _LOGICAL[name])
@@ -292,7 +293,7 @@ class FastReader:
             else:
                 at, argument = found.end(), found[1]
                 start = value.offset if argument is None else found.start(1)
-                argument = build.name(Token(argument)) if loose and argument else argument
+                argument = build.name(_token(found, 1)) if loose and argument else argument
                 items.append(s.Argument(start, argument, value))
         _require(after == ")")
         return items, at
@@ -389,10 +390,14 @@ def _require(condition: bool) -> None:
         raise NotUnderstood
 
 
-def _token(found: re.Match[str], group: int) -> Token:
-    token = Token(found[group])
-    token.start_pos = found.start(group)
+def _placed(text: str, start: int) -> Token:
+    token = Token(text)
+    token.start_pos = start
     return token
+
+
+def _token(found: re.Match[str], group: int) -> Token:
+    return _placed(found[group], found.start(group))
 
 
 def _number(text: str) -> int | float:
