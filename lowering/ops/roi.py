@@ -52,6 +52,7 @@ def bins_type(
     if len(output_size) != 2:
         raise InvalidOperation(f"'output_size' must have two items, it is {list(output_size)}")
     require_positive("output_size", output_size)
+    require.within("int32", output_size, "an item of 'output_size', ")
     return TensorType((rois.shape[0], input.shape[1], *output_size), input.dtype)
 
 
@@ -138,9 +139,10 @@ def _pool(
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     """Return a mask (count, extent): whether a place lies in a bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
+    whole, part = length // count, length % count  # no product of them overflows in real regions
     step = jnp.arange(count, dtype=np.int32)
-    first = start + step * length // count
-    last = start - (-(step + 1) * length) // count
+    first = start + step * whole + step * part // count
+    last = start + (step + 1) * whole - (-(step + 1) * part) // count
     place = jnp.arange(extent, dtype=jnp.int32)[None, :]
     return (place >= first[:, None]) & (place < last[:, None])
 

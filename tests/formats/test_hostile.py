@@ -198,6 +198,15 @@ def test_a_literal_beyond_its_dtype(value: int) -> None:
         nnef_jax.load(tar({"graph.nnef": f"version 1.0; {text}"}))
 
 
+def test_an_extent_beyond_32_bits() -> None:
+    rois = "rois = constant(shape = [1, 4], value = [0.0]);"
+    items = "items = constant<integer>(shape = [1], value = [0]);"
+    pool = "y = avg_roi_pool(x, rois, items, output_size = [1, 2147483648]);"
+    text = final(rois + items + pool).replace("[1, 2]", "[1, 1, 2, 2]")
+    with pytest.raises(nnef_jax.SemanticError, match="an item of 'output_size', 2147483648 does"):
+        nnef_jax.load(tar({"graph.nnef": text}))
+
+
 def test_unbounded_limits_bound_nothing() -> None:
     text = "a = [0] * 20000000; y = x * scalar(length_of(a));"
     fragment = f"fragment f( x: tensor<scalar> ) -> ( y: tensor<scalar> ) {{ {text} }}"
