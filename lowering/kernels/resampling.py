@@ -117,7 +117,8 @@ def _corners(x: Any, extent: int, length: float) -> Any:
 def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
     """Interpolate floats at places along an axis; numbers of any dtype if nearest."""
     extent = x.shape[axis]
-    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
+    is_known = isinstance(where, np.ndarray) and len(where) == extent
+    if is_known and np.array_equal(where, np.arange(extent)):
         return x
     if method.interpolator == "nearest":
         return _nearest(x, axis, where, method.nearest_mode)

@@ -67,11 +67,23 @@ _reduction("any_reduce", _logical_type, jnp.any, _LOGICAL)
 _reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
+def _require_countable(input: TensorType, axes: Ints) -> None:
+    # What is reduced to an item is counted in 32 bits.
+    require.indexable(input=TensorType(tuple(input.shape[axis] for axis in axes), input.dtype))
+
+
+def _sum_type(input: TensorType, axes: Ints) -> TensorType:
+    reduced = _number_type(input, axes)
+    if require.is_integer(input.dtype):
+        _require_countable(input, axes)
+    return reduced
+
+
 def _count(x: Array, axes: Ints, dtype: Any) -> Array:
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
-@rules.rule("sum_reduce", _number_type)
+@rules.rule("sum_reduce", _sum_type)
 def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
     """Return the sum over the axes, or with `normalize` the mean, of integers cut off."""
     x = jnp.asarray(input)
@@ -104,7 +116,9 @@ def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
 
 
 def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType:
-    return TensorType(_extremum_type(input, axes).shape, "int32")
+    reduced = _extremum_type(input, axes)
+    _require_countable(input, axes)
+    return TensorType(reduced.shape, "int32")
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:

@@ -198,12 +198,22 @@ def test_a_literal_beyond_its_dtype(value: int) -> None:
         nnef_jax.load(tar({"graph.nnef": f"version 1.0; {text}"}))
 
 
-def test_an_extent_beyond_32_bits() -> None:
-    rois = "rois = constant(shape = [1, 4], value = [0.0]);"
-    items = "items = constant<integer>(shape = [1], value = [0]);"
-    pool = "y = avg_roi_pool(x, rois, items, output_size = [1, 2147483648]);"
-    text = final(rois + items + pool).replace("[1, 2]", "[1, 1, 2, 2]")
-    with pytest.raises(nnef_jax.SemanticError, match="an item of 'output_size', 2147483648 does"):
+@pytest.mark.parametrize(
+    ("body", "shape", "message"),
+    [
+        (
+            "rois = constant(shape = [1, 4], value = [0.0]);"
+            "items = constant<integer>(shape = [1], value = [0]);"
+            "y = avg_roi_pool(x, rois, items, output_size = [1, 2147483648]);",
+            "[1, 1, 2, 2]",
+            "an item of 'output_size', 2147483648 does not fit int32",
+        ),
+        ("y = argmax_reduce(x, axes = [0, 1]);", "[2, 2147483647]", "its indices have 32 bits"),
+    ],
+)
+def test_places_beyond_32_bits(body: str, shape: str, message: str) -> None:
+    text = final(body).replace("[1, 2]", shape)
+    with pytest.raises(nnef_jax.SemanticError, match=message):
         nnef_jax.load(tar({"graph.nnef": text}))
 
 
