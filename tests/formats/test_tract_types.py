@@ -137,6 +137,7 @@ def outputs() -> dict[str, np.ndarray]:
         ("y = i §+ 3000000000;", "3000000000 does not fit int32", "x64"),
         ("y = §tract_core_gather(x, 0.5, axis = 0);", "a whole number is due, this is 0.5", ""),
         ("y = §tract_core_einsum([x, x], 'ij,ij->i', acc = 'f31');", "'f31' is not one", ""),
+        ("y = §tract_core_einsum([x, x], 'ij,ij->i', acc = '');", "'' is not one", ""),
     ],
 )
 def test_wrong_types(body: str, message: str, hint: str) -> None:

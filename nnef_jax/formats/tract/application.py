@@ -106,7 +106,7 @@ def _attribute(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
     graph = site.graph
     try:
         found = attribute(graph.known(value), parameter.type)
-        if is_type and found:
+        if is_type and (found or parameter.default is None):
             found = dtype_of(found, graph.defaults.real)
         graph.require_known(found)
         return found
