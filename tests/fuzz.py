@@ -1,6 +1,6 @@
 """Loads, summarises and traces mutants of networks and inputs; goes on where it was stopped.
 
-    python -m tests.fuzz --kind openvino --count 200000 --seed 77 --state openvino.json
+    python -m tests.fuzz --kind onnx --count 200000 --seed 77 --state onnx.json
     python -m tests.fuzz --kind nnef --only 77:1234        # one mutant, with its traceback
     python -m tests.fuzz --kind nnef --only 77:1234 --keep # and its smallest form as a regression
 

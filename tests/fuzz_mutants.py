@@ -11,6 +11,7 @@ import random
 import struct
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -195,6 +196,26 @@ def xml(chance: random.Random) -> Mutant:
     return "", tar({"net.xml": content, "net.bin": bytes_mutated(data, chance)})
 
 
+@cache
+def models() -> list[Any]:
+    """Models of ONNX that are right."""
+    from tests.onnx import mutations
+
+    return list(mutations.seeds())
+
+
+def nodes(chance: random.Random) -> Mutant:
+    """A model of ONNX with other attributes, operators, names, types or initialisers."""
+    from tests.onnx import mutations
+
+    return ".onnx", mutations.mutated(chance.choice(models()), models(), chance)
+
+
+def protobuf(chance: random.Random) -> Mutant:
+    """A model of ONNX with other bytes."""
+    return ".onnx", bytes_mutated(chance.choice(models()).SerializeToString(), chance)
+
+
 def inputs(chance: random.Random) -> Mutant:
     """A file of an input: an array, several, or a picture."""
     from tests.wrong_inputs import mutant
@@ -205,6 +226,7 @@ def inputs(chance: random.Random) -> Mutant:
 GROUPS: dict[str, dict[Callable[[random.Random], Mutant], int]] = {
     "openvino": {layers: 9, xml: 1},
     "nnef": {parts: 8, words: 3, text: 2, headers: 4, archive: 1, tensor: 2, quantisation: 2},
+    "onnx": {nodes: 9, protobuf: 1},
     "inputs": {inputs: 1},
 }
 

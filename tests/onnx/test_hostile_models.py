@@ -17,6 +17,8 @@ pytest.importorskip("onnx")
 
 from onnx import helper, numpy_helper
 
+from tests.fuzz import trial
+from tests.fuzz_mutants import mutant
 from tests.onnx.models import FLOAT, model, node, tensor
 
 BOOL, FAR = 9, 1 << 40
@@ -287,3 +289,9 @@ def test_mutations_of_a_rich_model_end_in_an_error_or_a_model() -> None:
             mutant[chosen.randrange(len(mutant))] = chosen.randrange(256)
         with suppress(NnefError):
             nnef_jax.load(bytes(mutant), limits=LIMITS).summary()
+
+
+def test_mutants_end_in_a_model_or_an_error_of_ours() -> None:
+    for i in range(120):
+        _, (_, content) = mutant("onnx", 0, i)
+        trial(content)
