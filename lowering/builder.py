@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import MAX_EXTENT, UNKNOWN, Shape, is_symbolic, shapes_differ, show
+from lowering.extents import MAX_EXTENT, UNKNOWN, Shape, is_symbolic, shapes_differ, show, volume
 from lowering.graph import (
     ABSENT,
     PRESENT,
@@ -35,6 +35,7 @@ from lowering.registry import python_name
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 _LONGEST = 400  # letters of a name that others are made of
+_MOST_EMPTY = 1 << 22  # places before an empty axis: XLA on CPUs counts through them, 0.6 s
 
 
 @dataclass(slots=True)
@@ -276,6 +277,11 @@ def _possible(type: TensorType) -> TensorType:
     for extent in type.shape:
         if extent < 0:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
+    if 0 in type.shape and volume(type.shape[: type.shape.index(0)]) > _MOST_EMPTY:
+        raise InvalidShape(
+            f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} places "
+            "before an axis without items, which take long to compile"
+        )
     return ABSENT if type is PRESENT else type
 
 

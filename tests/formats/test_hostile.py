@@ -208,10 +208,16 @@ def test_a_literal_beyond_its_dtype(value: int) -> None:
             "[1, 1, 2, 2]",
             "an item of 'output_size', 2147483648 does not fit int32",
         ),
+        (
+            "e = slice(x, axes = [1], begin = [1], end = [1]);"
+            "y = pad(e, padding = [(0, 4194304), (0, 0)]);",
+            "[1, 2]",
+            "places before an axis without items",
+        ),
         ("y = argmax_reduce(x, axes = [0, 1]);", "[2, 2147483647]", "its indices have 32 bits"),
     ],
 )
-def test_places_beyond_32_bits(body: str, shape: str, message: str) -> None:
+def test_places_that_are_too_many(body: str, shape: str, message: str) -> None:
     text = final(body).replace("[1, 2]", shape)
     with pytest.raises(nnef_jax.SemanticError, match=message):
         nnef_jax.load(tar({"graph.nnef": text}))
