@@ -52,16 +52,17 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
     """Return `rewritten()`; if it fails `as_written()`, with one warning a network and error.
 
     The warning names the `step` that is left out, if it is one of several. Nothing else is
-    remembered: what is computed next is rewritten again.
+    remembered: what is computed next is rewritten again. Where both fail the error is that of
+    `as_written`, of a user's edit say.
     """
     try:
         return rewritten()
     except FailedPass:
         raise
     except Exception as error:
+        result = as_written()
         if is_strict():
             raise FailedPass(f"{step or 'optimisation'} fails: {reason(error)}") from error
-        result = as_written()
         _warn(_about.get().name, step, reason(error))
         return result
 

@@ -78,3 +78,11 @@ def test_what_breaks_a_program_is_an_error(
     use(monkeypatch, "gates", breaks)
     with pytest.raises(FailedPass, match=message):
         model_of(NET, data=DATA, optimize="strict")(X)
+
+
+def test_an_error_of_a_user_is_none_of_a_pass() -> None:
+    def refuses(x: Any) -> Any:
+        raise KeyError("of the user")
+
+    with pytest.raises(KeyError, match="of the user"):
+        model_of(NET, data=DATA, optimize="strict")(X, edit={"y": refuses})

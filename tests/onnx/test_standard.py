@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import helper
 
 import nnef_jax
 from nnef_jax.errors import NnefError
@@ -76,6 +77,23 @@ def test_scales_may_be_cast() -> None:
     network = nnef_jax.load(model(nodes, weights={"s": np.float16([2, 1])}))
     x = np.float32([[1, 2, 3], [4, 5, 6]])
     np.testing.assert_array_equal(network(x), np.repeat(x, 2, axis=0))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_is_summed_in_32_bits_goes_with_fewer(dtype: str) -> None:
+    """The epsilon of a plane of zeros is no zero, as it is in float16; graphs have their dtype."""
+    scored = helper.make_graph([node("Mul", "s two", "t")], "scored", [tensor("s", None)],
+                               [tensor("t", None)])  # fmt: skip
+    attention = node("FlexAttention", "x x x", "z", domain="ai.onnx.preview", score_mod=scored)
+    nodes = [node("InstanceNormalization", "x w b", epsilon=1e-9), attention]
+    weights = {"w": np.ones(1, np.float32), "b": np.ones(1, np.float32), "two": np.float32(2)}
+    outputs = [tensor("y", None), tensor("z", None)]
+    made = model(nodes, [tensor("x", (2, 1, 2, 1))], outputs, weights)
+    loaded = nnef_jax.load(made.SerializeToString(), dtype=dtype)
+    y, z = loaded(np.float32([0, 0, -1, 1]).reshape(2, 1, 2, 1))
+    np.testing.assert_allclose(np.float32(y).ravel(), [1, 1, 0, 2], atol=0.01)
+    wanted = np.tanh(2) * np.float32([-1, 1])  # scores are 2 and -2
+    np.testing.assert_allclose(np.float32(z).ravel(), [0, 0, *wanted], atol=0.01)
 
 
 def test_a_category_that_may_not_be_is_not_a_number() -> None:

@@ -235,8 +235,13 @@ class NodeSite(Site[NodeGraph]):
             return x
         if dtype == self.graph.builder.real:
             return float(x)
-        literal = dtype == self.graph.builder.integer and int(x) == x
-        return int(x) if literal else self.constant(x, dtype)
+        if dtype == self.graph.builder.integer and int(x) == x:
+            return int(x)
+        number = self.constant(x, dtype)
+        if self.dtype_of(number) == dtype:
+            return number
+        # No type of the file is computed in it, as where `load(dtype="bfloat16")` has sums wide.
+        return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
         """Tell whether a tensor holds real numbers."""

@@ -183,7 +183,9 @@ def _attention(site: NodeSite) -> tuple[Any, ...]:
 def _flex_attention(site: NodeSite, query: Any, key: Any, value: Any) -> Any:
     """Attend; graphs may change scores and weights, which have the precision of the softmax."""
     dtype, code = site.dtype_of(query), site.int("softmax_precision", 0)
-    wide = site.computed(dtype_of(code)) if code else "float32" if dtype in HALVES else dtype
+    # Graphs have types of the file: float32 is what it is computed in, as `load(dtype=)` says.
+    first = dtype_of(code) if code else "float32" if dtype in HALVES else ""
+    wide = site.computed(first) if first else dtype
     scale = site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
     scores = _changed(site, "score_mod", site.cast(scores, wide))
