@@ -171,7 +171,8 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> Non
         hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap takes it away: call "
         hint += "the model on the whole batch, or on x[None] within it"
     else:
-        hint = "load(..., input_shapes=...) declares another; jax.vmap adds a batch axis"
+        hint = "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap "
+        hint += "adds a batch axis"
     raise InputError(
         f"{what} has shape {show(array.shape)}, the graph declares {show(type.shape)}{after}",
         hint=hint,

@@ -72,6 +72,23 @@ _KINDS = (
         "save it with FLAGS_enable_pir_api=0 in the environment, then load its .pdmodel",
         content=r"\s*\{\s*\"base_code\"",
     ),
+    _Kind(
+        "a document of NNEF by another name",
+        "call it graph.nnef, with its .dat files beside it",
+        content=r"\s*(#[^\n]*\n\s*)*version\s+\d+\.\d",
+    ),
+    _Kind(
+        "an array of numpy, which a network takes or gives",
+        "give the network first, then its inputs",
+        (".npy",),
+        r"\x93NUMPY",
+    ),
+    _Kind(
+        "a picture, which a network takes",
+        "give the network first, then its inputs",
+        (".png", ".jpg", ".jpeg"),
+        r"\x89PNG|\xff\xd8\xff",
+    ),
     _Kind("JSON", "load the network that it describes", (".json",), r"\s*\{\s*\""),
 )
 

@@ -136,7 +136,10 @@ def flatten(
 @option.grouped
 def convert_network(
     source: option.Source,
-    output: Annotated[Path, typer.Argument(help="What to make: a folder, or .tar, .tgz, .tar.xz.")],
+    output: Annotated[
+        Path,
+        typer.Argument(metavar="OUTPUT", help="What to make: a folder, or .tar, .tgz, .tar.xz."),
+    ],
     keep: Annotated[
         bool,
         typer.Option(
@@ -308,7 +311,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = io.StringIO()
         error.show(file=text)
-        report_usage(text.getvalue())
+        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))  # which pydantic adds
         return error.exit_code
     except NnefError as error:
         for single in error.errors:

@@ -24,8 +24,10 @@ _SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnx
 @app.command()
 @option.grouped
 def compare(
-    a: Annotated[str, typer.Argument(help=f"The reference: {_SIDE}.", show_default=False)],
-    b: Annotated[str, typer.Argument(help=f"The other: {_SIDE}.", show_default=False)],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help=f"The reference: {_SIDE}.", show_default=False)
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help=f"The other: {_SIDE}.", show_default=False)],
     inputs: compared_models.Inputs = None,
     names: Annotated[
         list[str] | None,
@@ -93,8 +95,8 @@ def compare(
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="A network.", show_default=False)],
-    b: Annotated[str, typer.Argument(help="Another one.", show_default=False)],
+    a: Annotated[str, typer.Argument(metavar="A", help="A network.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
     as_json: option.Json = False,
 ) -> None:
     """Compare two networks as documents: structure, types, attributes and weights.

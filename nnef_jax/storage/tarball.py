@@ -180,7 +180,8 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
     other = next((f": it is {what}" for magic, what in _OTHERS if header.startswith(magic)), "")
     return ArchiveError(
         f"{name} is not a tar archive, compressed or not{other}",
-        hint="a network is a folder, or a zip or tar archive (gzip, bzip2, xz) of one",
+        hint="a network is a folder, a zip or tar archive (gzip, bzip2, xz) of one, or a file "
+        "graph.nnef, .onnx, .xml or .tflite",
     )
 
 

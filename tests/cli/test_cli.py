@@ -73,6 +73,21 @@ def test_wrong_usage(args):
     assert "Usage: nnef-jax" in err
 
 
+def test_a_choice_that_there_is_not():
+    code, out, err = call("cost", "m", "--platform", "gpu")
+    assert (code, out) == (2, "")
+    assert "'--platform': 'gpu' is not one of 'cpu', 'cuda', 'rocm', 'tpu'" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [("convert", "{SOURCE} {OUTPUT}"), ("compare", "{A} {B}"), ("diff", "{A} {B}")],
+)
+def test_help_names_arguments_in_capitals(command, names):
+    usage = ok(command, "--help").splitlines()[0]
+    assert names in usage or re.sub("[{}]", "", names) in usage  # as an earlier typer writes them
+
+
 # info and check
 
 

@@ -27,6 +27,11 @@ FILES = {
     "net.html": (b"<!DOCTYPE html><html>", "a web page", "download the file itself"),
     "page.nnef.tgz": (b"<html>", "a web page", "download the file itself"),
     "other.json": (b'{"layers": []}', "JSON", "load the network"),
+    "net.nnef": (b"# a network\n\n# of mine\nversion 1.0;\n", "a document of NNEF", "graph.nnef"),
+    "graph.txt": (b"version 1.0;\ngraph g(x) -> (y) {", "a document of NNEF", "graph.nnef"),
+    "x.npy": (b"\x93NUMPY\1\0", "an array of numpy", "network first"),
+    "scan.png": (b"\x89PNG\r\n", "a picture", "network first"),
+    "scan.jpg": (b"\xff\xd8\xff\xe0", "a picture", "network first"),
     "lfs.nnef.tgz": (b"version https://git-lfs.github.com/spec/v1\n", "git-lfs", "git lfs pull"),
 }
 
