@@ -14,7 +14,7 @@ from nnef_jax.limits import Meter, raising
 _ELEMENT = 6  # steps
 _BYTES_PER_STEP = 32
 _CHUNK = 1 << 16
-_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: kept as their texts
+_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: their texts are kept
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,6 @@ class Element:
     column: int
     children: list[Element] = field(default_factory=list["Element"])
     dims: list[str] = field(default_factory=list[str])
-    text: str = ""
 
     def child(self, *tags: str) -> Element | None:
         """Return the first child of one of these tags, or None."""
@@ -57,7 +56,6 @@ class _ElementReader:
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._characters
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
         self._open: list[Element] = []
         self._root: Element | None = None
@@ -82,8 +80,9 @@ class _ElementReader:
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         meter, parser = self._meter, self._parser
         meter.spend(_ELEMENT, self._source.name)
-        if tag == _NUMBERS and not attributes and self._open:
+        if tag == _NUMBERS and self._open and self._texts is None:
             self._texts = []
+            parser.CharacterDataHandler = self._texts.append
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
         most = meter.limits.array_items
@@ -99,18 +98,12 @@ class _ElementReader:
         self._open.append(element)
 
     def _end(self, tag: str) -> None:
-        if self._texts is not None:
-            if self._open:
-                self._open[-1].dims.append("".join(self._texts))
-            self._texts = None
-        else:
+        if self._texts is None:
             self._open.pop()
-
-    def _characters(self, text: str) -> None:
-        if self._texts is not None:
-            self._texts.append(text)
-        elif not text.isspace() and self._open:
-            self._open[-1].text += text
+        else:
+            self._parser.CharacterDataHandler = None
+            self._open[-1].dims.append("".join(self._texts))
+            self._texts = None
 
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("a document type is not read: it may define entities without end")
