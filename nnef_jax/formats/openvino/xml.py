@@ -57,9 +57,11 @@ class _ElementReader:
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self._texts: list[str] = []  # since a start
+        self._parser.CharacterDataHandler = self._texts.append
         self._open: list[Element] = []
         self._root: Element | None = None
-        self._texts: list[str] | None = None  # of a <dim> that is open
+        self._in_number = False
 
     def read(self, data: memoryview) -> Element:
         try:
@@ -80,9 +82,9 @@ class _ElementReader:
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         meter, parser = self._meter, self._parser
         meter.spend(_ELEMENT, self._source.name)
-        if tag == _NUMBERS and self._open and self._texts is None:
-            self._texts = []
-            parser.CharacterDataHandler = self._texts.append
+        self._texts.clear()
+        if tag == _NUMBERS and self._open and not self._in_number:
+            self._in_number = True
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
         most = meter.limits.array_items
@@ -98,12 +100,11 @@ class _ElementReader:
         self._open.append(element)
 
     def _end(self, tag: str) -> None:
-        if self._texts is None:
-            self._open.pop()
-        else:
-            self._parser.CharacterDataHandler = None
+        if self._in_number:
             self._open[-1].dims.append("".join(self._texts))
-            self._texts = None
+            self._in_number = False
+        else:
+            self._open.pop()
 
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("a document type is not read: it may define entities without end")
