@@ -123,12 +123,18 @@ class Operation:
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that it reads, in order, with repetitions."""
         for _, operand in self.operands:
-            yield from values_of(operand)
+            if isinstance(operand, Value):  # as most are
+                yield operand
+            else:
+                yield from values_of(operand)
 
     def writes(self) -> Iterator[Value]:
         """Yield the tensors that it writes, in order."""
         for result in self.results:
-            yield from values_of(result)
+            if isinstance(result, Value):
+                yield result
+            else:
+                yield from values_of(result)
 
     def reading(self, values: Mapping[Value, Value]) -> Operation:
         """Return the operation with operands replaced: `values` has new ones by old ones."""

@@ -18,8 +18,8 @@ class Source:
 
     @cached_property
     def _line_starts(self) -> array[int]:
-        lengths = map(len, self.text.split("\n"))
-        return array("q", accumulate(lengths, lambda start, length: start + length + 1, initial=0))
+        lengths = [len(line) + 1 for line in self.text.split("\n")]
+        return array("q", accumulate(lengths, initial=0))
 
     def position(self, offset: int) -> tuple[int, int]:
         """Return the 1-based line and column of a character offset."""

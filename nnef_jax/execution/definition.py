@@ -64,7 +64,11 @@ class Definition:
         self.map = Entry(functions, layout, "map")
         self.step = Entry(functions, layout, "step")
         self.scan = Entry(functions, layout, "scan")
-        self.initial = jax.jit(functions.initial, static_argnums=2)
+
+    @property
+    def initial(self) -> Any:
+        """Return the function that computes what variables start with, which jax compiles."""
+        return self.made.get("initial", lambda: jax.jit(self.functions.initial, static_argnums=2))
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same, sharing what is compiled, with other arrays that nothing reads."""

@@ -22,6 +22,7 @@ from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.over_mesh import over_mesh
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
+from nnef_jax.execution.threads import Once
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.similar import did_you_mean, listed
@@ -217,10 +218,21 @@ class Entry:
         by_name = {"map": functions.map, "scan": functions.scan}
         self._function = by_name.get(name, functions.cycle)
         self._compute = over_mesh(partial(functions.traced, self._function), self.time_axes, layout)
-        self.jitted = self.on(lambda params: params)  # one for all threads
         # Within functions that a caller compiles none may have options.
-        options = layout.compiler_options if layout else {}
-        self.alone = self.on(lambda params: params, options) if options else self.jitted
+        self._options = layout.compiler_options if layout else None
+        self._made = Once()  # for all threads
+
+    @property
+    def jitted(self) -> Any:
+        """Return the function that jax compiles, of parameters, a state, inputs and a probe."""
+        return self._made.get("jitted", lambda: self.on(lambda params: params))
+
+    @property
+    def alone(self) -> Any:
+        """Return what `jitted` is where no caller compiles it, with the options of a mesh."""
+        if not self._options:
+            return self.jitted
+        return self._made.get("alone", lambda: self.on(lambda params: params, self._options))
 
     def on(self, known: Callable[[Any], Any], options: dict[str, str] | None = None) -> Any:
         """Return a jitted function of parameters, state, inputs and a probe.

@@ -171,11 +171,10 @@ class Site(ABC, Generic[_Graph]):
             return self.tensor(x) if isinstance(x, Constant) else x
 
         given = {key: operand(x) for key, x in operands.items()}
-        frozen = {key: _frozen(x) for key, x in attributes.items()}
         builder, name = self.graph.builder, f"{self.name}.{kind}" if inserted else self.name
         exact = not inserted and not builder.is_taken(name)
         wanted = [name] if exact else [builder.unreserved(name)]
-        results = self.graph.add(kind, given, frozen, wanted, self.span, inserted=inserted)
+        results = self.graph.add(kind, given, attributes, wanted, self.span, inserted=inserted)
         return results[0] if len(results) == 1 else results
 
     # What is known
@@ -347,9 +346,3 @@ def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     ends = ml_dtypes.iinfo(dtype)
     low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
     return np.asarray((x - low) % count + low).astype(dtype)
-
-
-def _frozen(x: Any) -> Any:
-    if isinstance(x, list | tuple):
-        return tuple(map(_frozen, cast("Sequence[Any]", x)))
-    return x.item() if isinstance(x, np.generic) else x

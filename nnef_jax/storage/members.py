@@ -22,7 +22,8 @@ class PackedArchive(Generic[_Member]):
         self, members: Iterable[tuple[str, _Member]], name: str, graphs: Sequence[str]
     ) -> None:
         self._name = name
-        found = {_normal(path): member for path, member in members if _normal(path)}
+        found = {_normal(path): member for path, member in members}
+        found.pop("", None)
         self._members = _at_top(found, name, graphs)
 
     def location(self, name: str) -> str:
@@ -39,9 +40,10 @@ class PackedArchive(Generic[_Member]):
 
     def find(self, name: str) -> _Member:
         """Return a member; raise ArchiveError where there is none of this name."""
-        if not self.exists(name):
+        member = self._members.get(_normal(name))
+        if member is None:
             raise ArchiveError(f"there is no member '{name}' in {self._name}")
-        return self._members[_normal(name)]
+        return member
 
 
 def _normal(name: str) -> str:

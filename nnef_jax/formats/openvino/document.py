@@ -62,14 +62,13 @@ class NetLayer:
     precision: str
     span: Span
     element: Element
+    kind: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.kind = self.type.lower()
 
     def __str__(self) -> str:
         return f"layer '{self.name}' ({self.type})"
-
-    @property
-    def kind(self) -> str:
-        """Return the type as layers are looked up."""
-        return self.type.lower()
 
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
         """Return its inputs or outputs, each with its name unless it has one of its own."""
@@ -216,8 +215,7 @@ class _NetReader:
         )
 
     def _port(self, e: Element) -> Port:
-        dims = [*e.dims, *(c.text for c in e.children if c.tag == "dim")]
-        shape = tuple(_extent(text) for text in dims)
+        shape = tuple(map(_extent, e.dims))
         names = _names(e.attributes.get("names", ""))
         return Port(whole_number(e.attributes, "id"), shape, _type(e.attributes), names)
 

@@ -34,7 +34,8 @@ _ALIASES = {
     "fp64": "f64", "fp32": "f32", "fp16": "f16", "mixed": "f32", "bool": "boolean",
     "float": "f32", "double": "f64", "half": "f16",
 }  # fmt: skip
-BY_DTYPE = {np.dtype(dtype).name: type for type, dtype in reversed(_DTYPES.items())}
+_NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
+BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
 # Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
@@ -106,7 +107,7 @@ def stored(type: str, real: str) -> str:
     """Return the dtype of weights of a type in the graph: that of the file where numpy has it."""
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
-    return real if type == "f32" else np.dtype(_DTYPES[type]).name
+    return real if type == "f32" else _NAMES[type]
 
 
 def computed(type: str, real: str) -> str:
@@ -119,4 +120,4 @@ def computed(type: str, real: str) -> str:
         return real
     if type not in _DTYPES:  # strings, whose uses are all known when the network is read
         raise InvalidOperation(f"there are no tensors of type '{type}'")
-    return computed_in(np.dtype(_DTYPES[type]).name, real)
+    return computed_in(_NAMES[type], real)

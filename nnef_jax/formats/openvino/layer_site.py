@@ -116,7 +116,7 @@ class LayerSite(Site[LayerGraph]):
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Return an attribute that is a list of whole numbers."""
         found = self.numbers(name, default)
-        if any(x != int(x) if np.isfinite(x) else True for x in found):
+        if not all(map(float.is_integer, found)):
             raise InvalidOperation(f"attribute '{name}' has {found}, no whole numbers")
         return [int(x) for x in found]
 
@@ -130,7 +130,7 @@ class LayerSite(Site[LayerGraph]):
     def int(self, name: str, default: int | None = None) -> int:
         """Return an attribute that is a whole number."""
         found = self.number(name, default)
-        if found != int(found):
+        if not found.is_integer():
             raise InvalidOperation(f"attribute '{name}' is {found}, no whole number")
         return int(found)
 

@@ -14,7 +14,7 @@ from nnef_jax.limits import Meter, raising
 _ELEMENT = 6  # steps
 _BYTES_PER_STEP = 32
 _CHUNK = 1 << 16
-_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: kept as their texts
+_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: their texts are kept
 
 
 @dataclass(slots=True, eq=False)
@@ -27,7 +27,6 @@ class Element:
     column: int
     children: list[Element] = field(default_factory=list["Element"])
     dims: list[str] = field(default_factory=list[str])
-    text: str = ""
 
     def child(self, *tags: str) -> Element | None:
         """Return the first child of one of these tags, or None."""
@@ -57,11 +56,12 @@ class _ElementReader:
         self._parser.buffer_text = True
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
-        self._parser.CharacterDataHandler = self._characters
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
+        self._texts: list[str] = []  # since a start
+        self._parser.CharacterDataHandler = self._texts.append
         self._open: list[Element] = []
         self._root: Element | None = None
-        self._texts: list[str] | None = None  # of a <dim> that is open
+        self._in_number = False
 
     def read(self, data: memoryview) -> Element:
         try:
@@ -82,8 +82,9 @@ class _ElementReader:
     def _start(self, tag: str, attributes: dict[str, str]) -> None:
         meter, parser = self._meter, self._parser
         meter.spend(_ELEMENT, self._source.name)
-        if tag == _NUMBERS and not attributes and self._open:
-            self._texts = []
+        self._texts.clear()
+        if tag == _NUMBERS and self._open and not self._in_number:
+            self._in_number = True
             return
         element = Element(tag, attributes, parser.CurrentLineNumber, parser.CurrentColumnNumber + 1)
         most = meter.limits.array_items
@@ -99,18 +100,11 @@ class _ElementReader:
         self._open.append(element)
 
     def _end(self, tag: str) -> None:
-        if self._texts is not None:
-            if self._open:
-                self._open[-1].dims.append("".join(self._texts))
-            self._texts = None
+        if self._in_number:
+            self._open[-1].dims.append("".join(self._texts))
+            self._in_number = False
         else:
             self._open.pop()
-
-    def _characters(self, text: str) -> None:
-        if self._texts is not None:
-            self._texts.append(text)
-        elif not text.isspace() and self._open:
-            self._open[-1].text += text
 
     def _refuse_doctype(self, *_: object) -> None:
         raise self._error("a document type is not read: it may define entities without end")
