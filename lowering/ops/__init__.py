@@ -10,8 +10,8 @@ from lowering.registry import Registry
 
 FAMILIES: Mapping[str, tuple[str, ...]] = {
     "activation": (
-        "sigmoid", "softplus", "silu", "erf", "hard_swish", "relu", "gelu", "softabs", "softmax",
-        "log_softmax", "elu", "selu", "prelu", "leaky_relu", "clamped_swiglu",
+        "sigmoid", "softplus", "silu", "erf", "hard_swish", "relu", "gelu", "softabs", "elu",
+        "selu", "prelu", "leaky_relu", "clamped_swiglu",
     ),
     "transformer": ("attention", "masked_softmax", "rotary_embedding"),
     "adaptive": ("adaptive_avg_pool", "adaptive_max_pool"),
@@ -66,6 +66,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "regions": ("position_sensitive_roi_pool",),
     "roi_align": ("roi_align",),
     "scan": ("scan",),
+    "softmax": ("softmax", "log_softmax"),
     "selection": (
         "slice", "dynamic_slice", "triangle", "tile", "pad", "gather", "broadcast",
     ),
@@ -84,6 +85,10 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "sample", "desample",
     ),
 }  # fmt: skip
+# What makes each item of a result of the items at its place alone.
+BY_ITEM = frozenset(
+    (*FAMILIES["activation"], *FAMILIES["elementwise"], *FAMILIES["quantize"], "cast")
+)
 
 
 class Families(Registry):

@@ -6,12 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
-from lowering.extents import Ints
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes
 from lowering.kernels.precision import wide_dtype, widened
@@ -86,25 +84,6 @@ def softabs(x: Any, epsilon: float) -> Array:
     # The result does not depend on this factor: no derivative goes through it.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
-
-
-def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
-    require.real(x=x)
-    require.axes(axes, len(x.shape))
-    return x
-
-
-@rules.rule("softmax", _softmax_type)
-def softmax(x: Any, axes: Ints) -> Array:
-    """Return exp(x) normalised to a sum of 1 over all the axes together, in 32 bits at least."""
-    x = jnp.asarray(x)
-    return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
-
-
-@rules.rule("log_softmax", _softmax_type)
-def log_softmax(x: Any, axes: Ints) -> Array:
-    """Return the logarithm of `softmax`, finite where that underflows."""
-    return jax.nn.log_softmax(jnp.asarray(x), axis=axes)
 
 
 def _exponential(x: Array, alpha: float) -> Array:

@@ -11,18 +11,14 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.graph import Graph, Operation, Value, is_float
+from lowering.ops import BY_ITEM
 from nnef_jax.analysis.question import Question
 from nnef_jax.execution.functions import Functions
 
 Tensors = Mapping[Value, Any]
 
-# What makes each item of a result of the item at its place, and of nothing else that varies.
-_CURVES = frozenset({
-    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "clamp", "cos", "cosh", "div",
-    "elu", "erf", "exp", "fake_quantize", "floor", "gelu", "hard_swish", "leaky_relu", "log",
-    "log2", "max", "min", "pow", "prelu", "rcp", "relu", "round", "rsqr", "rsqrt", "selu",
-    "sigmoid", "sign", "silu", "sin", "sinh", "softabs", "softplus", "sqr", "sqrt", "tan", "tanh",
-})  # fmt: skip
+# What is affine in each tensor that it reads is no curve.
+_CURVES = BY_ITEM - {"add", "cast", "copy", "mul", "neg", "select", "sub"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
+from lowering.ops import BY_ITEM
 from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Given
 
@@ -229,15 +230,7 @@ def _batched(step: PaddedOperation) -> int:
 
 
 _FOLLOWED: dict[str, Callable[[PaddedOperation], int | Count | None]] = {
-    **dict.fromkeys((
-        "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atanh", "bitcast",
-        "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "cast", "ceil", "clamp", "copy",
-        "cos", "cosh", "div", "elu", "eq", "erf", "exp", "floor", "ge", "gelu", "gt", "hard_swish",
-        "is_inf", "is_nan", "le", "leaky_relu", "log", "log2", "lt", "max", "min", "mul", "ne",
-        "neg", "not", "or", "pow", "prelu", "rcp", "relu", "rem", "round", "rsqrt", "select",
-        "selu", "shift_left", "shift_right", "sigmoid", "sign", "silu", "sin", "sinh", "softplus",
-        "sqr", "sqrt", "sub", "tan", "tanh",
-    ), _items),
+    **dict.fromkeys((*BY_ITEM, "bitcast"), _items),
     **dict.fromkeys((
         "broadcast", "pad", "reshape", "slice", "split", "squeeze", "tile", "transpose",
         "unsqueeze",

@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 # What a box is coloured by: few, so that they can be told apart.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
     "product": ("conv", "linear", "transformer", "experts"),
-    "activation": ("activation",),
+    "activation": ("activation", "softmax"),
     "normalization": ("normalize",),
     "pooling": ("window", "reduce", "resample", "resize", "roi"),
     "recurrence": ("recurrent", "scan"),

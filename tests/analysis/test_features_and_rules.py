@@ -56,7 +56,8 @@ def test_deep_lift_shares_out_the_whole_change(make: Any) -> None:
 
 def test_products_of_what_changes_are_shared_out_too() -> None:
     body = "x = external<scalar>(shape = [0,4]);\ng = gelu(x);\nz = mul(g, x);\ns = exp(z);\n"
-    body += "t = mul(s, g);\nu = max(t, x);\ny = matmul(u, w, transposeB = true);\n"
+    body += "t = mul(s, g);\nr = linear_quantize(t, -1.0, 4.0, bits = 3);\n"
+    body += "u = max(r, x);\ny = matmul(u, w, transposeB = true);\n"
     body = body.replace("g =", "w = variable<scalar>(shape = [3,4], label = 'w');\ng =", 1)
     model = model_of(document(body), data={"w": W})
     lifted = analysis.deep_lift(model, X, target=CLASSES, baseline=0.2)

@@ -1,0 +1,33 @@
+"""Softmax over axes, and its logarithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from lowering.extents import Ints
+from lowering.graph import TensorType
+from lowering.kernels.precision import widened
+from lowering.ops import require, rules
+
+
+def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
+    require.real(x=x)
+    require.axes(axes, len(x.shape))
+    return x
+
+
+@rules.rule("softmax", _softmax_type)
+def softmax(x: Any, axes: Ints) -> Array:
+    """Return exp(x) normalised to a sum of 1 over all the axes together, in 32 bits at least."""
+    x = jnp.asarray(x)
+    return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
+
+
+@rules.rule("log_softmax", _softmax_type)
+def log_softmax(x: Any, axes: Ints) -> Array:
+    """Return the logarithm of `softmax`, finite where that underflows."""
+    return jax.nn.log_softmax(jnp.asarray(x), axis=axes)
