@@ -44,6 +44,18 @@ def test_results(module: ModuleType, version: int, tmp_path: Path) -> None:
     assert next(found, None) is None
 
 
+@pytest.mark.parametrize("version", [LEGACY, OPSETS])
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rsplit(".")[-1])
+def test_layers_go_with_whole_numbers_of_64_bits(
+    module: ModuleType, version: int, tmp_path: Path
+) -> None:
+    rows: list[Row] = [row for row in module.ROWS if version in row.versions]
+    with jax.enable_x64(True):
+        net, given = network(rows, version)
+        found = jax.tree.leaves(jax.eval_shape(net.load(tmp_path), *given))
+    assert [x.shape for x in found] == [x.shape for row in rows for x in row.wanted]
+
+
 @pytest.mark.parametrize(
     ("type", "attributes", "slopes"),
     [
