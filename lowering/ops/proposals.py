@@ -82,6 +82,7 @@ def detection_output(
     zeros. Boxes of a class are suppressed among each other; of all classes the `keep_top_k` best
     remain. With `decrease_label` a box has its best class alone, and classes count from 0.
     """
+    dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
         widened(jnp.asarray(x)) for x in (locations, confidences, priors)
     )
@@ -148,7 +149,7 @@ def detection_output(
     rows = jnp.where(kept[:, None], rows, 0.0)
     end = jnp.arange(len(rows)) == jnp.sum(kept)
     rows = rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
-    return rows.astype(jnp.asarray(locations).dtype).reshape(1, 1, -1, 7)
+    return rows.astype(dtype).reshape(1, 1, -1, 7)
 
 
 def _best(scores: Array, eligible: Array, most: int) -> Array:
@@ -220,6 +221,7 @@ def proposal(
     With `swaps` y is before x in anchors, deltas and regions, as in TensorFlow. Behind the last
     region of an image one row has image -1, and others are zeros.
     """
+    dtype = jnp.asarray(scores).dtype
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
     info = widened(jnp.asarray(image)).reshape(-1)
     batch, _, height, width = scores.shape
@@ -276,7 +278,7 @@ def proposal(
     end = jnp.arange(post_nms)[None, :] == jnp.sum(filled, axis=1, keepdims=True)
     images = jnp.where(filled, images, jnp.where(end, -1.0, 0.0))
     rows = jnp.concatenate([images[..., None], found], axis=-1)
-    return rows.reshape(-1, 5), values.reshape(-1)
+    return rows.reshape(-1, 5).astype(dtype), values.reshape(-1).astype(dtype)
 
 
 def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:

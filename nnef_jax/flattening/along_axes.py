@@ -120,4 +120,8 @@ def reduced(
         largest = site.step.max_reduce(x, axes=axes)
         largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
         x, more = site.step.sub(x, largest), [("add", [largest], {}), *more]
+    if after == "sqrt":
+        x = getattr(site.step, kind)(getattr(site.step, before)(x), **given)
+        x = site.root(x, site.step_or_last(not more))
+        return site.chain(x, *more) if more else x
     return site.chain(x, (before, [], {}), (kind, [], given), (after, [], {}), *more)

@@ -270,6 +270,17 @@ class Site(ABC, Generic[_Graph]):
             x = getattr(self.step_or_last(i == len(given)), kind)(x, *others, **attributes)
         return x if given else self.last.copy(x)
 
+    def root(self, x: Any, add: ByKind | None = None, degree: float = 2) -> Any:
+        """Return the root of a sum of powers, whose derivative is 0 where it is 0.
+
+        The last operation is added by `add`, which is `step` by default.
+        """
+        step = self.step
+        is_zero = step.eq(x, 0.0)
+        some = step.select(is_zero, 1.0, x)
+        found = step.sqrt(some) if degree == 2 else step.pow(some, 1 / degree)
+        return (add or step).select(is_zero, x, found)
+
     def part(self, x: Any, axis: int, first: int, last: int, step: int = 1) -> Any:
         """Return the items along an axis from one to before another."""
         if (first, last, step) == (0, self.shape(x)[axis], 1):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from onnx import helper
@@ -94,6 +96,26 @@ def test_what_is_summed_in_32_bits_goes_with_fewer(dtype: str) -> None:
     np.testing.assert_allclose(np.float32(y).ravel(), [1, 1, 0, 2], atol=0.01)
     wanted = np.tanh(2) * np.float32([-1, 1])  # scores are 2 and -2
     np.testing.assert_allclose(np.float32(z).ravel(), [0, 0, *wanted], atol=0.01)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        node("ReduceL2", "x"), node("ReduceL2", "x", keepdims=0),
+        node("LpPool", "x", kernel_shape=[2, 2]), node("LpPool", "x", kernel_shape=[2, 2], p=3),
+        node("GlobalLpPool", "x"), node("MeanVarianceNormalization", "x"),
+    ],
+    ids=lambda made: made.op_type,
+)  # fmt: skip
+def test_the_root_of_nothing_has_a_derivative(made: Any) -> None:
+    """It is 0, as in PyTorch; where items are divided by it that of the items is left."""
+    loaded = nnef_jax.load(model([made], [tensor("x", (1, 1, 2, 4))]))
+    x = np.zeros((1, 1, 2, 4), np.float32)
+    y, slopes = jax.value_and_grad(lambda x: jnp.ravel(loaded(x))[0])(x)
+    first = np.arange(8).reshape(x.shape) == 0
+    wanted = 1e9 * (first - 1 / 8) if made.op_type.startswith("Mean") else 0 * x
+    assert y == 0
+    np.testing.assert_allclose(slopes, wanted, rtol=1e-6)
 
 
 def test_a_category_that_may_not_be_is_not_a_number() -> None:

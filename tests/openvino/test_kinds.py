@@ -472,6 +472,14 @@ def types(case: Case) -> dict[str, TensorType]:
     return {k: type(v) for k, v in case.operands.items()}
 
 
+def inferred(case: Case) -> list[tuple[Any, str]]:
+    """Return the shapes and dtypes that the rule infers."""
+    rule, given = rules[case.kind], {**types(case), **case.attributes}
+    reads = rule.infer_reads
+    found = rule.infer(**{k: v for k, v in given.items() if k in reads or "**" in reads})
+    return [(t.shape, t.dtype) for t in (found if isinstance(found, tuple) else (found,))]
+
+
 def expected(case: Case) -> tuple[np.ndarray, ...]:
     wide = {
         k: v.astype(f"{v.dtype.kind}8") if isinstance(v, np.ndarray) else v
@@ -492,17 +500,23 @@ def test_values_and_types(case: Case) -> None:
     found = jax.jit(run)(*(given[n] for n in names))
     for ours, theirs in zip(found, expected(case), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
-    rule = rules[case.kind]
-    reads = rule.infer_reads
-    inferred = rule.infer(
-        **{
-            k: v
-            for k, v in {**types(case), **case.attributes}.items()
-            if k in reads or "**" in reads
-        }
-    )
-    wanted = inferred if isinstance(inferred, tuple) else (inferred,)
-    assert [(x.shape, x.dtype.name) for x in found] == [(t.shape, t.dtype) for t in wanted]
+    assert [(x.shape, x.dtype.name) for x in found] == inferred(case)
+
+
+@pytest.mark.parametrize("case", CASES, ids=IDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_types_of_16_bits(case: Case, dtype: str) -> None:
+    """What is computed in more of them is what the rule infers in the end."""
+
+    def narrow(x: Any) -> Any:
+        is_real = isinstance(x, float) or (isinstance(x, np.ndarray) and x.dtype == np.float32)
+        return np.asarray(x, dtype) if is_real else x
+
+    if case.kind == "bitcast" and case.operands["input"].dtype == np.float32:
+        return  # which is of 32 bits
+    case = replace(case, operands={name: narrow(x) for name, x in case.operands.items()})
+    found = jax.eval_shape(lambda: computed(case, arrays(case)))
+    assert [(x.shape, x.dtype.name) for x in found] == inferred(case)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)

@@ -13,6 +13,7 @@ from tests.openvino.documents import Writer
 from tests.openvino.layers import (
     LEGACY,
     OPSETS,
+    Known,
     Row,
     arithmetic,
     arrangement,
@@ -41,6 +42,37 @@ def test_results(module: ModuleType, version: int, tmp_path: Path) -> None:
                 wrong.append(f"{row.place}: {row.type}: {ours}, not {wanted}")
     assert not wrong, "\n".join(wrong)
     assert next(found, None) is None
+
+
+@pytest.mark.parametrize("version", [LEGACY, OPSETS])
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rsplit(".")[-1])
+def test_layers_go_with_whole_numbers_of_64_bits(
+    module: ModuleType, version: int, tmp_path: Path
+) -> None:
+    rows: list[Row] = [row for row in module.ROWS if version in row.versions]
+    with jax.enable_x64(True):
+        net, given = network(rows, version)
+        found = jax.tree.leaves(jax.eval_shape(net.load(tmp_path), *given))
+    assert [x.shape for x in found] == [x.shape for row in rows for x in row.wanted]
+
+
+@pytest.mark.parametrize(
+    ("type", "attributes", "slopes"),
+    [
+        ("ReduceL2", {"keep_dims": "true"}, [0, 0, 0, 0]),
+        ("MVN", {"eps": "0.5", "eps_mode": "outside_sqrt"}, [1.5, -0.5, -0.5, -0.5]),
+    ],
+)
+def test_the_root_of_nothing_has_a_derivative(
+    type: str, attributes: dict[str, str], slopes: list[float], tmp_path: Path
+) -> None:
+    """It is 0, as in PyTorch; where items are divided by it that of the items is left."""
+    zeros = np.zeros((1, 4), np.float32)
+    wanted = zeros[:, :1] if type == "ReduceL2" else zeros
+    row = Row(type, [zeros, Known(np.array([1]))], [wanted], "", (), attributes, opset="opset6")
+    net, given = network([row], OPSETS)
+    model = net.load(tmp_path)
+    np.testing.assert_allclose(jax.grad(lambda x: model(x)[0, 0])(*given), [slopes])
 
 
 @shows("Const", "TensorIterator", versions=[LEGACY])

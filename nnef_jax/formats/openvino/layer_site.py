@@ -294,6 +294,13 @@ class LayerSite(Site[LayerGraph]):
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
+    def beside(self, x: Value, item: float) -> Any:
+        """Return a number in the dtype of a tensor, a literal where these have it."""
+        dtype = x.type.dtype
+        if dtype in (self.real, self.integer):
+            return float(item) if dtype == self.real else int(item)
+        return self.filled(item, dtype)
+
     def flattened(self, x: Value, first: int, last: int) -> Value:
         """Add a reshape that joins the axes from one to another, as the layer itself."""
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
@@ -302,7 +309,7 @@ class LayerSite(Site[LayerGraph]):
         """Return which items are not 0."""
         if x.type.dtype == "bool":
             return x
-        return self.step.ne(x, 0.0 if is_float(x.type.dtype) else 0)
+        return self.step.ne(x, self.beside(x, 0))
 
     def count(self, x: Value, axis: int, dtype: str = "") -> Value:
         """Return how often a condition is true along an axis, which stays with extent 1."""

@@ -179,7 +179,7 @@ def _mean_variance_normalization(site: NodeSite, x: Any) -> Any:
     axes, step = tuple(site.axis(a) for a in site.ints("axes", (0, 2, 3))), site.step
     x = site.wide(x)
     mean, variance = step.moments(x, axes=axes)
-    deviation = step.add(step.sqrt(variance), 1e-9)
+    deviation = step.add(site.root(variance), 1e-9)
     return site.cast(step.div(step.sub(x, mean), deviation), site.dtype_of())
 
 

@@ -62,9 +62,8 @@ def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
         raise InvalidOperation(f"'p' must be 1 or more, it is {power:g}")
     if power == 1:
         return total(x)
-    if power == 2:
-        return site.step.sqrt(total(site.step.sqr(x)))
-    return site.step.pow(total(site.step.pow(x, power)), 1 / power)
+    powers = site.step.sqr(x) if power == 2 else site.step.pow(x, power)
+    return site.root(total(powers), degree=power)
 
 
 @operator("LpPool")

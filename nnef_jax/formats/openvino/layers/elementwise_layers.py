@@ -193,7 +193,7 @@ def _floored_mod(site: LayerSite, x: Any, y: Any) -> Value:
         return site.last.sub(x, step.mul(step.floor(quotient), y))
     rest = step.rem(x, y)
     product = step.mul(step.sign(rest), y)
-    differs = step.lt(product, 0 if dtype == site.integer else site.filled(0, dtype))
+    differs = step.lt(product, site.beside(product, 0))
     return site.last.add(rest, step.mul(step.cast(differs, dtype=dtype), y))
 
 

@@ -72,7 +72,7 @@ def _one_hot(site: LayerSite) -> Value:
     modes = ("ignore_negative", "normalize")
     ignores = site.choice("negative_indices_mode", *modes, default=modes[0]) == modes[0]
     if ignores and not isinstance(site.operand(0), Constant):  # they name nothing
-        below = step.lt(indices, 0)
+        below = step.lt(indices, site.beside(indices, 0))
         behind = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
         indices = step.select(below, behind, indices)
     if is_legacy:

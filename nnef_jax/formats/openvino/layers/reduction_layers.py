@@ -134,7 +134,7 @@ def _response(site: LayerSite, x: Value) -> Value:
 def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
     """Return the factor 1 / sqrt(squares + epsilon), or with epsilon elsewhere."""
     if where == "outside_sqrt":
-        return site.step.rcp(site.step.add(site.step.sqrt(squares), epsilon))
+        return site.step.rcp(site.step.add(site.root(squares), epsilon))
     return site.step.rsqrt(getattr(site.step, where)(squares, epsilon))
 
 
