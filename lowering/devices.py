@@ -1,7 +1,8 @@
-"""Tells where jax computes, with given arrays or by default."""
+"""Tells where jax computes, with given arrays or by default, and what it takes there as it is."""
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from numpy.typing import NDArray
 
 Device = Any  # a jax.Device, which is no type to a type checker
 
@@ -84,3 +86,14 @@ def computing_at(where: Device | Sharding) -> AbstractContextManager[Any]:
     if isinstance(where, Sharding):
         where = min(where.addressable_devices, key=lambda device: device.id)
     return nullcontext() if where == default_device() else jax.default_device(where)
+
+
+ALIGNMENT = 64  # bytes, of addresses from which a CPU device takes an array without a copy
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a new array, empty, that a CPU device takes without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)

@@ -73,10 +73,6 @@ def _slice(operands: Sequence[Any], starts: Any, stops: Any, steps: Any) -> Any:
     return operands[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
 
 
-def _rsqrt(x: Any, out: Any) -> Any:
-    return np.divide(x.dtype.type(1), np.sqrt(x), out=out)
-
-
 # fmt: off
 _TABLE: dict[str, Facts] = {
     **dict.fromkeys((
@@ -91,7 +87,7 @@ _TABLE: dict[str, Facts] = {
     "add": _ITEM._replace(numpy=np.add),
     "div": _ITEM._replace(numpy=np.divide),
     "mul": _ITEM._replace(numpy=np.multiply),
-    "rsqrt": _ITEM._replace(numpy=_rsqrt),
+    "rsqrt": _ITEM._replace(numpy=lambda x, out: np.divide(x.dtype.type(1), np.sqrt(x), out=out)),
     "sub": _ITEM._replace(numpy=np.subtract),
     "convert_element_type": Facts(
         by_item=True, moves=True, numpy=lambda x, dtype: x[0].astype(dtype), reads=("new_dtype",)

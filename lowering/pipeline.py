@@ -1,4 +1,4 @@
-"""Runs the passes of a target over a program."""
+"""Runs the passes of a target over a program, and checks what they made."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+import jax
+
 from lowering import jaxprs
 from lowering.ablation import runs
 from lowering.contexts import holding
 from lowering.fallback import is_strict, or_else
+from lowering.jaxprs import is_literal, variables
 from lowering.program import Program
-from lowering.program_checks import check
 from lowering.targets.portable import WRITTEN
 from lowering.targets.target import Target
 
@@ -45,15 +47,12 @@ def compiled(program: Program, target: Target) -> Program:
         return program
     for run in target.passes:
         if runs(name := name_of(run)):
-            before, kept = program, partial(_kept, program)
-            program = or_else(partial(_checked, run, before, target), kept, f"pass '{name}'")
+            before = program
+            checked = partial(_checked, run, before, target)
+            program = or_else(checked, lambda kept=before: kept, f"pass '{name}'")
             if watch := _watch.get():
                 watch(name, target, before, program)
     return program.pruned()
-
-
-def _kept(program: Program) -> Program:
-    return program
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
@@ -61,3 +60,36 @@ def _checked(run: Callable[..., Program], program: Program, target: Target) -> P
     if is_strict():
         check(program, found)
     return found
+
+
+def check(before: Program, after: Program) -> None:
+    """Raise ValueError where a program is no function of the same types as the one before."""
+    for what, old, new in (
+        ("arguments", before.closed.in_avals, after.closed.in_avals),
+        ("results", before.closed.out_avals, after.closed.out_avals),
+    ):
+        if list(map(_type, old)) != list(map(_type, new)):
+            raise ValueError(f"{what} were {_types(old)}, they are {_types(new)}")
+    if before.closed.effects != after.closed.effects:
+        raise ValueError(f"effects were {before.closed.effects}, they are {after.closed.effects}")
+    known = {*after.closed.jaxpr.constvars, *after.arguments}
+    for equation in after.equations:
+        if not known.issuperset(variables(equation.invars)):
+            raise ValueError(f"{equation.primitive} reads what is not computed before it")
+        if not known.isdisjoint(equation.outvars):
+            raise ValueError(f"{equation.primitive} computes a variable for a second time")
+        known.update(equation.outvars)
+    if any(v not in known for v in after.results if not is_literal(v)):
+        raise ValueError("a result is not computed")
+    # What each equation says of its results is what its primitive makes of the operands.
+    found = jax.eval_shape(after, *after.closed.in_avals)
+    if list(map(_type, found)) != list(map(_type, after.closed.out_avals)):
+        raise ValueError(f"results are {_types(found)} by their equations")
+
+
+def _type(aval: Any) -> tuple[Any, Any]:
+    return aval.shape, aval.dtype
+
+
+def _types(avals: Any) -> str:
+    return ", ".join(f"{aval.dtype}{list(aval.shape)}" for aval in avals)

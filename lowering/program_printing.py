@@ -76,11 +76,9 @@ def _shown(value: Any) -> str:
 
 
 def _named(operands: Sequence[Any], names: Mapping[Any, str]) -> str:
-    return " ".join(_number(v) if is_literal(v) else names.get(v, "?") for v in operands)
-
-
-def _number(literal: Any) -> str:
-    return str(np.asarray(literal.val))
+    return " ".join(
+        str(np.asarray(v.val)) if is_literal(v) else names.get(v, "?") for v in operands
+    )
 
 
 def _type(variable: Any) -> str:

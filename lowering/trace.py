@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,7 +17,7 @@ import numpy as np
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
 from lowering.graph import Graph, Operation, Result, Rule, Value, mapped
-from lowering.lines import call_at
+from lowering.location import Span
 from lowering.multiply_adds import multiply_adds
 from lowering.ops import rules
 from lowering.registry import python_name
@@ -112,7 +116,7 @@ def _apply(
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
-        return call_at(operation, results)
+        return _call_at(operation, results)
 
 
 def _is_staged(attribute: Any) -> bool:
@@ -172,3 +176,40 @@ def _note(operation: Operation) -> str:
     types = ", ".join(str(value.type) for value in operation.reads())
     place = f"{operation.span}: " if operation.span else ""
     return f"{place}{operation.name} = {operation.kind}({types})"
+
+
+def _call_at(operation: Operation, run: Callable[[], Any]) -> Any:
+    """Return the result of `run`, called by a frame at the operation's place in the document.
+
+    jax takes the place of an operation from the frames of Python that trace it. So HLO, profiles
+    and tracebacks say which line of the document computes what, as templating languages do it.
+    """
+    _leave_out_packages()
+    return run() if operation.span is None else _frame(operation.span, operation.name)(run)
+
+
+@cache
+def _leave_out_packages() -> None:
+    """Make frames of these packages no places in a user's program; those around them are.
+
+    What it imports takes 15 ms, which a process that finds all in a cache does without.
+    """
+    # A later jax may lack what is needed, and names a file of ours instead.
+    with suppress(ImportError, AttributeError):
+        from lowering.jaxprs import leave_out
+
+        for package in ("lowering", "nnef_jax"):
+            leave_out(f"{Path(__file__).parents[1] / package}/")
+
+
+def _frame(span: Span, name: str) -> Callable[..., Any]:
+    """Return a function of this name that calls its argument, at this place."""
+    line, column = span.source.position(span.offset)
+    start, end = column - 1, column - 1 + span.length
+    place: Any = {"lineno": line, "col_offset": start, "end_lineno": line, "end_col_offset": end}
+    call = ast.Call(ast.Name("run", ast.Load(), **place), [], [], **place)
+    parameters = ast.arguments([], [ast.arg("run", **place)], None, [], [], None, [])
+    expression = ast.Expression(ast.Lambda(parameters, call, **place))
+    function: Any = eval(compile(expression, span.source.name, "eval"), {})
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)
+    return function

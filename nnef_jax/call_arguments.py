@@ -12,7 +12,7 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from lowering.alignment import aligned
+from lowering.devices import aligned
 from lowering.extents import is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all

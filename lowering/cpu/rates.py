@@ -48,7 +48,8 @@ def measured(threads: int) -> MachineProfile:
 
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
     """
-    products = _rates(_product(jnp.float32, CPU), _product(jnp.bfloat16, BFLOAT16), _bytes())
+    kinds = (jnp.float32, CPU), (jnp.bfloat16, BFLOAT16), (jnp.int8, BYTES, jnp.int32)
+    products = _rates(*(_product(*kind) for kind in kinds))
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
@@ -113,10 +114,6 @@ def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _T
 
     arrays = _items(rows, depth, dtype=dtype), _items(depth, columns, dtype=dtype)
     return _Trial(multiply, arrays, rows * depth * columns, options)
-
-
-def _bytes() -> _Trial:
-    return _product(jnp.int8, BYTES, jnp.int32)
 
 
 def _row(parts: int) -> _Trial:

@@ -70,11 +70,7 @@ def _is_meant(equation: Any) -> bool:
     return is_bfloat16(equation.params.get("precision"))
 
 
-def _is_of_16(equation: Any) -> bool:
-    return any(map(_is_narrow, (*equation.invars, *equation.outvars))) or _is_meant(equation)
-
-
-_RULES = Rules(only=_is_of_16)
+_RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or _is_meant(e))
 
 
 def _source(found: Matcher, operand: Any) -> Any:

@@ -14,16 +14,13 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "selu", "prelu", "leaky_relu", "clamped_swiglu",
     ),
     "transformer": ("attention", "masked_softmax", "rotary_embedding"),
-    "adaptive": ("adaptive_avg_pool", "adaptive_max_pool"),
-    "branch": ("branch",),
     "conv": ("conv", "deconv"),
     "coupling": ("pairwise_coupling",),
     "deformable": ("deformable_conv",),
-    "detection": ("non_max_suppression", "non_zero", "sorted_suppression"),
+    "detection": ("non_max_suppression", "non_zero", "sorted_suppression", "unique"),
     "proposals": ("detection_output", "proposal", "ctc_greedy_decoder"),
     "detectron": ("anchored_proposals", "refined_detections"),
     "multiclass": ("matrix_suppression", "multiclass_suppression"),
-    "unique": ("unique",),
     "elementwise": (
         "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "tanh", "asin", "acos",
         "atan", "asinh", "acosh", "atanh", "abs", "sign", "sqr", "sqrt", "rsqr", "rsqrt", "log2",
@@ -38,7 +35,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "scatter_nd", "topk", "one_hot",
     ),
     "linear": ("matmul", "linear", "einsum", "inverse", "determinant"),
-    "loop": ("loop",),
+    "loop": ("loop", "branch"),
     "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
     "normalize": (
         "l1_normalization", "l2_normalization", "local_variance_normalization",
@@ -82,7 +79,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "generators": ("constant", "range"),
     "window": (
         "box", "debox", "max_pool", "avg_pool", "rms_pool", "argmax_pool", "max_pool_with_index",
-        "sample", "desample",
+        "sample", "desample", "adaptive_avg_pool", "adaptive_max_pool",
     ),
 }  # fmt: skip
 # What makes each item of a result of the items at its place alone.

@@ -119,11 +119,7 @@ def _deconv_type(
     return TensorType((input.shape[0], channels, *windows.upscaled), input.dtype)
 
 
-def _deconv_work(input: TensorType, filter: TensorType) -> int:
-    return volume(input.shape) * volume(filter.shape[1:])
-
-
-@rules.rule("deconv", _deconv_type, work=_deconv_work)
+@rules.rule("deconv", _deconv_type, work=lambda input, filter: conv_work(input, filter))
 def deconv(
     ctx: Context,
     input: Array,

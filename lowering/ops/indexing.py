@@ -66,19 +66,21 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
         raise InvalidShape(
             f"'input' {show(input.shape)} and 'indices' {show(indices.shape)} must have axes"
         )
-    if not 0 <= batch_dims <= last:
-        raise InvalidOperation(
-            f"'batch_dims' must lie in [0,{last}] for 'input' {show(input.shape)} and 'indices' "
-            f"{show(indices.shape)}, it is {batch_dims}"
-        )
-    if shapes_differ(input.shape[:batch_dims], indices.shape[:batch_dims]):
-        raise InvalidShape(
-            f"the first {batch_dims} extents of 'input' {show(input.shape)} and 'indices' "
-            f"{show(indices.shape)} must be equal, they are the batch"
-        )
+    _require_batch(input.shape, indices.shape, batch_dims, last)
     count = _coordinates(indices.shape, len(input.shape) - batch_dims)
     shape = indices.shape[:-1] + input.shape[batch_dims + count :]
     return TensorType(shape, input.dtype)
+
+
+def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> None:
+    """Refuse axes of a batch beyond the most there may be, or of other extents in the indices."""
+    both = f"'input' {show(input)} and 'indices' {show(indices)}"
+    if not 0 <= batch_dims <= most:
+        message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
+        raise InvalidOperation(message)
+    if shapes_differ(input[:batch_dims], indices[:batch_dims]):
+        message = f"the first {batch_dims} extents of {both} must be equal, they are the batch"
+        raise InvalidShape(message)
 
 
 def _coordinates(indices: Shape, rank: int) -> int:
@@ -269,13 +271,7 @@ def _gather_in_batches_type(
 ) -> TensorType:
     require.integer(indices=indices)
     require.axis(axis, len(input.shape))
-    if not 0 <= batch_dims <= min(axis, len(indices.shape)):
-        raise InvalidOperation(f"'batch_dims' must lie in [0,{axis}], it is {batch_dims}")
-    if shapes_differ(input.shape[:batch_dims], indices.shape[:batch_dims]):
-        raise InvalidShape(
-            f"the first {batch_dims} extents of 'input' {show(input.shape)} and 'indices' "
-            f"{show(indices.shape)} must be equal, they are the batch"
-        )
+    _require_batch(input.shape, indices.shape, batch_dims, min(axis, len(indices.shape)))
     shape = (*input.shape[:axis], *indices.shape[batch_dims:], *input.shape[axis + 1 :])
     return TensorType(shape, input.dtype)
 

@@ -173,11 +173,7 @@ def _determinant_type(input: TensorType) -> TensorType:
     return TensorType(_square_type(input).shape[:-2], input.dtype)
 
 
-def _determinant_work(result: TensorType, input: TensorType) -> int:
-    return _inverse_work(input)
-
-
-@rules.rule("determinant", _determinant_type, work=_determinant_work)
+@rules.rule("determinant", _determinant_type, work=_inverse_work)
 def determinant(input: Any) -> Array:
     """Return the determinant of each matrix of the last two axes, computed in float32 at least."""
     x = jnp.asarray(input)

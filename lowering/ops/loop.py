@@ -1,4 +1,4 @@
-"""The repetition of a graph until a condition that it computes is false.
+"""The repetition of a graph until a condition that it computes is false, and a choice of two.
 
 `loop` takes
 
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.errors import InvalidOperation
+from lowering.extents import shapes_differ
 from lowering.graph import Graph, TensorType
 from lowering.multiply_adds import total
 from lowering.ops import require, rules
@@ -69,11 +70,7 @@ def _loop_type(
     ]
 
 
-def _loop_work(body: Graph, limit: int) -> int:
-    return max(limit, 1) * total(body)
-
-
-@rules.rule("loop", _loop_type, work=_loop_work)
+@rules.rule("loop", _loop_type, work=lambda body, limit: max(limit, 1) * total(body))
 def loop(
     ctx: Context,
     count: Any,
@@ -127,3 +124,40 @@ def loop(
         last[kept.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)
         for value, (which, axis, sign) in results
     ]
+
+
+def _branch_type(
+    condition: TensorType, operands: Sequence[TensorType], then_body: Graph, else_body: Graph
+) -> list[TensorType]:
+    require.logical(condition=condition)
+    require.one(condition=condition)
+    pairs = list(zip(then_body.outputs, else_body.outputs, strict=True))
+    for a, b in pairs:
+        if a.type.dtype != b.type.dtype or shapes_differ(a.type.shape, b.type.shape):
+            raise InvalidOperation(f"one branch has {a.type} where the other has {b.type}")
+    return [a.type for a, _ in pairs]
+
+
+def _branch_work(then_body: Graph, else_body: Graph) -> int:
+    return max(total(then_body), total(else_body))
+
+
+@rules.rule("branch", _branch_type, work=_branch_work)
+def branch(
+    ctx: Context, condition: Any, operands: Sequence[Any], then_body: Graph, else_body: Graph
+) -> list[Array]:
+    """Compute the body that the condition chooses; under vmap both are computed.
+
+    The condition is a logical scalar. The bodies are graphs without parameters or states, whose
+    inputs are the operands, with results of equal types.
+    """
+
+    def run(body: Graph) -> Any:
+        def compute(inputs: Sequence[Array]) -> list[Array]:
+            values = trace(body, ctx, {}, {}, inputs)
+            return [jnp.asarray(values[value]) for value in body.outputs]
+
+        return compute
+
+    chosen = jnp.asarray(condition).reshape(())
+    return lax.cond(chosen, run(then_body), run(else_body), [jnp.asarray(x) for x in operands])

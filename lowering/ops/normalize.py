@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -47,26 +48,23 @@ def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
     return jnp.where(unit == 0, 1.0, unit)
 
 
-@rules.rule("l1_normalization", _axes_type)
-def l1_normalization(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
-    """Return the input over the sum of its absolute values along the axes."""
-    input = jnp.asarray(input)
-    x = widened(input)
-    unit = _unit(x, axes, bias, epsilon)
-    x = x / unit
-    norm = jnp.sum(jnp.abs(x), axis=axes, keepdims=True)
-    return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
+def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
+    """Add the rule that divides by a norm along axes."""
+
+    def lower(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
+        input = jnp.asarray(input)
+        x = widened(input)
+        unit = _unit(x, axes, bias, epsilon)
+        x = x / unit
+        return _over(x, norm_of(x, axes), bias / unit, epsilon / unit).astype(input.dtype)
+
+    rules.rule(kind, _axes_type)(lower)
 
 
-@rules.rule("l2_normalization", _axes_type)
-def l2_normalization(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
-    """Return the input over its Euclidean length along the axes, with finite gradient at 0 too."""
-    input = jnp.asarray(input)
-    x = widened(input)
-    unit = _unit(x, axes, bias, epsilon)
-    x = x / unit
-    norm = _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
-    return _over(x, norm, bias / unit, epsilon / unit).astype(input.dtype)
+_normalization("l1_normalization", lambda x, axes: jnp.sum(jnp.abs(x), axis=axes, keepdims=True))
+_normalization(  # with finite gradient at 0 too
+    "l2_normalization", lambda x, axes: _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
+)
 
 
 # Windows are centred on the items of the input, zero-padded.

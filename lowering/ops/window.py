@@ -1,8 +1,8 @@
-"""Boxes, pools and sampling by row-major window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
+"""Boxes, pools, adaptive too, and sampling by window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
 from lowering.graph import TensorType
 from lowering.kernels.correlation import bordered, spread
-from lowering.kernels.precision import accumulator
+from lowering.kernels.precision import accumulator, widened
 from lowering.kernels.windows import (
     POOL_BORDERS,
     Padding,
@@ -219,3 +219,67 @@ def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
         raise InvalidShape(
             f"'index' {show(index.shape)} must have the shape of {whose}, {show(shape)}"
         )
+
+
+_WORK = 8  # bytes that say whether a place is in a window, and what its share is
+
+
+def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
+    require.real(input=input)
+    if len(output_size) != len(input.shape) - 2:
+        raise InvalidShape(
+            f"'output_size' {list(output_size)} must have an item for each spatial axis of "
+            f"'input' {show(input.shape)}"
+        )
+    require_positive("output_size", output_size)
+    for extent, count in zip(input.shape[2:], output_size, strict=True):
+        require.indexable(windows=TensorType((count, extent), "bool"))
+    return TensorType((*input.shape[:2], *output_size), input.dtype)
+
+
+def _windows(ctx: Context, extent: int, count: int) -> np.ndarray[Any, Any]:
+    """Return which places each window has: [count,extent].
+
+    Windows divide the extent e as evenly as they can, as torch's adaptive ones: i of n covers
+    [floor(i e / n), ceil((i + 1) e / n)).
+    """
+    ctx.fold(_WORK * count * extent)
+    i, place = np.arange(count)[:, None], np.arange(extent)[None, :]
+    return (place >= i * extent // count) & (place < -((-(i + 1) * extent) // count))
+
+
+@rules.rule("adaptive_avg_pool", _adaptive_type)
+def adaptive_avg_pool(ctx: Context, input: Any, output_size: Shape) -> Array:
+    """Return the mean of each window."""
+    x = widened(jnp.asarray(input))
+    for axis, count in enumerate(output_size, 2):
+        windows = _windows(ctx, x.shape[axis], count).astype(x.dtype)
+        means = windows / windows.sum(axis=1, keepdims=True)
+        x = jnp.moveaxis(jnp.tensordot(x, means, ((axis,), (1,)), precision="highest"), -1, axis)
+    return x.astype(jnp.asarray(input).dtype)
+
+
+def _with_places_type(input: TensorType, output_size: Shape) -> tuple[TensorType, TensorType]:
+    output = _adaptive_type(input, output_size)
+    require.indexable(input=TensorType(input.shape[2:], input.dtype))
+    return output, TensorType(output.shape, "int32")
+
+
+@rules.rule("adaptive_max_pool", _with_places_type)
+def adaptive_max_pool(ctx: Context, input: Any, output_size: Shape) -> tuple[Array, Array]:
+    """Return the maximum of each window, and its place among all the items of its channel."""
+    x = jnp.asarray(input)
+    extents = x.shape[2:]
+    whole = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
+    places = jnp.broadcast_to(whole, x.shape)
+    for axis, count in enumerate(output_size, 2):
+        windows = jnp.asarray(_windows(ctx, x.shape[axis], count))
+        shape = [1] * (x.ndim + 1)
+        shape[axis], shape[axis + 1] = windows.shape
+        within = windows.reshape(shape)
+        candidates = jnp.where(within, jnp.expand_dims(x, axis), lowest(x.dtype))
+        best = jnp.argmax(candidates, axis=axis + 1, keepdims=True)
+        spread = jnp.broadcast_to(jnp.expand_dims(places, axis), candidates.shape)
+        x = jnp.take_along_axis(candidates, best, axis + 1).squeeze(axis + 1)
+        places = jnp.take_along_axis(spread, best, axis + 1).squeeze(axis + 1)
+    return x, places

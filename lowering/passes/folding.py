@@ -13,9 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from lowering.extents import at_least
-from lowering.jaxprs import CONVOLUTION, primitive
+from lowering.jaxprs import CONVOLUTION, is_literal, primitive
 from lowering.kernels.levels import NOTE
-from lowering.passes import broadcasts
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
 
@@ -48,7 +47,7 @@ def _parts(found: Matcher, operand: Any) -> tuple[Any, Any] | None:
 def _factor(found: Matcher, convolution: Any, operand: Any) -> Any:
     """Return the operand with items along output channels alone, or a scalar; None if it varies."""
     channel = convolution.params["dimension_numbers"].out_spec[1]
-    return broadcasts.along(found, operand, channel) if found.is_known(operand) else None
+    return _source(found, operand, channel) if found.is_known(operand) else None
 
 
 def _operands(found: Matcher, equation: Any) -> tuple[Any, Any, Any] | None:
@@ -124,3 +123,22 @@ def _along(items: Any, x: Any, axis: int) -> Any:
     if not items.ndim:
         return items
     return items.reshape(*(1,) * axis, -1, *(1,) * (x.ndim - 1 - axis))
+
+
+def _source(found: Matcher, operand: Any, axis: int) -> Any:
+    """Return the source of a repeated operand, if only one axis of it has several items.
+
+    None where it has items along others.
+    """
+    shape = operand.aval.shape
+    maker = found.maker(operand, "broadcast_in_dim")
+    if all(n == 1 or i == axis for i, n in enumerate(shape)):
+        return operand
+    if is_literal(operand) or maker is None or len(maker.invars) != 1:
+        return None
+    (source,) = maker.invars
+    axes = maker.params["broadcast_dimensions"]
+    extents = source.aval.shape
+    if all(n == 1 or axes[i] == axis for i, n in enumerate(extents)):
+        return source
+    return _source(found, source, axes.index(axis)) if axis in axes else None

@@ -13,6 +13,6 @@ def target_of(platform: str) -> Target:
         from lowering.targets.cpu import CPU
 
         return CPU
-    from lowering.targets.plain import PLAIN
+    from lowering.targets.portable import PLAIN
 
     return PLAIN

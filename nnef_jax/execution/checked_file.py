@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.alignment import ALIGNMENT
+from lowering.devices import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, protected_files
 

@@ -229,7 +229,7 @@ class Entry:
 
     @property
     def alone(self) -> Any:
-        """Return what `jitted` is where no caller compiles it, with the options of a mesh."""
+        """Return the same with the options of a mesh, for where no caller compiles it."""
         if not self._options:
             return self.jitted
         return self._made.get("alone", lambda: self.on(lambda params: params, self._options))

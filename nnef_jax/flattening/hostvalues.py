@@ -394,10 +394,6 @@ def _broadcast(input: Host, shape: Any) -> Host:
     return np.broadcast_to(input, result)
 
 
-def _unstack(value: Host, axis: int) -> list[Host]:
-    return [np.asarray(x, value.dtype) for x in np.moveaxis(value, axis, 0)]
-
-
 KINDS: dict[str, Callable[..., Any]] = {
     "add": binary(operator.add, np.add), "sub": binary(operator.sub, np.subtract),
     "mul": binary(operator.mul, np.multiply), "div": binary(truncated, np.divide),
@@ -414,7 +410,8 @@ KINDS: dict[str, Callable[..., Any]] = {
     "sin": _unary(None, np.sin), "cos": _unary(None, np.cos),
     "copy": _rounding(np.positive), "floor": _rounding(np.floor), "ceil": _rounding(np.ceil),
     "round": _round, "select": _select, "slice": _slice, "gather": _gather,
-    "concat": _joined(np.concatenate), "stack": _joined(np.stack), "unstack": _unstack,
+    "concat": _joined(np.concatenate), "stack": _joined(np.stack),
+    "unstack": lambda x, axis: [np.asarray(part, x.dtype) for part in np.moveaxis(x, axis, 0)],
     "squeeze": lambda input, axes: np.squeeze(input, tuple(axes)),
     "unsqueeze": lambda input, axes: np.expand_dims(input, tuple(axes)),
     "transpose": lambda input, axes: np.transpose(input, axes),

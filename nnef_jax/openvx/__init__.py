@@ -9,15 +9,17 @@ from __future__ import annotations
 from nnef_jax.openvx.error_statistics import Stats, TensorStats
 from nnef_jax.openvx.integer_function import Lowered, lower
 from nnef_jax.openvx.kernel_import import Kernel, KernelParameter, import_kernel_from_url
-from nnef_jax.openvx.layers.convolution_layer import convolution_layer
-from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
-from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
 from nnef_jax.openvx.layers.pointwise import (
     activation_layer,
     normalization_layer,
     softmax_layer,
 )
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer, roi_pooling_layer
+from nnef_jax.openvx.layers.product_layers import (
+    convolution_layer,
+    deconvolution_layer,
+    fully_connected_layer,
+)
 from nnef_jax.openvx.positions import search_positions
 from nnef_jax.openvx.profile import NodeReport, ProfileReport, check_profile
 from nnef_jax.openvx.tables import table, table_layer

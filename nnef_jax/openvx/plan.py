@@ -15,8 +15,8 @@ from lowering.graph import Graph, Operation, Value, is_float
 from lowering.static import is_zero
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.openvx.mapping import kinds
+from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.operation_site import OperationSite, Unfit, VxLayer
-from nnef_jax.openvx.mapping.views import VIEWS
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
 # Kinds whose results have no negative items, and those that keep what they read.

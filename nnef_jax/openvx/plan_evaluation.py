@@ -14,8 +14,9 @@ from jax import Array, lax
 from lowering.graph import Operand, Operation, Value, is_float
 from lowering.ops import rules
 from lowering.ops.elementwise import straight_through
+from lowering.registry import python_name
 from lowering.trace import Context, trace
-from nnef_jax.openvx.mapping.operation_site import NodeInputs, operand_key
+from nnef_jax.openvx.mapping.operation_site import NodeInputs
 from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor, static_weights
@@ -186,7 +187,7 @@ class Evaluation:
     def _ruled(self, operation: Operation, operands: Mapping[str, Any]) -> Any:
         rule = operation.rule or rules[operation.kind]
         arguments = {**operands, **dict(operation.attributes)}
-        arguments = {operand_key(name): x for name, x in arguments.items()}
+        arguments = {python_name(name): x for name, x in arguments.items()}
         if rule.wants_context:
             arguments["ctx"] = self.context
         return rule.lower(**arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NoReturn
 
 from nnef_jax.errors import NnefError
@@ -24,21 +25,14 @@ class VxError(NnefError):
         return VxError(self.status, f"{layer}: {self.reason}", hint=self.hint)
 
 
-def wrong_format(message: str, hint: str = "") -> NoReturn:
-    """Raise for a data type or fixed-point position."""
-    raise VxError("VX_ERROR_INVALID_FORMAT", message, hint=hint)
+def _refusal(status: str) -> Callable[..., NoReturn]:
+    def refuse(message: str, hint: str = "") -> NoReturn:
+        raise VxError(status, message, hint=hint)
+
+    return refuse
 
 
-def wrong_dimension(message: str, hint: str = "") -> NoReturn:
-    """Raise for a number of dimensions or an extent."""
-    raise VxError("VX_ERROR_INVALID_DIMENSION", message, hint=hint)
-
-
-def wrong_parameter(message: str, hint: str = "") -> NoReturn:
-    """Raise for a parameter that is no tensor."""
-    raise VxError("VX_ERROR_INVALID_PARAMETERS", message, hint=hint)
-
-
-def unsupported(message: str, hint: str = "") -> NoReturn:
-    """Raise for what OpenVX names but has not."""
-    raise VxError("VX_ERROR_NOT_SUPPORTED", message, hint=hint)
+wrong_format = _refusal("VX_ERROR_INVALID_FORMAT")  # a data type or fixed-point position
+wrong_dimension = _refusal("VX_ERROR_INVALID_DIMENSION")  # a number of dimensions or an extent
+wrong_parameter = _refusal("VX_ERROR_INVALID_PARAMETERS")  # a parameter that is no tensor
+unsupported = _refusal("VX_ERROR_NOT_SUPPORTED")  # what OpenVX names but has not

@@ -1,10 +1,13 @@
-"""Integers of any width as one stream of bits, the most significant first (spec 5.2).
+"""Integers of fewer bits than bytes have: as one stream of bits, and in each byte.
 
-Items 0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte.
+The tensor files of NNEF have them of any width, the most significant bit first (spec 5.2): items
+0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte. Other formats have
+items of fewer than 8 bits that follow each other from the low bits of a byte on.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -54,3 +57,23 @@ def pack(values: NDArray[Any], bits: int) -> bytes:
             stream[:, bit] = (block >> (bits - 1 - bit)) & 1
         blocks.append(np.packbits(stream).tobytes())
     return b"".join(blocks)
+
+
+BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}  # by dtype
+
+
+def codes_of(
+    data: memoryview, bits: int, shape: tuple[int, ...], *, from_high: bool = False
+) -> NDArray[np.uint8]:
+    """Return the bits of items as whole numbers; they may begin with the high ones of a byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    stored = np.frombuffer(data, np.uint8)[:, None] >> (shifts[::-1] if from_high else shifts)
+    return (stored & (2**bits - 1)).reshape(-1)[: math.prod(shape)].reshape(shape)
+
+
+def as_items(codes: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return items of a dtype, given their bits."""
+    if dtype.startswith("int"):
+        sign = 1 << BITS[dtype] - 1
+        return ((codes ^ sign).astype(np.int8) - sign).astype(dtype)
+    return codes.view(dtype) if dtype.startswith("float") else codes.astype(dtype)

@@ -8,37 +8,25 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
+
+from lowering.contexts import holding
 
 _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None)
 
 
-@contextmanager
-def spared() -> Generator[None]:
+def spared() -> AbstractContextManager[None]:
     """Record files read in the block, and let nothing replace them; an inner block is the outer.
 
     A thread started in the block notes what it reads where it runs in a copy of the context.
     """
-    if _read.get() is not None:
-        yield
-        return
-    token = _read.set(set())
-    try:
-        yield
-    finally:
-        _read.reset(token)
+    return nullcontext() if _read.get() is not None else holding(_read, set())
 
 
-@contextmanager
-def unnoted() -> Generator[None]:
+def unnoted() -> AbstractContextManager[None]:
     """Note nothing that the block reads: what we wrote for ourselves is no input."""
-    token = _read.set(None)
-    try:
-        yield
-    finally:
-        _read.reset(token)
+    return holding(_read, None)
 
 
 def note(status: os.stat_result) -> None:

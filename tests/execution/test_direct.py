@@ -18,7 +18,7 @@ import nnef_jax
 from lowering import jaxprs
 from lowering.passes import detours
 from lowering.program import Program
-from lowering.targets.plain import PLAIN
+from lowering.targets.portable import PLAIN
 from tests.helpers import model_of
 
 RNG = np.random.default_rng(0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnef_jax.storage.packed_items import as_items, codes_of
+from nnef_jax.storage.bitstream import as_items, codes_of
 
 BYTES = memoryview(bytes([0b1110_0001, 0b0000_1000]))
 

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
-from nnef_jax.storage.bitstream import packed_size
-from nnef_jax.storage.packed_items import BITS, as_items, codes_of
+from nnef_jax.storage.bitstream import BITS, as_items, codes_of, packed_size
 
 # TensorProto.DataType (onnx.proto).
 _DTYPES: dict[int, Any] = {

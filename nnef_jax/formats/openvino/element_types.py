@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
-from nnef_jax.storage.bitstream import packed_size
-from nnef_jax.storage.packed_items import as_items, codes_of
+from nnef_jax.storage.bitstream import as_items, codes_of, packed_size
 
 # By the names of versions 10 and 11, then those of the ports and of older versions.
 _DTYPES: dict[str, Any] = {

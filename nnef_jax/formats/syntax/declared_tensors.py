@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.alignment import aligned
 from lowering.builder import GraphBuilder
+from lowering.devices import aligned
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import TensorType, Value

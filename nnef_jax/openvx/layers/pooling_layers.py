@@ -13,7 +13,7 @@ from jax import Array, lax
 from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx import shapes
 from nnef_jax.openvx.layers.accumulation import ends
-from nnef_jax.openvx.layers.convolution_layer import SIZE_ROUNDING
+from nnef_jax.openvx.layers.product_layers import SIZE_ROUNDING
 from nnef_jax.openvx.profiles import SEMANTICS
 from nnef_jax.openvx.tensor import Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension

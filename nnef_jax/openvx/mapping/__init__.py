@@ -13,7 +13,7 @@ from importlib import import_module
 from nnef_jax.openvx.mapping.operation_site import OperationSite, VxLayer
 
 Mapped = Callable[[OperationSite], VxLayer]
-_MODULES = ("product_nodes", "pools", "arithmetic_nodes", "views")
+_MODULES = ("product_nodes", "pools", "arithmetic_nodes")
 _KINDS: dict[str, Mapped] = {}
 
 

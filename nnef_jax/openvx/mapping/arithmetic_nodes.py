@@ -1,4 +1,4 @@
-"""Activations, arithmetic on tensors, and tables of other functions of one tensor."""
+"""Activations, arithmetic on tensors, tables of other functions of one tensor, and views."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 
 from lowering.kernels import exact_sums
 from lowering.kernels.broadcast import align
+from lowering.ops import rules
+from lowering.registry import python_name
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
 from nnef_jax.openvx.mapping import maps
@@ -178,3 +180,33 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
         tensors[0].dtype,
     )
     return Tensor(found, node.position), mask
+
+
+VIEWS = (
+    "reshape", "transpose", "squeeze", "unsqueeze", "concat", "split", "stack", "unstack", "slice",
+    "copy", "copy_n",
+)  # fmt: skip
+
+
+@maps(*VIEWS)
+def view(site: OperationSite) -> VxLayer:
+    """Rearrange raw integers by the operation's own rule."""
+    operation = site.operation
+    if operation.kind == "slice" and any(s != 1 for s in site.attributes.get("stride", ())):
+        raise Unfit("a view has no gaps")
+    ((name, operand),) = operation.operands
+    if not all(map(is_real, operand if isinstance(operand, tuple) else (operand,))):
+        raise Unfit(f"'{name}' is not of real numbers")
+    attributes = {python_name(key): x for key, x in operation.attributes}
+    rule = operation.rule or rules[operation.kind]
+
+    def run(node: NodeInputs) -> Computed:
+        x: Tensor | list[Tensor] = node[name]
+        data: Any = [part.data for part in x] if isinstance(x, list) else x.data
+        found = rule.lower(**{name: data}, **attributes)
+        if isinstance(found, list | tuple):
+            return [Tensor(part, node.position) for part in found], None
+        return Tensor(found, node.position), None
+
+    is_node = operation.kind == "transpose"
+    return VxLayer("vxTensorTransposeNode" if is_node else "view", run, keeps_position=True)

@@ -10,7 +10,6 @@ from jax import Array
 
 from lowering.extents import Shape, volume
 from lowering.graph import Operand, Operation, TensorType, Value, is_float
-from lowering.registry import python_name
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 from nnef_jax.openvx.tensor import Tensor
 
@@ -175,11 +174,6 @@ class OperationSite:
 def is_real(value: Operand) -> bool:
     """Tell whether an operand is a tensor of real numbers."""
     return isinstance(value, Value) and is_float(value.type.dtype)
-
-
-def operand_key(name: str) -> str:
-    """Return the name of an operand as an argument of Python."""
-    return python_name(name)
 
 
 def plane(data: Array) -> Array:

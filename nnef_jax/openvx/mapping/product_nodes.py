@@ -13,9 +13,11 @@ from jax import Array
 from lowering.extents import volume
 from lowering.kernels.correlation import transposed_filter
 from lowering.kernels.windows import Windows, basic, reverse
-from nnef_jax.openvx.layers.convolution_layer import convolution_layer
-from nnef_jax.openvx.layers.deconvolution import deconvolution_layer
-from nnef_jax.openvx.layers.fully_connected import fully_connected_layer
+from nnef_jax.openvx.layers.product_layers import (
+    convolution_layer,
+    deconvolution_layer,
+    fully_connected_layer,
+)
 from nnef_jax.openvx.mapping import maps
 from nnef_jax.openvx.mapping.operation_site import (
     Computed,

@@ -11,8 +11,8 @@ import numpy as np
 
 from lowering.jaxprs import primitive
 from lowering.passes import inlining
+from lowering.pipeline import check
 from lowering.program import Program
-from lowering.program_checks import check
 from lowering.targets.cpu import CPU
 
 

@@ -1,0 +1,178 @@
+"""vxConvolutionLayer, vxDeconvolutionLayer and vxFullyConnectedLayer."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+from jax import Array
+
+from lowering.kernels.correlation import Slide
+from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx import shapes
+from nnef_jax.openvx.layers.accumulation import (
+    Arithmetic,
+    ends,
+    multiply_accumulate,
+    prepared,
+    require_fitting,
+)
+from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
+from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_parameter
+
+SIZE_ROUNDING = ("floor", "ceiling")
+
+
+@checks.layer
+def convolution_layer(
+    inputs: Tensor,
+    weights: Tensor | StaticWeights,
+    biases: Tensor | None = None,
+    *,
+    padding: tuple[int, int] = (0, 0),
+    dilation: tuple[int, int] = (0, 0),
+    overflow_policy: str = "saturate",
+    rounding_policy: str = "to_zero",
+    down_scale_size_rounding: str = "floor",
+    output_shape: tuple[int, ...] | None = None,
+    skip: tuple[int, int] | None = None,
+    groups: int = 1,
+    semantics: str = "spec",
+    strict: bool = True,
+    output_position: int | None = None,
+    report_overflow: bool = False,
+) -> Tensor | tuple[Tensor, Array]:
+    """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to [batch,] O and extents.
+
+    `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer), where biases are (O,),
+    or one for each item of an output (O,H,W). Pairs are (x, y): `padding` zeros before and after,
+    `dilation` zeros between weights. The skip (stride) is given, or the smallest that brings the
+    inputs to `output_shape`, or 1.
+
+    `overflow_policy` is 'saturate' or 'wrap', `rounding_policy` 'to_zero' or 'nearest_even',
+    `down_scale_size_rounding` 'floor' or 'ceiling'. `semantics` 'spec' sums without bounds and
+    rounds once; 'khronos' is bit by bit what the released C routines compute. Groups are as many
+    layers on views of the channels. With `strict=False` tensors have any positions, the output
+    `output_position`. `report_overflow` adds a bool array: where a sum overflowed.
+
+    Raises `VxError` for what the extension does not allow.
+    """
+    arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
+    rounding = down_scale_size_rounding
+    require_one_of("down_scale_size_rounding", rounding, SIZE_ROUNDING)
+    x, filter = checks.tensor("inputs", inputs), prepared(weights, 4)
+    if len(x.shape) < 3:
+        wrong_dimension(f"inputs have 3 dimensions and those of batches, not {x.dims}")
+    require_fitting(x, filter.tensor, groups)
+    extents, size = x.shape[-2:], filter.tensor.shape[2:]
+    padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
+    known = (*x.shape[:-3], filter.tensor.shape[0])
+    infer, more = partial(shapes.infer_skip, rounding=rounding), (padding[::-1], dilation[::-1])
+    skip = checks.stride("skip", skip, output_shape, known, infer, extents, size, *more)
+    shape = shapes.convolution_output_shape(
+        x.shape, filter.tensor.shape, padding, dilation, skip, rounding
+    )
+    checks.bounded_padding(x, padding, shape)
+    # The C routines begin `dilation` further on (OpenVX-cts, issue 5).
+    late = dilation[::-1] if semantics == "khronos" else (0, 0)
+    before = [p - l for p, l in zip(padding[::-1], late, strict=True)]
+    spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
+    pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
+    slide = Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
+    return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
+
+
+@checks.layer
+def deconvolution_layer(
+    inputs: Tensor,
+    weights: Tensor | StaticWeights,
+    biases: Tensor | None = None,
+    *,
+    padding: tuple[int, int] = (0, 0),
+    a: tuple[int, int] = (0, 0),
+    overflow_policy: str = "saturate",
+    rounding_policy: str = "to_zero",
+    output_shape: tuple[int, ...] | None = None,
+    upscale: tuple[int, int] | None = None,
+    groups: int = 1,
+    semantics: str = "spec",
+    strict: bool = True,
+    output_position: int | None = None,
+    report_overflow: bool = False,
+) -> Tensor | tuple[Tensor, Array]:
+    """Correlate inputs ([batch,] I,H,W), spread `upscale` apart, with weights (O,I/groups,h,w).
+
+    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis
+    (vxDeconvolutionLayer): `padding` is cut from each end, `a`, below the upscale, is added at the
+    last. The upscale is given, or the one that leads to `output_shape`, or 1. Weights are not
+    flipped: a filter of NNEF is, and has its first two axes swapped.
+
+    The other parameters are those of `convolution_layer`, as is what is raised.
+    """
+    arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
+    x, filter = checks.tensor("inputs", inputs, 3, 4), prepared(weights, 4)
+    require_fitting(x, filter.tensor, groups)
+    extents, size = x.shape[-2:], filter.tensor.shape[2:]
+    padding, a = checks.pair("padding", padding), checks.pair("a", a)
+    for axis, k, p in zip("xy", size[::-1], padding, strict=True):
+        if k < p + 1:
+            wrong_parameter(f"padding along {axis} is {p}, weights of {k} allow up to {k - 1}")
+    known = (*x.shape[:-3], filter.tensor.shape[0])
+    infer, more = shapes.infer_upscale, (padding[::-1], a[::-1])
+    upscale = checks.stride("upscale", upscale, output_shape, known, infer, extents, size, *more)
+    for axis, more, up in zip("xy", a, upscale, strict=True):
+        if more >= up:
+            wrong_parameter(f"a along {axis} is {more}, it must be below the upscale, {up}")
+    shape = shapes.deconvolution_output_shape(x.shape, filter.tensor.shape, padding, a, upscale)
+    checks.bounded("the output", shape)
+    if semantics == "khronos":
+        # The C routines take an end of the input for one of the spread input (OpenVX-cts, issue 9).
+        rows, columns = (-(-n // up) for n, up in zip(extents, upscale[::-1], strict=True))
+        x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
+    before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
+    pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
+    slide = Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
+    return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
+
+
+@checks.layer
+def fully_connected_layer(
+    inputs: Tensor,
+    weights: Tensor | StaticWeights,
+    biases: Tensor | None = None,
+    *,
+    overflow_policy: str = "saturate",
+    rounding_policy: str = "to_zero",
+    output_shape: tuple[int, ...] | None = None,
+    semantics: str = "spec",
+    strict: bool = True,
+    output_position: int | None = None,
+    report_overflow: bool = False,
+) -> Tensor | tuple[Tensor, Array]:
+    """Multiply inputs ([batch...,] I) or ([batch...,] C,H,W) by weights (O,I): [batch...,] O.
+
+    `saturate(round(sum of inputs * weights + biases))` (vxFullyConnectedLayer). Three axes are
+    taken together where I is C * H * W, or the weights are (O,C,H,W); `output_shape` decides where
+    both readings are possible. The other parameters are those of `convolution_layer`.
+    """
+    arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
+    x = checks.tensor("inputs", inputs)
+    if isinstance(weights, Tensor) and len(weights.shape) == 4:
+        if x.shape[-3:] != weights.shape[1:]:
+            wrong_dimension(f"weights of the dims {weights.dims} do not fit inputs of {x.dims}")
+        flat = weights.data.reshape(weights.shape[0], -1)
+        weights = Tensor(flat, weights.fixed_point_position)
+    filter = prepared(weights, 2)
+    count, depth = filter.tensor.shape
+    cores = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
+    if output_shape is not None:
+        wanted = checks.shape("output_shape", output_shape)
+        cores = [n for n in cores if wanted == (*x.shape[:-n], count)]
+    if not cores:
+        more = "" if output_shape is None else f" and an output_shape of {tuple(output_shape)}"
+        wrong_dimension(
+            f"weights of the dims {filter.tensor.dims} do not fit inputs of {x.dims}{more}"
+        )
+    shape = (*x.shape[: -cores[0]], count)
+    flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
+    return multiply_accumulate(flat, filter, biases, Slide(), shape, arithmetic, report_overflow)
