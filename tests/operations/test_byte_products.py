@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lowering.builder import GraphBuilder
+from lowering.cpu.graphs import products_of_bytes
+from lowering.graph import TensorType
 from lowering.kernels import byte_products
 from lowering.kernels.correlation import Slide
 
@@ -67,3 +70,22 @@ def test_matrices(type: Any, place: str) -> None:
     contract = jax.jit(byte_products.contract, static_argnums=(2, 3))
     found = contract((a, b), zeros, ("abk", "kn"), "abn")
     np.testing.assert_array_equal(found, wide[0] @ wide[1])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_windows_of_single_planes_are_no_products(depth: int) -> None:
+    """The compiler is told of those whose filters sum several channels alone."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((1, 4, 5, 5), "uint8"))
+    filter = builder.input("f", TensorType((4, depth, 3, 3), "int8"))
+    levels = {"zero_point": 0, "scale": 1.0}
+    sides = ("input", "filter", "output")
+    scalars = {f"{side}_{name}": value for side in sides for name, value in levels.items()}
+    window = {"border": "constant", "padding": (), "stride": (), "dilation": ()}
+    (y,) = builder.operation(
+        "quantized_conv",
+        {"input": x, "filter": filter, "bias": 0, **scalars},
+        {"groups": 4 // depth, "dtype": "int8", **window},
+        ["y"],
+    )
+    assert products_of_bytes(builder.graph("g", [y], ["y"])) == ({"y"} if depth > 1 else set())
