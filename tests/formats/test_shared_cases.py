@@ -14,8 +14,7 @@ import pytest
 
 import nnef_jax
 from tests.conftest import SHARED_CASES
-
-pytestmark = pytest.mark.optimised
+from tests.quickly import optimised
 
 _ITEM_TYPES = {0: "<f4", 4: "<i4"}
 
@@ -79,6 +78,7 @@ def test_invalid_document(case: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", names("tract/manifest.json"), ids=lambda case: case["name"])
+@optimised()
 def test_exported_network(case: Any) -> None:
     """What torch_to_nnef and tract wrote, against what PyTorch or ONNX computed."""
     folder = SHARED_CASES / "tract"

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from tests.quickly import UNOPTIMISED
-
-pytestmark = pytest.mark.optimised
 
 FOLDER = Path(__file__).resolve().parents[1] / "tract_archives"
 NAMES = sorted(path.name.removesuffix(".nnef.tgz") for path in FOLDER.glob("*.nnef.tgz"))
@@ -98,7 +95,7 @@ def test_derivatives_in_parameters(name: str) -> None:
         moved = {k: x + step * direction[k] for k, x in real.items()}
         return total({**model.params, **moved})
 
-    both = jax.jit(jax.value_and_grad(along), compiler_options=UNOPTIMISED)
+    both = jax.jit(jax.value_and_grad(along))
     _, derivative = both(0.0)
     assert np.isfinite(derivative)
     difference = (both(1e-3)[0] - both(-1e-3)[0]) / 2e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,21 @@ class OpCase:
     not_differentiable: str = ""
     tolerance: float = 1e-5
     means: OpCase | None = None
+
+
+def row(
+    name: str,
+    operation: str,
+    *operands: Operand,
+    generic: str = "",
+    not_differentiable: str = "",
+    tolerance: float = 1e-5,
+    **attributes: Any,
+) -> OpCase:
+    """A case whose operands are the first parameters of the operation."""
+    names = [name.rstrip("_") for name in inspect.signature(OPERATIONS[operation]).parameters]
+    given = dict(zip(names[: len(operands)], operands, strict=True))
+    return OpCase(name, operation, given, attributes, generic, not_differentiable, tolerance)
 
 
 def tensors(case: OpCase) -> dict[str, Tensor]:

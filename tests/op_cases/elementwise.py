@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .case import Given, Integers, Logical, OpCase, Real
+from .case import Given, Integers, Logical, Real, row
 
 _LOGICAL = "its results are logical values"
 _TYPES = "it holds no reals"
@@ -56,222 +56,161 @@ _TRUTH = Given(((True, True, False, False), (False, True, True, False)))
 _OTHER = Given(((True, False, True, False), (False, False, True, True)))
 
 CASES = (
-    *(OpCase(kind, kind, {"x": x}) for kind, x in _RANGES.items()),
-    *(OpCase(kind, kind, {"x": x, "y": y}) for kind, (x, y) in _ARITHMETIC.items()),
+    *(row(kind, kind, x) for kind, x in _RANGES.items()),
+    *(row(kind, kind, x, y) for kind, (x, y) in _ARITHMETIC.items()),
     *(
-        OpCase(f"{kind}_same", kind, {"x": _LEFT, "y": _RIGHT}, not_differentiable=_LOGICAL)
+        row(f"{kind}_same", kind, _LEFT, _RIGHT, not_differentiable=_LOGICAL)
         for kind in ("lt", "gt", "le", "ge", "eq", "ne")
     ),
     *(
-        OpCase(f"{kind}_literal", kind, {"x": _LEFT, "y": 1.0}, not_differentiable=_LOGICAL)
+        row(f"{kind}_literal", kind, _LEFT, 1.0, not_differentiable=_LOGICAL)
         for kind in ("lt", "gt", "le", "ge", "eq", "ne")
     ),
     *(
-        OpCase(f"{kind}_both", kind, {"x": _TRUTH, "y": _OTHER}, not_differentiable=_LOGICAL)
+        row(f"{kind}_both", kind, _TRUTH, _OTHER, not_differentiable=_LOGICAL)
         for kind in ("and", "or")
     ),
-    OpCase("not", "not", {"x": Logical((2, 3, 4))}, not_differentiable=_LOGICAL),
-    OpCase("and_literal", "and", {"x": _TRUTH, "y": True}, not_differentiable=_LOGICAL),
-    OpCase("or_literal_left", "or", {"x": False, "y": _TRUTH}, not_differentiable=_LOGICAL),
-    OpCase(
-        "and_broadcast",
-        "and",
-        {"x": Logical((2, 3, 4)), "y": Logical((1, 3))},
-        not_differentiable=_LOGICAL,
-    ),
-    OpCase(
+    row("not", "not", Logical((2, 3, 4)), not_differentiable=_LOGICAL),
+    row("and_literal", "and", _TRUTH, True, not_differentiable=_LOGICAL),
+    row("or_literal_left", "or", False, _TRUTH, not_differentiable=_LOGICAL),
+    row("and_broadcast", "and", Logical((2, 3, 4)), Logical((1, 3)), not_differentiable=_LOGICAL),
+    row(
         "or_broadcast_both",
         "or",
-        {"x": Logical((2, 1, 4)), "y": Logical((1, 3, 1))},
+        Logical((2, 1, 4)),
+        Logical((1, 3, 1)),
         not_differentiable=_LOGICAL,
     ),
-    OpCase("copy_rank1", "copy", {"x": Real((5,))}),
-    OpCase("copy_rank0", "copy", {"x": Real(())}),
-    OpCase("copy_integer", "copy", {"x": Integers((2, 3), -9, 9)}, not_differentiable=_TYPES),
-    OpCase("copy_logical", "copy", {"x": Logical((2, 3))}, not_differentiable=_TYPES),
-    OpCase("neg_rank6", "neg", {"x": Real((1, 2, 1, 3, 1, 2))}),
-    OpCase("rcp_positive", "rcp", {"x": Real((3, 2), 0.3, 2.0)}),
-    OpCase("abs_at_zero", "abs", {"x": Given((-1.5, 0.0, 2.0))}, not_differentiable=_KINK),
-    OpCase("sign_at_zero", "sign", {"x": Given((-1.5, 0.0, 2.0))}, not_differentiable=_JUMP),
-    OpCase(
+    row("copy_rank1", "copy", Real((5,))),
+    row("copy_rank0", "copy", Real(())),
+    row("copy_integer", "copy", Integers((2, 3), -9, 9), not_differentiable=_TYPES),
+    row("copy_logical", "copy", Logical((2, 3)), not_differentiable=_TYPES),
+    row("neg_rank6", "neg", Real((1, 2, 1, 3, 1, 2))),
+    row("rcp_positive", "rcp", Real((3, 2), 0.3, 2.0)),
+    row("abs_at_zero", "abs", Given((-1.5, 0.0, 2.0)), not_differentiable=_KINK),
+    row("sign_at_zero", "sign", Given((-1.5, 0.0, 2.0)), not_differentiable=_JUMP),
+    row(
         "floor_at_integers",
         "floor",
-        {"x": Given((-2.0, -1.5, -0.1, 0.0, 0.9, 1.0, 2.5))},
+        Given((-2.0, -1.5, -0.1, 0.0, 0.9, 1.0, 2.5)),
         not_differentiable=_JUMP,
     ),
-    OpCase(
+    row(
         "ceil_at_integers",
         "ceil",
-        {"x": Given((-2.0, -1.5, -0.1, 0.0, 0.9, 1.0, 2.5))},
+        Given((-2.0, -1.5, -0.1, 0.0, 0.9, 1.0, 2.5)),
         not_differentiable=_JUMP,
     ),
-    OpCase(
+    row(
         "round_at_halves",
         "round",
-        {"x": Given((-2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.0))},
+        Given((-2.5, -1.5, -0.5, 0.0, 0.5, 1.5, 2.5, 3.0)),
         not_differentiable=_JUMP,
     ),
-    OpCase(
+    row(
         "round_just_below_half",
         "round",
-        {"x": Given((0.49999997, -0.50000006, 8388609.0, -8388609.0))},
+        Given((0.49999997, -0.50000006, 8388609.0, -8388609.0)),
         not_differentiable=_JUMP,
     ),
-    OpCase("sqr_at_zero", "sqr", {"x": Given((-2.0, 0.0, 3.0))}),
+    row("sqr_at_zero", "sqr", Given((-2.0, 0.0, 3.0))),
     # Broadcasting: axes are matched from the left.
-    OpCase("add_channel", "add", {"x": Real((2, 3, 4)), "y": Real((1, 3))}),
-    OpCase("add_batch", "add", {"x": Real((2, 3, 4)), "y": Real((2,))}),
-    OpCase("add_batch_left", "add", {"x": Real((2,)), "y": Real((2, 3, 4))}),
-    OpCase("add_ones", "add", {"x": Real((2, 3, 4)), "y": Real((1, 1, 1))}),
-    OpCase("add_rank0", "add", {"x": Real((2, 3)), "y": Real(())}),
-    OpCase("add_rank1_of_one", "add", {"x": Real((1,)), "y": Real((2, 3))}),
-    OpCase("add_literal", "add", {"x": Real((2, 3)), "y": 0.5}),
-    OpCase("sub_literal_left", "sub", {"x": 1.5, "y": Real((2, 3))}),
-    OpCase("sub_spatial", "sub", {"x": Real((1, 1, 4)), "y": Real((2, 3, 4))}),
-    OpCase("mul_both_ways", "mul", {"x": Real((2, 1, 4, 1)), "y": Real((1, 3, 1, 2))}),
-    OpCase("mul_outer", "mul", {"x": Real((3,)), "y": Real((1, 4))}),
-    OpCase("mul_literal", "mul", {"x": Real((2, 3)), "y": -2.0}),
-    OpCase("div_literal_left", "div", {"x": 2.0, "y": Real((2, 3), 0.5, 2.0)}),
-    OpCase("div_literal", "div", {"x": Real((2, 3)), "y": 4.0}),
-    OpCase("div_channel", "div", {"x": Real((2, 3, 4)), "y": Real((1, 3), 0.5, 2.0)}),
-    OpCase("pow_square", "pow", {"x": Real((2, 3)), "y": 2.0}),
-    OpCase("pow_cube_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": 3.0}),
-    OpCase("pow_inverse_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": -1.0}),
-    OpCase("pow_root", "pow", {"x": Real((2, 3), 0.2, 3.0), "y": 0.5}),
-    OpCase("pow_zero", "pow", {"x": Real((2, 3), 0.2, 3.0), "y": 0.0}),
-    OpCase("pow_literal_base", "pow", {"x": 2.0, "y": Real((2, 3), -3.0, 3.0)}),
-    OpCase("pow_channel", "pow", {"x": Real((2, 3, 2), 0.3, 2.0), "y": Real((1, 3))}),
-    OpCase("min_literal", "min", {"x": Real((2, 3, 4), avoid=(0.25,)), "y": 0.25}),
-    OpCase("max_literal_left", "max", {"x": -0.25, "y": Real((2, 3, 4), avoid=(-0.25,))}),
-    OpCase(
-        "max_channel",
-        "max",
-        {"x": Real((2, 3, 4), distinct=True), "y": Given(((-0.5, 0.0, 0.5),))},
-    ),
-    OpCase("min_ties", "min", {"x": _LEFT, "y": _RIGHT}, not_differentiable=_KINK),
-    OpCase("max_ties", "max", {"x": _LEFT, "y": _RIGHT}, not_differentiable=_KINK),
-    OpCase(
-        "lt_channel", "lt", {"x": Real((2, 3, 4)), "y": Real((1, 3))}, not_differentiable=_LOGICAL
-    ),
-    OpCase("ge_batch", "ge", {"x": Real((2,)), "y": Real((2, 3, 4))}, not_differentiable=_LOGICAL),
-    OpCase("eq_literal_left", "eq", {"x": 1.0, "y": _LEFT}, not_differentiable=_LOGICAL),
-    OpCase(
+    row("add_channel", "add", Real((2, 3, 4)), Real((1, 3))),
+    row("add_batch", "add", Real((2, 3, 4)), Real((2,))),
+    row("add_batch_left", "add", Real((2,)), Real((2, 3, 4))),
+    row("add_ones", "add", Real((2, 3, 4)), Real((1, 1, 1))),
+    row("add_rank0", "add", Real((2, 3)), Real(())),
+    row("add_rank1_of_one", "add", Real((1,)), Real((2, 3))),
+    row("add_literal", "add", Real((2, 3)), 0.5),
+    row("sub_literal_left", "sub", 1.5, Real((2, 3))),
+    row("sub_spatial", "sub", Real((1, 1, 4)), Real((2, 3, 4))),
+    row("mul_both_ways", "mul", Real((2, 1, 4, 1)), Real((1, 3, 1, 2))),
+    row("mul_outer", "mul", Real((3,)), Real((1, 4))),
+    row("mul_literal", "mul", Real((2, 3)), -2.0),
+    row("div_literal_left", "div", 2.0, Real((2, 3), 0.5, 2.0)),
+    row("div_literal", "div", Real((2, 3)), 4.0),
+    row("div_channel", "div", Real((2, 3, 4)), Real((1, 3), 0.5, 2.0)),
+    row("pow_square", "pow", Real((2, 3)), 2.0),
+    row("pow_cube_of_negative", "pow", Real((2, 3), -2.0, -0.5), 3.0),
+    row("pow_inverse_of_negative", "pow", Real((2, 3), -2.0, -0.5), -1.0),
+    row("pow_root", "pow", Real((2, 3), 0.2, 3.0), 0.5),
+    row("pow_zero", "pow", Real((2, 3), 0.2, 3.0), 0.0),
+    row("pow_literal_base", "pow", 2.0, Real((2, 3), -3.0, 3.0)),
+    row("pow_channel", "pow", Real((2, 3, 2), 0.3, 2.0), Real((1, 3))),
+    row("min_literal", "min", Real((2, 3, 4), avoid=(0.25,)), 0.25),
+    row("max_literal_left", "max", -0.25, Real((2, 3, 4), avoid=(-0.25,))),
+    row("max_channel", "max", Real((2, 3, 4), distinct=True), Given(((-0.5, 0.0, 0.5),))),
+    row("min_ties", "min", _LEFT, _RIGHT, not_differentiable=_KINK),
+    row("max_ties", "max", _LEFT, _RIGHT, not_differentiable=_KINK),
+    row("lt_channel", "lt", Real((2, 3, 4)), Real((1, 3)), not_differentiable=_LOGICAL),
+    row("ge_batch", "ge", Real((2,)), Real((2, 3, 4)), not_differentiable=_LOGICAL),
+    row("eq_literal_left", "eq", 1.0, _LEFT, not_differentiable=_LOGICAL),
+    row(
         "ne_both_ways",
         "ne",
-        {"x": Given(((1.0,), (2.0,))), "y": Given(((1.0, 2.0, 3.0),))},
+        Given(((1.0,), (2.0,))),
+        Given(((1.0, 2.0, 3.0),)),
         not_differentiable=_LOGICAL,
     ),
-    OpCase(
-        "clamp_literals", "clamp", {"x": Real((2, 3, 4), avoid=(-0.3, 0.6)), "a": -0.3, "b": 0.6}
-    ),
-    OpCase(
+    row("clamp_literals", "clamp", Real((2, 3, 4), avoid=(-0.3, 0.6)), -0.3, 0.6),
+    row(
         "clamp_channel",
         "clamp",
-        {
-            "x": Real((2, 3, 4), distinct=True),
-            "a": Given(((-0.5, 0.0, -1.5),)),
-            "b": Given(((0.5, 1.5, 0.0),)),
-        },
+        Real((2, 3, 4), distinct=True),
+        Given(((-0.5, 0.0, -1.5),)),
+        Given(((0.5, 1.5, 0.0),)),
     ),
-    OpCase(
+    row(
         "clamp_full",
         "clamp",
-        {
-            "x": Real((2, 3, 4), -2.0, 2.0, distinct=True),
-            "a": Real((2, 3, 4), -1.5, -0.5),
-            "b": Real((2, 3, 4), 0.5, 1.5),
-        },
+        Real((2, 3, 4), -2.0, 2.0, distinct=True),
+        Real((2, 3, 4), -1.5, -0.5),
+        Real((2, 3, 4), 0.5, 1.5),
     ),
-    OpCase("clamp_crossed", "clamp", {"x": Real((2, 3), avoid=(-0.5, 0.5)), "a": 0.5, "b": -0.5}),
-    OpCase(
+    row("clamp_crossed", "clamp", Real((2, 3), avoid=(-0.5, 0.5)), 0.5, -0.5),
+    row(
         "clamp_at_bounds",
         "clamp",
-        {"x": Given((-2.0, -1.0, 0.0, 1.0, 2.0)), "a": -1.0, "b": 1.0},
+        Given((-2.0, -1.0, 0.0, 1.0, 2.0)),
+        -1.0,
+        1.0,
         not_differentiable=_KINK,
     ),
-    OpCase(
-        "select_full",
-        "select",
-        {
-            "condition": Logical((2, 3, 4)),
-            "true_value": Real((2, 3, 4)),
-            "false_value": Real((2, 3, 4)),
-        },
-    ),
-    OpCase(
-        "select_literal_false",
-        "select",
-        {"condition": Logical((2, 3)), "true_value": Real((2, 3)), "false_value": -1.0},
-    ),
-    OpCase(
-        "select_literal_true",
-        "select",
-        {"condition": Logical((2, 3)), "true_value": 7.0, "false_value": Real((2, 3))},
-    ),
-    OpCase(
+    row("select_full", "select", Logical((2, 3, 4)), Real((2, 3, 4)), Real((2, 3, 4))),
+    row("select_literal_false", "select", Logical((2, 3)), Real((2, 3)), -1.0),
+    row("select_literal_true", "select", Logical((2, 3)), 7.0, Real((2, 3))),
+    row(
         "select_two_literals",
         "select",
-        {"condition": Logical((2, 3)), "true_value": 1.0, "false_value": 0.0},
+        Logical((2, 3)),
+        1.0,
+        0.0,
         not_differentiable="it takes no reals",
     ),
-    OpCase(
-        "select_literal_condition",
-        "select",
-        {"condition": True, "true_value": Real((2, 3)), "false_value": Real((2, 3))},
-    ),
-    OpCase(
-        "select_condition_batch",
-        "select",
-        {
-            "condition": Logical((2,)),
-            "true_value": Real((2, 3, 4)),
-            "false_value": Real((2, 3, 4)),
-        },
-    ),
-    OpCase(
-        "select_condition_ones",
-        "select",
-        {"condition": Logical((1, 1)), "true_value": Real((2, 3)), "false_value": Real((2, 3))},
-    ),
-    OpCase(
-        "select_values_channel",
-        "select",
-        {
-            "condition": Logical((2, 3, 4)),
-            "true_value": Real((1, 3)),
-            "false_value": Real((1, 1, 4)),
-        },
-    ),
-    OpCase(
+    row("select_literal_condition", "select", True, Real((2, 3)), Real((2, 3))),
+    row("select_condition_batch", "select", Logical((2,)), Real((2, 3, 4)), Real((2, 3, 4))),
+    row("select_condition_ones", "select", Logical((1, 1)), Real((2, 3)), Real((2, 3))),
+    row("select_values_channel", "select", Logical((2, 3, 4)), Real((1, 3)), Real((1, 1, 4))),
+    row(
         "select_integer",
         "select",
-        {
-            "condition": Logical((2, 3)),
-            "true_value": Integers((2, 3), -9, 9),
-            "false_value": Integers((2, 3), -9, 9),
-        },
+        Logical((2, 3)),
+        Integers((2, 3), -9, 9),
+        Integers((2, 3), -9, 9),
         not_differentiable=_TYPES,
     ),
-    OpCase(
+    row(
         "select_logical",
         "select",
-        {
-            "condition": Logical((2, 3)),
-            "true_value": Logical((2, 3)),
-            "false_value": Logical((1, 3)),
-        },
+        Logical((2, 3)),
+        Logical((2, 3)),
+        Logical((1, 3)),
         not_differentiable=_TYPES,
     ),
-    OpCase("copy_n_1", "copy_n", {"x": Real((2, 3))}, {"times": 1}),
-    OpCase("copy_n_3", "copy_n", {"x": Real((2, 3))}, {"times": 3}),
-    OpCase(
-        "copy_n_integer",
-        "copy_n",
-        {"x": Integers((2, 3), -9, 9)},
-        {"times": 2},
-        not_differentiable=_TYPES,
-    ),
-    OpCase("add_n_1", "add_n", {"x": [Real((2, 3))]}),
-    OpCase("add_n_2", "add_n", {"x": [Real((2, 3)), Real((2, 3))]}),
-    OpCase("add_n_4", "add_n", {"x": [Real((1, 2, 3))] * 4}),
+    row("copy_n_1", "copy_n", Real((2, 3)), times=1),
+    row("copy_n_3", "copy_n", Real((2, 3)), times=3),
+    row("copy_n_integer", "copy_n", Integers((2, 3), -9, 9), times=2, not_differentiable=_TYPES),
+    row("add_n_1", "add_n", [Real((2, 3))]),
+    row("add_n_2", "add_n", [Real((2, 3)), Real((2, 3))]),
+    row("add_n_4", "add_n", [Real((1, 2, 3))] * 4),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .case import Given, Integers, OpCase, Real
+from .case import Given, Integers, Real, row
 
 _INDEX = "its results are integers"
 _NONE = (0, 0)
@@ -79,170 +79,205 @@ _WINDOWS: dict[str, tuple[Real, dict[str, Any]]] = {
 _TIES = Given((((1.0, 1.0, 0.0, 2.0, 2.0, 2.0),),))
 
 CASES = (
+    *(row(f"max_pool_{name}", "max_pool", x, **window) for name, (x, window) in _WINDOWS.items()),
     *(
-        OpCase(f"max_pool_{name}", "max_pool", {"input": x}, window)
+        row(f"argmax_pool_{name}", "argmax_pool", x, **window, not_differentiable=_INDEX)
         for name, (x, window) in _WINDOWS.items()
     ),
     *(
-        OpCase(
-            f"argmax_pool_{name}", "argmax_pool", {"input": x}, window, not_differentiable=_INDEX
-        )
+        row(f"max_pool_with_index_{name}", "max_pool_with_index", x, **window)
         for name, (x, window) in _WINDOWS.items()
     ),
-    *(
-        OpCase(f"max_pool_with_index_{name}", "max_pool_with_index", {"input": x}, window)
-        for name, (x, window) in _WINDOWS.items()
-    ),
-    OpCase(
+    row(
         "argmax_pool_ties",
         "argmax_pool",
-        {"input": _TIES},
-        {"size": [1, 1, 3], "border": "ignore"},
+        _TIES,
+        size=[1, 1, 3],
+        border="ignore",
         not_differentiable=_INDEX,
     ),
-    OpCase(
+    row(
         "argmax_pool_ties_with_border",
         "argmax_pool",
-        {"input": Given((((0.0, -1.0, 0.0, -1.0, -1.0, 0.0),),))},
-        {"size": [1, 1, 3]},
+        Given((((0.0, -1.0, 0.0, -1.0, -1.0, 0.0),),)),
+        size=[1, 1, 3],
         not_differentiable=_INDEX,
     ),
-    OpCase(
+    row(
         "max_pool_with_index_ties",
         "max_pool_with_index",
-        {"input": _TIES},
-        {"size": [1, 1, 2], "padding": [_NONE] * 3, "stride": [1, 1, 2]},
+        _TIES,
+        size=[1, 1, 2],
+        padding=[_NONE] * 3,
+        stride=[1, 1, 2],
         not_differentiable="equal values share a maximum",
     ),
-    OpCase(
-        "sample_1d_auto",
-        "sample",
-        {"input": Real((1, 2, 7)), "index": Integers((1, 2, 7), 0, 3)},
-        {"size": [1, 1, 3]},
-    ),
-    OpCase(
+    row("sample_1d_auto", "sample", Real((1, 2, 7)), Integers((1, 2, 7), 0, 3), size=[1, 1, 3]),
+    row(
         "sample_1d_valid",
         "sample",
-        {"input": Real((1, 2, 9)), "index": Integers((1, 2, 4), 0, 3)},
-        {"size": [1, 1, 3], "padding": [_NONE] * 3, "stride": [1, 1, 2]},
+        Real((1, 2, 9)),
+        Integers((1, 2, 4), 0, 3),
+        size=[1, 1, 3],
+        padding=[_NONE] * 3,
+        stride=[1, 1, 2],
     ),
-    OpCase(
+    row(
         "sample_2d_constant",
         "sample",
-        {"input": Real((1, 2, 4, 5)), "index": Integers((1, 2, 5, 6), 0, 9)},
-        {"size": [1, 1, 3, 3], "padding": _PADS},
+        Real((1, 2, 4, 5)),
+        Integers((1, 2, 5, 6), 0, 9),
+        size=[1, 1, 3, 3],
+        padding=_PADS,
     ),
-    OpCase(
+    row(
         "sample_2d_replicate",
         "sample",
-        {"input": Real((1, 2, 4, 5)), "index": Integers((1, 2, 5, 6), 0, 9)},
-        {"size": [1, 1, 3, 3], "border": "replicate", "padding": _PADS},
+        Real((1, 2, 4, 5)),
+        Integers((1, 2, 5, 6), 0, 9),
+        size=[1, 1, 3, 3],
+        border="replicate",
+        padding=_PADS,
     ),
-    OpCase(
+    row(
         "sample_2d_reflect",
         "sample",
-        {"input": Real((1, 2, 4, 5)), "index": Integers((1, 2, 5, 6), 0, 9)},
-        {"size": [1, 1, 3, 3], "border": "reflect", "padding": _PADS},
+        Real((1, 2, 4, 5)),
+        Integers((1, 2, 5, 6), 0, 9),
+        size=[1, 1, 3, 3],
+        border="reflect",
+        padding=_PADS,
     ),
-    OpCase(
+    row(
         "sample_2d_reflect_even_dilation",
         "sample",
-        {"input": Real((1, 2, 4, 5)), "index": Integers((1, 2, 4, 5), 0, 6)},
-        {"size": [1, 1, 2, 3], "border": "reflect-even", "dilation": [1, 1, 2, 2]},
+        Real((1, 2, 4, 5)),
+        Integers((1, 2, 4, 5), 0, 6),
+        size=[1, 1, 2, 3],
+        border="reflect-even",
+        dilation=[1, 1, 2, 2],
     ),
-    OpCase(
+    row(
         "sample_2d_stride_dilation",
         "sample",
-        {"input": Real((2, 2, 6, 7)), "index": Integers((2, 2, 3, 4), 0, 6)},
-        {"size": [1, 1, 3, 2], "stride": [1, 1, 2, 2], "dilation": [1, 1, 1, 2]},
+        Real((2, 2, 6, 7)),
+        Integers((2, 2, 3, 4), 0, 6),
+        size=[1, 1, 3, 2],
+        stride=[1, 1, 2, 2],
+        dilation=[1, 1, 1, 2],
     ),
-    OpCase(
+    row(
         "sample_channels",
         "sample",
-        {"input": Real((1, 6, 3)), "index": Integers((1, 3, 3), 0, 2)},
-        {"size": [1, 2, 1], "padding": [_NONE] * 3, "stride": [1, 2, 1]},
+        Real((1, 6, 3)),
+        Integers((1, 3, 3), 0, 2),
+        size=[1, 2, 1],
+        padding=[_NONE] * 3,
+        stride=[1, 2, 1],
     ),
-    OpCase(
-        "sample_rank2",
-        "sample",
-        {"input": Real((3, 6)), "index": Integers((3, 3), 0, 2)},
-        {"size": [1, 2], "stride": [1, 2]},
-    ),
-    OpCase(
+    row("sample_rank2", "sample", Real((3, 6)), Integers((3, 3), 0, 2), size=[1, 2], stride=[1, 2]),
+    row(
         "sample_3d",
         "sample",
-        {"input": Real((1, 1, 3, 4, 4)), "index": Integers((1, 1, 3, 2, 2), 0, 12)},
-        {"size": [1, 1, 2, 2, 3], "border": "replicate", "stride": [1, 1, 1, 2, 2]},
+        Real((1, 1, 3, 4, 4)),
+        Integers((1, 1, 3, 2, 2), 0, 12),
+        size=[1, 1, 2, 2, 3],
+        border="replicate",
+        stride=[1, 1, 1, 2, 2],
     ),
-    OpCase(
+    row(
         "desample_1d_auto",
         "desample",
-        {"input": Real((1, 2, 4)), "index": Integers((1, 2, 4), 0, 2)},
-        {"size": [1, 1, 2], "stride": [1, 1, 2]},
+        Real((1, 2, 4)),
+        Integers((1, 2, 4), 0, 2),
+        size=[1, 1, 2],
+        stride=[1, 1, 2],
     ),
-    OpCase(
+    row(
         "desample_1d_overlap",
         "desample",
-        {"input": Real((1, 2, 5)), "index": Integers((1, 2, 5), 0, 3)},
-        {"size": [1, 1, 3]},
+        Real((1, 2, 5)),
+        Integers((1, 2, 5), 0, 3),
+        size=[1, 1, 3],
     ),
-    OpCase(
+    row(
         "desample_1d_gaps",
         "desample",
-        {"input": Real((1, 2, 3)), "index": Integers((1, 2, 3), 0, 2)},
-        {"size": [1, 1, 2], "padding": [_NONE] * 3, "stride": [1, 1, 4]},
+        Real((1, 2, 3)),
+        Integers((1, 2, 3), 0, 2),
+        size=[1, 1, 2],
+        padding=[_NONE] * 3,
+        stride=[1, 1, 4],
     ),
-    OpCase(
+    row(
         "desample_2d_valid",
         "desample",
-        {"input": Real((2, 2, 2, 3)), "index": Integers((2, 2, 2, 3), 0, 4)},
-        {"size": [1, 1, 2, 2], "padding": [_NONE] * 4, "stride": [1, 1, 2, 2]},
+        Real((2, 2, 2, 3)),
+        Integers((2, 2, 2, 3), 0, 4),
+        size=[1, 1, 2, 2],
+        padding=[_NONE] * 4,
+        stride=[1, 1, 2, 2],
     ),
-    OpCase(
+    row(
         "desample_2d_padding_overlap",
         "desample",
-        {"input": Real((1, 2, 3, 4)), "index": Integers((1, 2, 3, 4), 0, 9)},
-        {"size": [1, 1, 3, 3], "padding": [_NONE, _NONE, (1, 1), (1, 0)], "stride": [1, 1, 2, 1]},
+        Real((1, 2, 3, 4)),
+        Integers((1, 2, 3, 4), 0, 9),
+        size=[1, 1, 3, 3],
+        padding=[_NONE, _NONE, (1, 1), (1, 0)],
+        stride=[1, 1, 2, 1],
     ),
-    OpCase(
+    row(
         "desample_2d_output_shape",
         "desample",
-        {"input": Real((1, 2, 3, 3)), "index": Integers((1, 2, 3, 3), 0, 4)},
-        {
-            "size": [1, 1, 2, 2],
-            "padding": [_NONE] * 4,
-            "stride": [1, 1, 2, 2],
-            "output_shape": [1, 2, 7, 6],
-        },
+        Real((1, 2, 3, 3)),
+        Integers((1, 2, 3, 3), 0, 4),
+        size=[1, 1, 2, 2],
+        padding=[_NONE] * 4,
+        stride=[1, 1, 2, 2],
+        output_shape=[1, 2, 7, 6],
     ),
-    OpCase(
+    row(
         "desample_2d_output_shape_auto",
         "desample",
-        {"input": Real((1, 1, 3, 3)), "index": Integers((1, 1, 3, 3), 0, 9)},
-        {"size": [1, 1, 3, 3], "stride": [1, 1, 2, 2], "output_shape": [1, 1, 5, 6]},
+        Real((1, 1, 3, 3)),
+        Integers((1, 1, 3, 3), 0, 9),
+        size=[1, 1, 3, 3],
+        stride=[1, 1, 2, 2],
+        output_shape=[1, 1, 5, 6],
     ),
-    OpCase(
+    row(
         "desample_2d_dilation",
         "desample",
-        {"input": Real((1, 1, 3, 4)), "index": Integers((1, 1, 3, 4), 0, 6)},
-        {"size": [1, 1, 2, 3], "padding": [_NONE, _NONE, (0, 1), (1, 1)], "dilation": [1, 1, 2, 2]},
+        Real((1, 1, 3, 4)),
+        Integers((1, 1, 3, 4), 0, 6),
+        size=[1, 1, 2, 3],
+        padding=[_NONE, _NONE, (0, 1), (1, 1)],
+        dilation=[1, 1, 2, 2],
     ),
-    OpCase(
+    row(
         "desample_channels",
         "desample",
-        {"input": Real((1, 3, 2)), "index": Integers((1, 3, 2), 0, 2)},
-        {"size": [1, 2, 1], "padding": [_NONE] * 3, "stride": [1, 2, 1]},
+        Real((1, 3, 2)),
+        Integers((1, 3, 2), 0, 2),
+        size=[1, 2, 1],
+        padding=[_NONE] * 3,
+        stride=[1, 2, 1],
     ),
-    OpCase(
+    row(
         "desample_rank2",
         "desample",
-        {"input": Real((2, 3)), "index": Integers((2, 3), 0, 2)},
-        {"size": [1, 2], "stride": [1, 2]},
+        Real((2, 3)),
+        Integers((2, 3), 0, 2),
+        size=[1, 2],
+        stride=[1, 2],
     ),
-    OpCase(
+    row(
         "desample_3d",
         "desample",
-        {"input": Real((1, 1, 2, 2, 2)), "index": Integers((1, 1, 2, 2, 2), 0, 8)},
-        {"size": [1, 1, 2, 2, 2], "stride": [1, 1, 2, 1, 2]},
+        Real((1, 1, 2, 2, 2)),
+        Integers((1, 1, 2, 2, 2), 0, 8),
+        size=[1, 1, 2, 2, 2],
+        stride=[1, 1, 2, 1, 2],
     ),
 )

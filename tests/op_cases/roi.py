@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .case import Given, OpCase, Real
+from .case import Given, Real, row
 
 _IMAGE = Real((2, 2, 6, 7), distinct=True)
 # Inside; shifted by fractions; one pixel; beyond the edges on both sides.
@@ -19,88 +19,81 @@ _POOL = "the corners jump at halves"
 
 CASES = (
     *(
-        OpCase(
-            f"{kind}_{name}",
-            kind,
-            {"input": _IMAGE, "rois": _ROIS, "batch_index": _BATCH},
-            {"output_size": size},
-        )
+        row(f"{kind}_{name}", kind, _IMAGE, _ROIS, _BATCH, output_size=size)
         for kind in ("avg_roi_pool", "max_roi_pool")
         for name, size in (("2x2", [2, 2]), ("3x4", [3, 4]), ("1x1", [1, 1]), ("8x9", [8, 9]))
     ),
     *(
-        OpCase(
+        row(
             f"{kind}_halves",
             kind,
-            {"input": _IMAGE, "rois": _HALVES, "batch_index": _FEW},
-            {"output_size": [2, 2]},
+            _IMAGE,
+            _HALVES,
+            _FEW,
+            output_size=[2, 2],
             not_differentiable=_POOL,
         )
         for kind in ("avg_roi_pool", "max_roi_pool")
     ),
     *(
-        OpCase(
-            f"{kind}_outside",
-            kind,
-            {"input": _IMAGE, "rois": _OUTSIDE, "batch_index": _FEW},
-            {"output_size": [2, 3]},
-        )
+        row(f"{kind}_outside", kind, _IMAGE, _OUTSIDE, _FEW, output_size=[2, 3])
         for kind in ("avg_roi_pool", "max_roi_pool")
     ),
-    OpCase(
-        "roi_resample_default",
-        "roi_resample",
-        {"input": _IMAGE, "rois": _SMOOTH, "batch_index": _FEW},
-        {"output_size": [3, 4]},
-    ),
+    row("roi_resample_default", "roi_resample", _IMAGE, _SMOOTH, _FEW, output_size=[3, 4]),
     *(
-        OpCase(
+        row(
             f"roi_resample_{method}",
             "roi_resample",
-            {"input": _IMAGE, "rois": _SMOOTH, "batch_index": _FEW},
-            {"output_size": [4, 3], "method": method},
+            _IMAGE,
+            _SMOOTH,
+            _FEW,
+            output_size=[4, 3],
+            method=method,
         )
         for method in ("symmetric", "asymmetric", "aligned")
     ),
     *(
-        OpCase(
+        row(
             f"roi_resample_{method}_whole",
             "roi_resample",
-            {
-                "input": _IMAGE,
-                "rois": Given(((0.0, 0.0, 7.0, 6.0), (0.0, 0.0, 7.0, 6.0))),
-                "batch_index": Given((1, 0)),
-            },
-            {"output_size": [12, 7], "method": method},
+            _IMAGE,
+            Given(((0.0, 0.0, 7.0, 6.0), (0.0, 0.0, 7.0, 6.0))),
+            Given((1, 0)),
+            output_size=[12, 7],
+            method=method,
             not_differentiable="samples lie on the centres of pixels",
         )
         for method in ("symmetric", "asymmetric", "aligned")
     ),
     *(
-        OpCase(
+        row(
             f"roi_resample_{method}_1x1",
             "roi_resample",
-            {"input": _IMAGE, "rois": _SMOOTH, "batch_index": _FEW},
-            {"output_size": [1, 1], "method": method},
+            _IMAGE,
+            _SMOOTH,
+            _FEW,
+            output_size=[1, 1],
+            method=method,
         )
         for method in ("symmetric", "asymmetric", "aligned")
     ),
     *(
-        OpCase(
+        row(
             f"{kind}_{method}",
             kind,
-            {"input": _IMAGE, "rois": _SMOOTH, "batch_index": _FEW},
-            {"output_size": [2, 3], "sampling_rate": [3, 2], "resize_method": method},
+            _IMAGE,
+            _SMOOTH,
+            _FEW,
+            output_size=[2, 3],
+            sampling_rate=[3, 2],
+            resize_method=method,
         )
         for kind in ("avg_roi_align", "max_roi_align")
         for method in ("symmetric", "asymmetric", "aligned")
     ),
     *(
-        OpCase(
-            f"{kind}_default",
-            kind,
-            {"input": _IMAGE, "rois": _SMOOTH, "batch_index": _FEW},
-            {"output_size": [2, 2], "sampling_rate": [1, 1]},
+        row(
+            f"{kind}_default", kind, _IMAGE, _SMOOTH, _FEW, output_size=[2, 2], sampling_rate=[1, 1]
         )
         for kind in ("avg_roi_align", "max_roi_align")
     ),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.test_util import check_grads
 
 from lowering.graph import TensorType
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.trace import Context
 from tests.openvino import reference
+from tests.operation_checks import Together
 
 RNG = np.random.default_rng(0)
 
@@ -459,10 +460,6 @@ def computed(case: Case, operands: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
-def arrays(case: Case) -> dict[str, Any]:
-    return {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in case.operands.items()}
-
-
 def types(case: Case) -> dict[str, TensorType]:
     def type(x: Any) -> TensorType:
         if isinstance(x, np.ndarray):
@@ -480,24 +477,29 @@ def inferred(case: Case) -> list[tuple[Any, str]]:
     return [(t.shape, t.dtype) for t in (found if isinstance(found, tuple) else (found,))]
 
 
-def expected(case: Case) -> tuple[np.ndarray, ...]:
+def expected(case: Case, **changed: np.ndarray) -> tuple[np.ndarray, ...]:
     wide = {
         k: v.astype(f"{v.dtype.kind}8") if isinstance(v, np.ndarray) else v
-        for k, v in case.operands.items()
+        for k, v in {**case.operands, **changed}.items()
     }
     found = getattr(reference, case.kind)(**wide, **case.attributes)
     return found if isinstance(found, tuple) else (found,)
 
 
+def arrays(case: Case) -> dict[str, np.ndarray]:
+    return {k: v for k, v in case.operands.items() if isinstance(v, np.ndarray)}
+
+
+def run(case: Case, *values: Any) -> tuple[Any, ...]:
+    return computed(case, {**case.operands, **dict(zip(arrays(case), values, strict=True))})
+
+
+values = Together(CASES, lambda case: (partial(run, case), [*arrays(case).values()]))
+
+
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_values_and_types(case: Case) -> None:
-    names = [n for n in case.operands if isinstance(case.operands[n], np.ndarray)]
-    given = arrays(case)
-
-    def run(*values: Any) -> Any:
-        return computed(case, {**given, **dict(zip(names, values, strict=True))})
-
-    found = jax.jit(run)(*(given[n] for n in names))
+    found = values(case)
     for ours, theirs in zip(found, expected(case), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=2e-6)
     assert [(x.shape, x.dtype.name) for x in found] == inferred(case)
@@ -515,37 +517,58 @@ def test_types_of_16_bits(case: Case, dtype: str) -> None:
     if case.kind == "bitcast" and case.operands["input"].dtype == np.float32:
         return  # which is of 32 bits
     case = replace(case, operands={name: narrow(x) for name, x in case.operands.items()})
-    found = jax.eval_shape(lambda: computed(case, arrays(case)))
+    found = jax.eval_shape(partial(run, case), *arrays(case).values())
     assert [(x.shape, x.dtype.name) for x in found] == inferred(case)
+
+
+def parts(case: Case) -> list[dict[str, np.ndarray]]:
+    """What is mapped over: the operands, and these from behind."""
+    return [{n: case.operands[n][::step] for n in case.batched} for step in (1, -1)]
+
+
+def applied_to_parts(case: Case) -> tuple[Any, Any]:
+    several = {n: np.stack([part[n] for part in parts(case)]) for n in case.batched}
+    axes = [0 if n in several else None for n in arrays(case)]
+    return jax.vmap(partial(run, case), axes), [*{**arrays(case), **several}.values()]
+
+
+mapped = Together(CASES, applied_to_parts)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_mapped(case: Case) -> None:
-    given = arrays(case)
-    parts = [{n: case.operands[n][:: 1 - 2 * i] for n in case.batched} for i in range(2)]
-    several = [jnp.stack([part[n] for part in parts]) for n in case.batched]
-
-    def run(*values: Any) -> Any:
-        return computed(case, {**given, **dict(zip(case.batched, values, strict=True))})
-
-    mapped = jax.jit(jax.vmap(run))(*several)
-    for i, part in enumerate(parts):
-        changed = replace(case, operands={**case.operands, **part})
-        for ours, theirs in zip(mapped, expected(changed), strict=True):
+    found = mapped(case)
+    for i, part in enumerate(parts(case)):
+        for ours, theirs in zip(found, expected(case, **part), strict=True):
             np.testing.assert_allclose(ours[i], theirs, rtol=2e-5, atol=2e-6)
 
 
 DIFFERENTIABLE = [case for case in CASES if case.wrt]
 
 
+def weights(case: Case) -> np.ndarray:
+    return np.random.default_rng(1).normal(size=expected(case)[0].shape)
+
+
+def slope(case: Case) -> tuple[Any, Any]:
+    def weighted(x: Any) -> Any:
+        (y, *_) = computed(case, {**case.operands, case.wrt: x})
+        return jnp.sum(y * weights(case).astype(np.float32))
+
+    return jax.grad(weighted), [case.operands[case.wrt]]
+
+
+slopes = Together(DIFFERENTIABLE, slope)
+
+
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=[case.kind for case in DIFFERENTIABLE])
 def test_derivatives(case: Case) -> None:
-    given = arrays(case)
-
-    def run(x: Any) -> Any:
-        return computed(case, {**given, case.wrt: x})[0]
-
-    check_grads(jax.jit(run), (given[case.wrt],), 1, modes=("rev",), atol=2e-2, rtol=2e-2)
+    """Along a direction they are differences of the reference in 64 bits."""
+    x, found = case.operands[case.wrt].astype(np.float64), np.asarray(slopes(case), np.float64)
+    along, step = np.random.default_rng(2).normal(size=x.shape), 1e-6
+    ends = [expected(case, **{case.wrt: x + t * along})[0] for t in (step, -step)]
+    wanted = np.sum(weights(case) * (ends[0] - ends[1])) / (2 * step)
+    np.testing.assert_allclose(np.sum(found * along), wanted, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize(

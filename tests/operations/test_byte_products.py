@@ -5,10 +5,14 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from lowering.builder import GraphBuilder
+from lowering.cpu.graphs import products_of_bytes
+from lowering.graph import TensorType
 from lowering.kernels import byte_products
 from lowering.kernels.correlation import Slide
 
@@ -49,7 +53,7 @@ def test_windows(seed: int) -> None:
     zero = np.int32(drawn(random, types[0], ()))
     zeros = np.int32(drawn(random, types[1], random.choice([1, len(filter)])))
     zeros = zeros.reshape(-1, *[1] * (rank + 1))
-    found = byte_products.correlate(x, filter, (jnp.asarray(zero), jnp.asarray(zeros)), slide)
+    found = jax.jit(byte_products.correlate, static_argnums=3)(x, filter, (zero, zeros), slide)
     want = summed(np.int64(x) - zero, np.int64(filter) - zeros, slide)
     assert found.dtype == jnp.int32
     np.testing.assert_array_equal(found, want)
@@ -63,5 +67,25 @@ def test_matrices(type: Any, place: str) -> None:
     shapes = {"all": ((), ()), "rows": ((1, 5, 1), (1, 7)), "sums": ((1, 1, 300), (300, 1))}
     zeros = [np.int32(drawn(random, np.int8, shape)) for shape in shapes[place]]
     wide: Any = [np.int64(x) - zero for x, zero in zip((a, b), zeros, strict=True)]
-    found = byte_products.contract((a, b), list(map(jnp.asarray, zeros)), ("abk", "kn"), "abn")
+    contract = jax.jit(byte_products.contract, static_argnums=(2, 3))
+    found = contract((a, b), zeros, ("abk", "kn"), "abn")
     np.testing.assert_array_equal(found, wide[0] @ wide[1])
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_windows_of_single_planes_are_no_products(depth: int) -> None:
+    """The compiler is told of those whose filters sum several channels alone."""
+    builder = GraphBuilder()
+    x = builder.input("x", TensorType((1, 4, 5, 5), "uint8"))
+    filter = builder.input("f", TensorType((4, depth, 3, 3), "int8"))
+    levels = {"zero_point": 0, "scale": 1.0}
+    sides = ("input", "filter", "output")
+    scalars = {f"{side}_{name}": value for side in sides for name, value in levels.items()}
+    window = {"border": "constant", "padding": (), "stride": (), "dilation": ()}
+    (y,) = builder.operation(
+        "quantized_conv",
+        {"input": x, "filter": filter, "bias": 0, **scalars},
+        {"groups": 4 // depth, "dtype": "int8", **window},
+        ["y"],
+    )
+    assert products_of_bytes(builder.graph("g", [y], ["y"])) == ({"y"} if depth > 1 else set())

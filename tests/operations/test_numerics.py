@@ -54,7 +54,8 @@ def integers(*values: int) -> np.ndarray:
 
 def gradient(model: nnef_jax.Model, *xs: np.ndarray, of: int = 0) -> np.ndarray:
     """The derivatives of the sum of the results."""
-    return np.asarray(jax.grad(lambda *a: jnp.sum(model.apply({}, *a)), argnums=of)(*xs))
+    loss = jax.grad(lambda *a: jnp.sum(model.apply({}, *a)), argnums=of)
+    return np.asarray(jax.jit(loss)(*xs))
 
 
 def same(actual: Any, *values: Any) -> None:
@@ -182,7 +183,7 @@ def test_finite_for_huge_inputs_in_softmax() -> None:
     model = call("softmax(x, axes = [0])", x="scalar[3]")
     x = floats(-1e30, 0, 1e30)
     same(model(x), 0, 0, 1)
-    same(jax.jacobian(lambda x: model.apply({}, x))(x), *np.zeros((3, 3)))
+    same(jax.jit(jax.jacobian(lambda x: model.apply({}, x)))(x), *np.zeros((3, 3)))
 
 
 def test_norms_of_huge_and_tiny_inputs() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ BY_NAME = {case.name: case for case in ALL_CASES}
 GRAPH_ONLY = {"external", "constant", "variable", "update"}
 
 
+@cache
 def declarations() -> dict[str, dict[str, Any]]:
     """The parameters of the standard's declarations, with their defaults where they have one."""
     text = (ROOT / "nnef_jax/formats/syntax/stdlib.nnef").read_text()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .elementwise import max_, mul, select
-from .table import operation
+from .table import OPERATIONS, operation
 
 
 @operation
@@ -13,16 +13,6 @@ def sigmoid(x):
     # 1 / (1 + exp(-x)) with both sides multiplied by exp(min(x, 0)).
     e = np.exp(-np.abs(x))
     return np.where(x < 0, e, 1.0) / (1.0 + e)
-
-
-@operation
-def relu(x):
-    return max_(x, 0.0)
-
-
-@operation
-def softabs(x, epsilon):
-    return np.sqrt(x * x + epsilon)
 
 
 @operation
@@ -45,25 +35,17 @@ def elu(x, alpha=1.0):
 
 
 @operation
-def selu(x, alpha=1.67326319, lambda_=1.05070102):
-    return lambda_ * elu(x, alpha)
-
-
-@operation
-def gelu(x):
-    return x * sigmoid(1.702 * x)
-
-
-@operation
-def silu(x):
-    return x * sigmoid(x)
-
-
-@operation
 def prelu(x, alpha):
     return select(x < 0, mul(alpha, x), x)
 
 
-@operation
-def leaky_relu(x, alpha):
-    return prelu(x, alpha)
+OPERATIONS.update(
+    {
+        "relu": lambda x: max_(x, 0.0),
+        "softabs": lambda x, epsilon: np.sqrt(x * x + epsilon),
+        "selu": lambda x, alpha=1.67326319, lambda_=1.05070102: lambda_ * elu(x, alpha),
+        "gelu": lambda x: x * sigmoid(1.702 * x),
+        "silu": lambda x: x * sigmoid(x),
+        "leaky_relu": lambda x, alpha: prelu(x, alpha),
+    }
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .table import operation
+from .table import OPERATIONS, operation
 
 
 def align(*operands: Any) -> list[np.ndarray]:
@@ -16,114 +16,49 @@ def align(*operands: Any) -> list[np.ndarray]:
     return [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in arrays]
 
 
-@operation
-def copy(x):
-    return np.array(x)
-
-
-@operation
-def neg(x):
-    return -x
-
-
-@operation
-def rcp(x):
-    return 1.0 / x
-
-
-@operation
-def exp(x):
-    return np.exp(x)
-
-
-@operation
-def log(x):
-    return np.log(x)
-
-
-@operation
-def sin(x):
-    return np.sin(x)
-
-
-@operation
-def cos(x):
-    return np.cos(x)
-
-
-@operation
-def tan(x):
-    return np.tan(x)
-
-
-@operation
-def sinh(x):
-    return np.sinh(x)
-
-
-@operation
-def cosh(x):
-    return np.cosh(x)
-
-
-@operation
-def tanh(x):
-    return np.tanh(x)
-
-
-@operation
-def asin(x):
-    return np.arcsin(x)
-
-
-@operation
-def acos(x):
-    return np.arccos(x)
-
-
-@operation
-def atan(x):
-    return np.arctan(x)
-
-
-@operation
-def asinh(x):
-    return np.arcsinh(x)
-
-
-@operation
-def acosh(x):
-    return np.arccosh(x)
-
-
-@operation
-def atanh(x):
-    return np.arctanh(x)
-
-
-@operation
-def abs_(x):
-    return np.where(x < 0, -x, x)
-
-
-@operation
-def sign(x):
-    return np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0))
-
-
-@operation
-def not_(x):
-    return ~x
-
-
-@operation
-def floor(x):
-    return np.floor(x)
-
-
-@operation
-def ceil(x):
-    return np.ceil(x)
+OPERATIONS.update(
+    {
+        "copy": lambda x: np.array(x),
+        "neg": lambda x: -x,
+        "rcp": lambda x: 1.0 / x,
+        "exp": lambda x: np.exp(x),
+        "log": lambda x: np.log(x),
+        "sin": lambda x: np.sin(x),
+        "cos": lambda x: np.cos(x),
+        "tan": lambda x: np.tan(x),
+        "sinh": lambda x: np.sinh(x),
+        "cosh": lambda x: np.cosh(x),
+        "tanh": lambda x: np.tanh(x),
+        "asin": lambda x: np.arcsin(x),
+        "acos": lambda x: np.arccos(x),
+        "atan": lambda x: np.arctan(x),
+        "asinh": lambda x: np.arcsinh(x),
+        "acosh": lambda x: np.arccosh(x),
+        "atanh": lambda x: np.arctanh(x),
+        "abs": lambda x: np.where(x < 0, -x, x),
+        "sign": lambda x: np.where(x > 0, 1.0, np.where(x < 0, -1.0, 0.0)),
+        "not": lambda x: ~x,
+        "floor": lambda x: np.floor(x),
+        "ceil": lambda x: np.ceil(x),
+        "sqr": lambda x: x**2.0,
+        "sqrt": lambda x: x**0.5,
+        "rsqr": lambda x: x**-2.0,
+        "rsqrt": lambda x: x**-0.5,
+        "log2": lambda x: np.log(x) / np.log(2.0),
+        "sub": lambda x, y: np.subtract(*align(x, y)),
+        "div": lambda x, y: np.divide(*align(x, y)),
+        "pow": lambda x, y: np.power(*align(x, y)),
+        "lt": lambda x, y: np.less(*align(x, y)),
+        "gt": lambda x, y: np.greater(*align(x, y)),
+        "le": lambda x, y: np.less_equal(*align(x, y)),
+        "ge": lambda x, y: np.greater_equal(*align(x, y)),
+        "eq": lambda x, y: np.equal(*align(x, y)),
+        "ne": lambda x, y: np.not_equal(*align(x, y)),
+        "and": lambda x, y: np.bitwise_and(*align(x, y)),
+        "or": lambda x, y: np.bitwise_or(*align(x, y)),
+        "copy_n": lambda x, times: [np.array(x) for _ in range(times)],
+    }
+)
 
 
 @operation
@@ -133,110 +68,17 @@ def round_(x):
 
 @operation
 def add(x, y):
-    x, y = align(x, y)
-    return x + y
-
-
-@operation
-def sub(x, y):
-    x, y = align(x, y)
-    return x - y
+    return np.add(*align(x, y))
 
 
 @operation
 def mul(x, y):
-    x, y = align(x, y)
-    return x * y
-
-
-@operation
-def div(x, y):
-    x, y = align(x, y)
-    return x / y
-
-
-@operation
-def pow_(x, y):
-    x, y = align(x, y)
-    return x**y
-
-
-@operation
-def lt(x, y):
-    x, y = align(x, y)
-    return x < y
-
-
-@operation
-def gt(x, y):
-    x, y = align(x, y)
-    return x > y
-
-
-@operation
-def le(x, y):
-    x, y = align(x, y)
-    return x <= y
-
-
-@operation
-def ge(x, y):
-    x, y = align(x, y)
-    return x >= y
-
-
-@operation
-def eq(x, y):
-    x, y = align(x, y)
-    return x == y
-
-
-@operation
-def ne(x, y):
-    x, y = align(x, y)
-    return x != y
-
-
-@operation
-def and_(x, y):
-    x, y = align(x, y)
-    return x & y
-
-
-@operation
-def or_(x, y):
-    x, y = align(x, y)
-    return x | y
+    return np.multiply(*align(x, y))
 
 
 @operation
 def select(condition, true_value, false_value):
     return np.where(*align(condition, true_value, false_value))
-
-
-@operation
-def sqr(x):
-    return x**2.0
-
-
-@operation
-def sqrt(x):
-    return x**0.5
-
-
-@operation
-def rsqr(x):
-    return x**-2.0
-
-
-@operation
-def rsqrt(x):
-    return x**-0.5
-
-
-@operation
-def log2(x):
-    return np.log(x) / np.log(2.0)
 
 
 @operation
@@ -254,11 +96,6 @@ def max_(x, y):
 @operation
 def clamp(x, a, b):
     return max_(min_(x, b), a)
-
-
-@operation
-def copy_n(x, times):
-    return [np.array(x) for _ in range(times)]
 
 
 @operation

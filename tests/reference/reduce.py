@@ -6,23 +6,13 @@ import math
 
 import numpy as np
 
-from .table import operation
+from .table import OPERATIONS, operation
 
 
 @operation
 def sum_reduce(input, axes, normalize=False):
     total = np.sum(input, axis=tuple(axes), keepdims=True)
     return total / math.prod(input.shape[axis] for axis in axes) if normalize else total
-
-
-@operation
-def max_reduce(input, axes):
-    return np.max(input, axis=tuple(axes), keepdims=True)
-
-
-@operation
-def min_reduce(input, axes):
-    return np.min(input, axis=tuple(axes), keepdims=True)
 
 
 @operation
@@ -37,21 +27,6 @@ def argmax_reduce(input, axes):
 
 
 @operation
-def argmin_reduce(input, axes):
-    return argmax_reduce(-input, axes)
-
-
-@operation
-def any_reduce(input, axes):
-    return np.any(input, axis=tuple(axes), keepdims=True)
-
-
-@operation
-def all_reduce(input, axes):
-    return np.all(input, axis=tuple(axes), keepdims=True)
-
-
-@operation
 def mean_reduce(input, axes):
     return sum_reduce(input, axes, normalize=True)
 
@@ -61,3 +36,14 @@ def moments(input, axes):
     mean = mean_reduce(input, axes)
     deviation = input - mean
     return mean, mean_reduce(deviation * deviation, axes)
+
+
+OPERATIONS.update(
+    {
+        "max_reduce": lambda input, axes: np.max(input, axis=tuple(axes), keepdims=True),
+        "min_reduce": lambda input, axes: np.min(input, axis=tuple(axes), keepdims=True),
+        "argmin_reduce": lambda input, axes: argmax_reduce(-input, axes),
+        "any_reduce": lambda input, axes: np.any(input, axis=tuple(axes), keepdims=True),
+        "all_reduce": lambda input, axes: np.all(input, axis=tuple(axes), keepdims=True),
+    }
+)

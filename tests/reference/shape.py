@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from .borders import extended
-from .table import operation
+from .table import OPERATIONS, operation
 
 
 @operation
@@ -27,11 +27,6 @@ def reshape(input, shape, axis_start=0, axis_count=-1):
 @operation
 def transpose(input, axes):
     return np.transpose(input, [*axes, *range(len(axes), input.ndim)])
-
-
-@operation
-def concat(values, axis):
-    return np.concatenate(values, axis)
 
 
 @operation
@@ -81,11 +76,6 @@ def stack(values, axis):
 
 
 @operation
-def unstack(value, axis):
-    return [np.take(value, i, axis) for i in range(value.shape[axis])]
-
-
-@operation
 def tile(input, repeats):
     output = np.zeros([r * x for r, x in zip(repeats, input.shape, strict=True)], input.dtype)
     for i in np.ndindex(*output.shape):
@@ -103,14 +93,21 @@ def pad(input, padding, border="constant", value=0.0):
 
 
 @operation
-def gather(input, indices, axis=0):
-    return np.take(input, indices, axis)
-
-
-@operation
 def cast(input, dtype):
     if dtype == "logical":
         return input != 0
     if dtype == "integer":
         return np.trunc(input).astype(np.int64)
     return input.astype(np.float64)
+
+
+OPERATIONS.update(
+    {
+        "transpose": lambda input, axes: np.transpose(
+            input, [*axes, *range(len(axes), input.ndim)]
+        ),
+        "concat": lambda values, axis: np.concatenate(values, axis),
+        "unstack": lambda value, axis: [np.take(value, i, axis) for i in range(value.shape[axis])],
+        "gather": lambda input, indices, axis=0: np.take(input, indices, axis),
+    }
+)

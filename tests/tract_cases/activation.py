@@ -4,34 +4,33 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Real
 
-from .rows import case
+from .rows import row
 
 _KINK = "it has a kink at these values"
 _WIDE = Real((2, 3, 4), -5.0, 5.0, avoid=(-3.0, 3.0))
 
 CASES = (
-    case("silu_real", "tract_core_silu", {"x": _WIDE}),
-    case("silu_far", "tract_core_silu", {"x": Given((-80.0, 80.0))}),
-    case("hard_swish_real", "tract_core_hard_swish", {"x": _WIDE}),
-    case("hard_swish_at_kinks", "tract_core_hard_swish", {"x": Given((-3.0, 0.0, 3.0))}, _KINK),
-    case("erf_real", "tract_core_erf", {"x": Real((2, 3, 4), -3.0, 3.0)}),
-    case("gelu_approx_real", "tract_core_gelu_approx", {"input": _WIDE}),
-    case("gelu_approx_far", "tract_core_gelu_approx", {"input": Given((-60.0, 60.0))}),
-    case("gelu_approx_fast", "tract_core_gelu_approx", {"input": _WIDE}, fast_impl=True),
-    case(
+    row("silu_real", "tract_core_silu", _WIDE),
+    row("silu_far", "tract_core_silu", Given((-80.0, 80.0))),
+    row("hard_swish_real", "tract_core_hard_swish", _WIDE),
+    row("hard_swish_at_kinks", "tract_core_hard_swish", Given((-3.0, 0.0, 3.0)), why=_KINK),
+    row("erf_real", "tract_core_erf", Real((2, 3, 4), -3.0, 3.0)),
+    row("gelu_approx_real", "tract_core_gelu_approx", _WIDE),
+    row("gelu_approx_far", "tract_core_gelu_approx", Given((-60.0, 60.0))),
+    row("gelu_approx_fast", "tract_core_gelu_approx", _WIDE, fast_impl=True),
+    row(
         "clamped_swiglu_real",
         "tract_core_clamped_swiglu",
-        {
-            "gate": Real((2, 3), -4.0, 4.0, avoid=(2.0,)),
-            "up": Real((2, 3), -4.0, 4.0, avoid=(-2.0, 2.0)),
-        },
+        Real((2, 3), -4.0, 4.0, avoid=(2.0,)),
+        Real((2, 3), -4.0, 4.0, avoid=(-2.0, 2.0)),
         alpha=1.702,
         limit=2.0,
     ),
-    case(
+    row(
         "clamped_swiglu_wide",
         "tract_core_clamped_swiglu",
-        {"gate": Real((2, 1, 3)), "up": Real((2, 1, 3))},
+        Real((2, 1, 3)),
+        Real((2, 1, 3)),
         alpha=1.702,
         limit=7.0,
     ),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
+from tests.op_cases.case import Given, Integers, Logical, Real
 
-from .rows import FEWER_BITS, INTEGERS, LOGICAL, TYPES, case, short
+from .rows import FEWER_BITS, INTEGERS, LOGICAL, TYPES, case, row, short
 
 _I = Integers((2, 3, 4), -9, 10)
 _BINARY = ("tract_core_bitand", "tract_core_bitor", "tract_core_bitxor")
@@ -18,40 +18,36 @@ _BITS = (
         case(f"{short(kind)}_logical", kind, {"x": Logical((2, 3, 2)), "y": Logical((2,))}, TYPES)
         for kind in _BINARY
     ),
-    case("xor", "tract_core_xor", {"x": Logical((2, 3, 2)), "y": Logical((2,))}, LOGICAL),
-    case("xor_numbers", "tract_core_xor", {"x": _I, "y": Given((0.0, 0.5))}, LOGICAL),
-    case("bitand_literal", "tract_core_bitand", {"x": _I, "y": 6}, TYPES),
-    case("bitnot_integers", "tract_core_bitnot", {"x": _I}, TYPES),
-    case("bitnot_logical", "tract_core_bitnot", {"x": Logical((2, 3))}, TYPES),
-    case("shl_literal", "tract_shl", {"x": _I, "y": 3}, TYPES),
-    case(
-        "shl_trailing",
-        "tract_shl",
-        {"x": Integers((2,), -9, 9), "y": Given(((0, 1, 5),) * 2)},
-        TYPES,
-    ),
-    case("shl_outside", "tract_shl", {"x": Given((3, -3, 3)), "y": Given((32, -1, 99))}, TYPES),
-    case("shr_literal", "tract_shr", {"x": Integers((2, 6), -99, 99), "y": 2}, TYPES),
-    case(
+    row("xor", "tract_core_xor", Logical((2, 3, 2)), Logical((2,)), why=LOGICAL),
+    row("xor_numbers", "tract_core_xor", _I, Given((0.0, 0.5)), why=LOGICAL),
+    row("bitand_literal", "tract_core_bitand", _I, 6, why=TYPES),
+    row("bitnot_integers", "tract_core_bitnot", _I, why=TYPES),
+    row("bitnot_logical", "tract_core_bitnot", Logical((2, 3)), why=TYPES),
+    row("shl_literal", "tract_shl", _I, 3, why=TYPES),
+    row("shl_trailing", "tract_shl", Integers((2,), -9, 9), Given(((0, 1, 5),) * 2), why=TYPES),
+    row("shl_outside", "tract_shl", Given((3, -3, 3)), Given((32, -1, 99)), why=TYPES),
+    row("shr_literal", "tract_shr", Integers((2, 6), -99, 99), 2, why=TYPES),
+    row(
         "shr_outside",
         "tract_shr",
-        {"x": Given((3, -3, 3, -3, -3)), "y": Given((32, 32, -1, -1, 31))},
-        TYPES,
+        Given((3, -3, 3, -3, -3)),
+        Given((32, 32, -1, -1, 31)),
+        why=TYPES,
     ),
 )
 
 _INF = float("inf")
 _ODD = Given(((float("nan"), 0.0, _INF), (-_INF, 1.5, -2.0)))
 _DETECTIONS = (
-    case("is_nan", "tract_core_is_nan", {"x": _ODD}, LOGICAL),
-    case("is_inf", "tract_core_is_inf", {"input": _ODD}, LOGICAL),
-    case("is_inf_above", "tract_core_is_inf", {"input": _ODD}, LOGICAL, detect_negative=False),
-    case("is_inf_below", "tract_core_is_inf", {"input": _ODD}, LOGICAL, detect_positive=False),
-    case(
+    row("is_nan", "tract_core_is_nan", _ODD, why=LOGICAL),
+    row("is_inf", "tract_core_is_inf", _ODD, why=LOGICAL),
+    row("is_inf_above", "tract_core_is_inf", _ODD, why=LOGICAL, detect_negative=False),
+    row("is_inf_below", "tract_core_is_inf", _ODD, why=LOGICAL, detect_positive=False),
+    row(
         "is_inf_neither",
         "tract_core_is_inf",
-        {"input": _ODD},
-        LOGICAL,
+        _ODD,
+        why=LOGICAL,
         detect_positive=False,
         detect_negative=False,
     ),
@@ -59,55 +55,52 @@ _DETECTIONS = (
 
 _REALS = Given((-2.7, -1.0, -0.2, 0.0, 0.9, 1.0, 2.7))
 _CASTS = (
-    case("cast_f32_to_bool", "tract_core_cast", {"input": _REALS}, LOGICAL, to="bool"),
+    row("cast_f32_to_bool", "tract_core_cast", _REALS, why=LOGICAL, to="bool"),
     *(
-        case(f"cast_f32_to_{to}", "tract_core_cast", {"input": _REALS}, INTEGERS, to=to)
+        row(f"cast_f32_to_{to}", "tract_core_cast", _REALS, why=INTEGERS, to=to)
         for to in ("i8", "i32", "i64", "u8")
     ),
     *(
-        case(f"cast_i32_to_{to}", "tract_core_cast", {"input": _I}, TYPES, to=to)
+        row(f"cast_i32_to_{to}", "tract_core_cast", _I, why=TYPES, to=to)
         for to in ("bool", "f16", "f32", "f64", "i64", "i16", "i32")
     ),
     *(
-        case(f"cast_bool_to_{to}", "tract_core_cast", {"input": Logical((2, 3))}, TYPES, to=to)
+        row(f"cast_bool_to_{to}", "tract_core_cast", Logical((2, 3)), why=TYPES, to=to)
         for to in ("bool", "f32", "i64", "u8")
     ),
-    *(
-        case(f"cast_f32_to_{to}", "tract_core_cast", {"input": Real((2, 3, 4))}, to=to)
-        for to in ("f32", "f64")
-    ),
-    OpCase(
+    *(row(f"cast_f32_to_{to}", "tract_core_cast", Real((2, 3, 4)), to=to) for to in ("f32", "f64")),
+    row(
         "cast_f32_to_f16",
         "tract_core_cast",
-        {"input": Real((2, 3, 4))},
-        {"to": "f16"},
-        not_differentiable=FEWER_BITS,
+        Real((2, 3, 4)),
+        to="f16",
+        why=FEWER_BITS,
         tolerance=1e-3,
     ),
-    case(
+    row(
         "cast_beyond_f16",
         "tract_core_cast",
-        {"input": Given((70000.0, -7e9, 64.0))},
-        "it is constant there",
+        Given((70000.0, -7e9, 64.0)),
+        why="it is constant there",
         to="f16",
     ),
-    case(
+    row(
         "cast_beyond_i32",
         "tract_core_cast",
-        {"input": Given((3e9, -3e9, float("nan"), _INF, -_INF))},
-        INTEGERS,
+        Given((3e9, -3e9, float("nan"), _INF, -_INF)),
+        why=INTEGERS,
         to="i32",
     ),
-    case(
+    row(
         "cast_beyond_u8",
         "tract_core_cast",
-        {"input": Given((300.0, -4.0, float("nan"), 254.9))},
-        INTEGERS,
+        Given((300.0, -4.0, float("nan"), 254.9)),
+        why=INTEGERS,
         to="u8",
     ),
-    case("cast_wraps_to_u8", "tract_core_cast", {"input": Given((300, -4, 77))}, TYPES, to="u8"),
-    case("cast_wraps_to_i8", "tract_core_cast", {"input": Given((300, -4, 200))}, TYPES, to="i8"),
-    case("cast_rank0", "tract_core_cast", {"input": Given(3)}, TYPES, to="f32"),
+    row("cast_wraps_to_u8", "tract_core_cast", Given((300, -4, 77)), why=TYPES, to="u8"),
+    row("cast_wraps_to_i8", "tract_core_cast", Given((300, -4, 200)), why=TYPES, to="i8"),
+    row("cast_rank0", "tract_core_cast", Given(3), why=TYPES, to="f32"),
 )
 
 CASES = (*_BITS, *_DETECTIONS, *_CASTS)

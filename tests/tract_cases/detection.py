@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
 
+from .rows import row
+
 _INDICES = "the results are indices"
 
 # Six boxes: two that are nearly the same, one shifted, one apart, one within another, one empty.
@@ -95,25 +97,14 @@ _SUPPRESSION = (
 
 
 def _non_zero(name, input):
-    return OpCase(
-        f"non_zero_{name}",
-        "non_zero",
-        {"input": input},
-        not_differentiable=_INDICES,
-    )
+    return row(f"non_zero_{name}", "non_zero", input, why=_INDICES)
 
 
 _NON_ZERO = (
     _non_zero("vector", Given((0.0, 1.5, 0.0, -2.0, -0.0))),
     _non_zero("logical", Logical((3, 4))),
     _non_zero("integers", Integers((2, 3, 2), -1, 2)),
-    OpCase(
-        "non_zero_named",
-        "tract_onnx_non_zero",
-        {"input": Given((0, 1, 2))},
-        {"count_symbol": "n"},
-        not_differentiable=_INDICES,
-    ),
+    row("non_zero_named", "tract_onnx_non_zero", Given((0, 1, 2)), count_symbol="n", why=_INDICES),
     _non_zero("none", Given(((0, 0), (0, 0)))),
     _non_zero("all", Given(((1, 2), (3, 4)))),
     _non_zero("one_item", Given(3.0)),

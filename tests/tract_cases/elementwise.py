@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Integers, Logical, Real
 
-from .rows import LOGICAL, TYPES, case, short
+from .rows import LOGICAL, TYPES, case, row, short
 
 _JUMP = "it jumps at these values"
 _KINK = "it has a kink at these values"
@@ -31,17 +31,17 @@ _UNARY = {
 _ONE_OPERAND = (
     *(case(f"{short(kind)}_real", kind, {"x": x}) for kind, x in _UNARY.items()),
     *(case(f"{short(kind)}_integers", kind, {"x": _I}, TYPES) for kind in _UNARY),
-    case("recip_real", "recip", {"x": Real((2, 3), 0.3, 2.0)}),
-    case("recip_negative", "recip", {"x": Real((2, 3), -2.0, -0.3)}),
-    case("recip_scalar", "recip", {"x": Given(4.0)}),
-    case("neg_rank0", "neg", {"x": Real(())}),
-    case("sign_at_zero", "sign", {"x": Given((-1.5, 0.0, 2.0))}, _JUMP),
-    case("sign_of_zero_integer", "sign", {"x": Given((-3, 0, 2))}, TYPES),
-    case("round_halves", "round", {"x": _HALVES}, _JUMP),
-    case("round_large", "round", {"x": _LARGE}, _JUMP),
-    case("round_even_halves", "tract_core_round_even", {"x": _HALVES}, _JUMP),
-    case("round_even_large", "tract_core_round_even", {"x": _LARGE}, _JUMP),
-    case("relu_at_zero", "relu", {"x": Given((-1.0, 0.0, 1.0))}, _KINK),
+    row("recip_real", "recip", Real((2, 3), 0.3, 2.0)),
+    row("recip_negative", "recip", Real((2, 3), -2.0, -0.3)),
+    row("recip_scalar", "recip", Given(4.0)),
+    row("neg_rank0", "neg", Real(())),
+    row("sign_at_zero", "sign", Given((-1.5, 0.0, 2.0)), why=_JUMP),
+    row("sign_of_zero_integer", "sign", Given((-3, 0, 2)), why=TYPES),
+    row("round_halves", "round", _HALVES, why=_JUMP),
+    row("round_large", "round", _LARGE, why=_JUMP),
+    row("round_even_halves", "tract_core_round_even", _HALVES, why=_JUMP),
+    row("round_even_large", "tract_core_round_even", _LARGE, why=_JUMP),
+    row("relu_at_zero", "relu", Given((-1.0, 0.0, 1.0)), why=_KINK),
 )
 
 _ARITHMETIC = {
@@ -75,32 +75,28 @@ _TWO_OPERANDS = (
         case(f"{kind}_logical", kind, {"x": Logical((2, 3, 2)), "y": Logical((2, 3))}, TYPES)
         for kind in ("min", "max", "add", "mul")
     ),
-    case("mul_integers_trailing", "mul", {"x": Integers((2,), -9, 9), "y": _I}, TYPES),
-    case("add_integers_rank0", "add", {"x": _I, "y": Given(3)}, TYPES),
-    case("div_by_zero_integer", "div", {"x": Given((-4, 0, 4)), "y": Given((0, 0, 0))}, TYPES),
-    case("div_literal_left", "div", {"x": 2.0, "y": Real((2, 3), 0.5, 2.0)}),
-    case("pow_square", "pow", {"x": Real((2, 3)), "y": 2.0}),
-    case("pow_square_at_zero", "pow", {"x": Given((-2.0, 0.0, 3.0)), "y": 2.0}),
-    case("pow_cube_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": 3.0}),
-    case("pow_inverse_of_negative", "pow", {"x": Real((2, 3), -2.0, -0.5), "y": -1.0}),
-    case("pow_root", "pow", {"x": Real((2, 3), 0.2, 3.0), "y": 0.5}),
-    case("pow_of_literal", "pow", {"x": 2.0, "y": Real((2, 3), -2.0, 2.0)}),
-    case("pow_trailing", "pow", {"x": Real((2, 3), 0.3, 2.0), "y": Real((2,), -2.0, 2.0)}),
-    case(
-        "pow_integers",
-        "pow",
-        {"x": Given((3, -3, 0, 0, 2, 7)), "y": Given((4, 3, 0, 5, 13, 1))},
-        TYPES,
-    ),
-    case(
+    row("mul_integers_trailing", "mul", Integers((2,), -9, 9), _I, why=TYPES),
+    row("add_integers_rank0", "add", _I, Given(3), why=TYPES),
+    row("div_by_zero_integer", "div", Given((-4, 0, 4)), Given((0, 0, 0)), why=TYPES),
+    row("div_literal_left", "div", 2.0, Real((2, 3), 0.5, 2.0)),
+    row("pow_square", "pow", Real((2, 3)), 2.0),
+    row("pow_square_at_zero", "pow", Given((-2.0, 0.0, 3.0)), 2.0),
+    row("pow_cube_of_negative", "pow", Real((2, 3), -2.0, -0.5), 3.0),
+    row("pow_inverse_of_negative", "pow", Real((2, 3), -2.0, -0.5), -1.0),
+    row("pow_root", "pow", Real((2, 3), 0.2, 3.0), 0.5),
+    row("pow_of_literal", "pow", 2.0, Real((2, 3), -2.0, 2.0)),
+    row("pow_trailing", "pow", Real((2, 3), 0.3, 2.0), Real((2,), -2.0, 2.0)),
+    row("pow_integers", "pow", Given((3, -3, 0, 0, 2, 7)), Given((4, 3, 0, 5, 13, 1)), why=TYPES),
+    row(
         "pow_integers_below_zero",
         "pow",
-        {"x": Given((1, -1, -1, 2, -3, 7)), "y": Given((-3, -3, -2, -1, -2, -1))},
-        TYPES,
+        Given((1, -1, -1, 2, -3, 7)),
+        Given((-3, -3, -2, -1, -2, -1)),
+        why=TYPES,
     ),
-    case("pow_integers_literal_below_zero", "pow", {"x": Given((1, -1, 2)), "y": -1}, TYPES),
-    case("pow_const_real", "tract_core_pow_const", {"input": Real((2, 3), 0.3, 2.0)}, exponent=1.7),
-    case("pow_const_whole", "tract_core_pow_const", {"input": Real((2, 3))}, exponent=3.0),
+    row("pow_integers_literal_below_zero", "pow", Given((1, -1, 2)), -1, why=TYPES),
+    row("pow_const_real", "tract_core_pow_const", Real((2, 3), 0.3, 2.0), exponent=1.7),
+    row("pow_const_whole", "tract_core_pow_const", Real((2, 3)), exponent=3.0),
 )
 
 _MIXED = Given(((-2.0, -0.5, 0.5), (0.2, 1.5, 3.0)))
@@ -110,9 +106,9 @@ _BOUNDS = {
     "clamp_crossed": (_MIXED, 1.0, -1.0),
 }
 _CLAMPS = (
-    *(case(name, "clamp", {"x": x, "a": a, "b": b}) for name, (x, a, b) in _BOUNDS.items()),
-    case("clamp_at_bounds", "clamp", {"x": Given((-1.0, 0.0, 1.0)), "a": -1.0, "b": 1.0}, _KINK),
-    case("clamp_integers", "clamp", {"x": _I, "a": -3, "b": 5}, TYPES),
+    *(row(name, "clamp", x, a, b) for name, (x, a, b) in _BOUNDS.items()),
+    row("clamp_at_bounds", "clamp", Given((-1.0, 0.0, 1.0)), -1.0, 1.0, why=_KINK),
+    row("clamp_integers", "clamp", _I, -3, 5, why=TYPES),
 )
 
 _COMPARED = {
@@ -128,33 +124,10 @@ _COMPARISONS = tuple(
 )
 
 _SELECTIONS = (
-    case(
-        "select_integers",
-        "select",
-        {"condition": Logical((2,)), "true_value": _I, "false_value": 7},
-        TYPES,
-    ),
-    case(
-        "select_logical",
-        "select",
-        {
-            "condition": Logical((2, 3)),
-            "true_value": Logical((2,)),
-            "false_value": Logical((2, 3, 2)),
-        },
-        TYPES,
-    ),
-    case(
-        "select_trailing",
-        "select",
-        {"condition": Logical((2, 3)), "true_value": Real((2,)), "false_value": _X},
-    ),
-    case(
-        "select_literals",
-        "select",
-        {"condition": Logical((2, 3)), "true_value": 1.0, "false_value": -1.0},
-        TYPES,
-    ),
+    row("select_integers", "select", Logical((2,)), _I, 7, why=TYPES),
+    row("select_logical", "select", Logical((2, 3)), Logical((2,)), Logical((2, 3, 2)), why=TYPES),
+    row("select_trailing", "select", Logical((2, 3)), Real((2,)), _X),
+    row("select_literals", "select", Logical((2, 3)), 1.0, -1.0, why=TYPES),
 )
 
 CASES = (*_ONE_OPERAND, *_TWO_OPERANDS, *_CLAMPS, *_COMPARISONS, *_SELECTIONS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
 
+from .rows import row
+
 _JUMPS = "an index without an item has NaN"
 _REDUCTIONS = ("add", "mul", "min", "max")
 
@@ -31,12 +33,13 @@ _GATHER = (
     _gather("same_datum_type", Real((4, 3)), Integers((2,), 0, 4), 0, datum_type="f32"),
     _gather("other_datum_type", Integers((4, 3), -5, 6), Given((1, 1)), 0, datum_type="f32"),
     _gather("one_item", Real((1, 3)), Given((0, -1, 0)), 0),
-    OpCase(
+    row(
         "gather_beyond",
         "tract_core_gather",
-        {"input": Real((3, 2)), "indices": Given((0, 3, -4, 2, 100))},
-        {"axis": 0},
-        not_differentiable=_JUMPS,
+        Real((3, 2)),
+        Given((0, 3, -4, 2, 100)),
+        axis=0,
+        why=_JUMPS,
     ),
 )
 
@@ -171,12 +174,7 @@ _SCATTER_ND = (
 
 
 def _topk(name, input, k, axis, largest):
-    return OpCase(
-        f"topk_{name}",
-        "topk",
-        {"input": input},
-        {"k": k, "axis": axis, "largest": largest},
-    )
+    return row(f"topk_{name}", "topk", input, k=k, axis=axis, largest=largest)
 
 
 _TIES = Given(((1, 3, 3, 0, 3, 0), (2, 2, 2, 2, 2, 2)))
@@ -193,12 +191,14 @@ _TOPK = (
     _topk("ties_largest", _TIES, 4, 1, True),
     _topk("ties_smallest", _TIES, 4, 1, False),
     _topk("integers", Integers((3, 5), -2147483648, 2147483647), 3, 1, False),
-    OpCase(
+    row(
         "topk_zeros_and_infinities",
         "topk",
-        {"input": Given((0.0, -0.0, float("inf"), -0.0, float("-inf"), 0.0))},
-        {"k": 5, "axis": 0, "largest": False},
-        not_differentiable="infinite items have no differences",
+        Given((0.0, -0.0, float("inf"), -0.0, float("-inf"), 0.0)),
+        k=5,
+        axis=0,
+        largest=False,
+        why="infinite items have no differences",
     ),
 )
 
@@ -221,12 +221,13 @@ _ONE_HOT = (
     _one_hot("negative_first_axis", Integers((2, 3), 0, 4), -3, 4),
     _one_hot("values", Integers((3,), 0, 4), 1, 4, off_value=-0.5, on_value=2.5),
     _one_hot("one_index", Given(2), 0, 4),
-    OpCase(
+    row(
         "one_hot_real_indices",
         "tract_core_one_hot",
-        {"input": Given((0.0, 3.0, -1.0, 2.5, 9.0))},
-        {"axis": 0, "dim": 4},
-        not_differentiable="the operand holds indices",
+        Given((0.0, 3.0, -1.0, 2.5, 9.0)),
+        axis=0,
+        dim=4,
+        why="the operand holds indices",
     ),
     _one_hot("beyond", Given((0, 3, 7, -1, -4, -5)), 1, 3),
 )

@@ -6,30 +6,30 @@ from typing import Any
 
 from tests.op_cases.case import Integers, OpCase, Real
 
-from .rows import INTEGERS, case
+from .rows import INTEGERS, row
 
 
 def _matmul(name: str, a: Any, b: Any, why: str = "", **attributes: Any) -> OpCase:
-    return case(f"matmul_{name}", "matmul", {"A": a, "B": b}, why, **attributes)
+    return row(f"matmul_{name}", "matmul", a, b, why=why, **attributes)
 
 
 def _linear(name: str, input: Any, filter: Any, bias: Any = 0.0, why: str = "") -> OpCase:
-    return case(f"linear_{name}", "linear", {"input": input, "filter": filter, "bias": bias}, why)
+    return row(f"linear_{name}", "linear", input, filter, bias, why=why)
 
 
 def _einsum(name: str, expr: str, *inputs: Any, why: str = "", **attributes: Any) -> OpCase:
-    return case(
+    return row(
         f"einsum_{name}",
         "tract_core_einsum",
-        {"inputs": list(inputs)},
-        why,
+        list(inputs),
+        why=why,
         expr=expr,
-        **({"acc": "f32"} | attributes),
+        **{"acc": "f32"} | attributes,
     )
 
 
 def _on_axes(name: str, a: Any, b: Any, axes: list[int], why: str = "") -> OpCase:
-    return case(f"matmul_axes_{name}", "tract_core_matmul", {"A": a, "B": b}, why, axes=axes)
+    return row(f"matmul_axes_{name}", "tract_core_matmul", a, b, why=why, axes=axes)
 
 
 _MATRICES = (

@@ -6,9 +6,11 @@ import numpy as np
 
 from tests.op_cases.case import Given, Integers, OpCase, Real
 
+from .rows import row
+
 
 def _lrn(name, input, **attributes):
-    return OpCase(f"lrn_{name}", "tract_onnx_lrn", {"input": input}, attributes)
+    return row(f"lrn_{name}", "tract_onnx_lrn", input, **attributes)
 
 
 _LRN = (
@@ -35,12 +37,13 @@ _DIRECT = (
 
 
 def _reverse(name, input, keys, fallback, **options):
-    return OpCase(
+    return row(
         f"reverse_lookup_{name}",
         "reverse_lookup",
-        {"input": input, "keys": keys},
-        {"fallback": fallback},
-        not_differentiable="the results are indices",
+        input,
+        keys,
+        fallback=fallback,
+        why="the results are indices",
     )
 
 
@@ -113,12 +116,16 @@ _FEATURES = Given(
 
 
 def _ensemble(name, input, aggregate, classes=3):
-    return OpCase(
+    return row(
         f"tree_ensemble_{name}",
         "tract.tree_ensemble",
-        {"input": input, "trees": _TREES, "nodes": _NODES, "leaves": _LEAVES},
-        {"classes": classes, "aggregate": aggregate},
-        not_differentiable="the result changes in steps",
+        input,
+        _TREES,
+        _NODES,
+        _LEAVES,
+        classes=classes,
+        aggregate=aggregate,
+        why="the result changes in steps",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.op_cases.case import OpCase, Operand, Real
 
-from .rows import case
+from .rows import case, row
 
 _GRU = "gru_sequence"
 _CONV = "causal_conv1d_update"
@@ -38,49 +38,29 @@ def _delta(batch: int, length: int, heads: int, groups: int, width: int):
 
 
 CASES: tuple[OpCase, ...] = (
-    case(
-        "lstm_epilogue",
-        "lstm_pointwise",
-        {"gates": Real((2, 12), -3.0, 3.0), "cell": Real((2, 3))},
-    ),
-    case(
-        "lstm_epilogue_rank_3",
-        "lstm_pointwise",
-        {"gates": Real((2, 1, 8), -3.0, 3.0), "cell": Real((2, 1, 2))},
-    ),
-    case(
-        "lstm_epilogue_saturated",
-        "lstm_pointwise",
-        {"gates": Real((1, 4), 200.0, 300.0), "cell": Real((1, 1))},
-    ),
-    case(
+    row("lstm_epilogue", "lstm_pointwise", Real((2, 12), -3.0, 3.0), Real((2, 3))),
+    row("lstm_epilogue_rank_3", "lstm_pointwise", Real((2, 1, 8), -3.0, 3.0), Real((2, 1, 2))),
+    row("lstm_epilogue_saturated", "lstm_pointwise", Real((1, 4), 200.0, 300.0), Real((1, 1))),
+    row(
         "gru_epilogue",
         "gru_pointwise",
-        {
-            "input_gates": Real((2, 9), -3.0, 3.0),
-            "state_gates": Real((2, 9), -3.0, 3.0),
-            "state": Real((2, 3)),
-        },
+        Real((2, 9), -3.0, 3.0),
+        Real((2, 9), -3.0, 3.0),
+        Real((2, 3)),
     ),
-    case(
-        "gru_epilogue_rank_3",
-        "gru_pointwise",
-        {"input_gates": Real((1, 2, 6)), "state_gates": Real((1, 2, 6)), "state": Real((1, 2, 2))},
-    ),
+    row("gru_epilogue_rank_3", "gru_pointwise", Real((1, 2, 6)), Real((1, 2, 6)), Real((1, 2, 2))),
     case("gru_seq", _GRU, _gru(2, 4, 3, 2)),
     case("gru_seq_bias", _GRU, _gru(2, 3, 3, 2, (1, 12))),
     case("gru_seq_bias_rank_1", _GRU, _gru(1, 3, 2, 2, (12,))),
     case("gru_seq_backward", _GRU, _gru(2, 4, 3, 2, (1, 12)), reverse=True),
-    case(
+    row(
         "gru_seq_projected",
         "tract_core_gru_seq",
-        {
-            "x": Real((2, 3, 6)),
-            "w": Real((6, 6)),
-            "r": Real((6, 2)),
-            "b": Real((1, 12)),
-            "initial_h": Real((2, 1, 2)),
-        },
+        Real((2, 3, 6)),
+        Real((6, 6)),
+        Real((6, 2)),
+        Real((1, 12)),
+        Real((2, 1, 2)),
         hidden=2,
         chunk=1,
         has_bias=1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
 
-from .rows import FEWER_BITS, INTEGERS, TYPES, case, short
+from .rows import FEWER_BITS, INTEGERS, TYPES, case, row, short
 
 _SHAPE = (2, 3, 2, 4)
 _X = Real(_SHAPE)
@@ -33,7 +33,7 @@ _REDUCTIONS = (
         for name, axes in _AXES.items()
     ),
     *(
-        case(f"product_reduce_{name}", "tract_core_product_reduce", {"input": x}, axes=axes)
+        row(f"product_reduce_{name}", "tract_core_product_reduce", x, axes=axes)
         for name, x, axes in (
             ("last", Real((2, 3, 4), 0.5, 2.0), [-1]),
             ("two", Real((2, 3, 4)), [0, 2]),
@@ -51,13 +51,13 @@ _REDUCTIONS = (
         case(f"{kind}_logical", kind, {"input": Logical((3, 4))}, TYPES, axes=[0])
         for kind in ("max_reduce", "min_reduce")
     ),
-    case("sum_reduce_mean", "sum_reduce", {"input": _X}, axes=[1, -1], normalize=True),
-    case("sum_reduce_mean_integers", "sum_reduce", {"input": _I}, TYPES, axes=[3], normalize=True),
-    case(
+    row("sum_reduce_mean", "sum_reduce", _X, axes=[1, -1], normalize=True),
+    row("sum_reduce_mean_integers", "sum_reduce", _I, why=TYPES, axes=[3], normalize=True),
+    row(
         "sum_reduce_mean_cut_off",
         "sum_reduce",
-        {"input": Given(((-7, 0), (7, 0), (-1, 0)))},
-        TYPES,
+        Given(((-7, 0), (7, 0), (-1, 0))),
+        why=TYPES,
         axes=[-1],
         normalize=True,
     ),
@@ -89,14 +89,14 @@ _FLAGS = {
 }
 _SUMS = (
     *(
-        case(f"cumsum_{name}", "tract_core_cumsum", {"x": Real((2, 5, 3))}, axis=1, **flags)
+        row(f"cumsum_{name}", "tract_core_cumsum", Real((2, 5, 3)), axis=1, **flags)
         for name, flags in _FLAGS.items()
     ),
     *(
-        case(f"cumsum_{name}_integers", "tract_core_cumsum", {"x": _I}, TYPES, axis=-1, **flags)
+        row(f"cumsum_{name}_integers", "tract_core_cumsum", _I, why=TYPES, axis=-1, **flags)
         for name, flags in _FLAGS.items()
     ),
-    case("cumsum_of_one", "tract_core_cumsum", {"x": Real((1, 2))}, axis=0, exclusive=True),
+    row("cumsum_of_one", "tract_core_cumsum", Real((1, 2)), axis=0, exclusive=True),
 )
 
 _LOGITS = Real((2, 3, 4), -4.0, 4.0)
@@ -112,12 +112,12 @@ _SOFTMAX = (
             ("far", _FAR, [1]),
         )
     ),
-    case("softmax_fast", "tract_core_softmax", {"x": _LOGITS}, axes=[2], exp="fast_compact"),
+    row("softmax_fast", "tract_core_softmax", _LOGITS, axes=[2], exp="fast_compact"),
 )
 
 _SCALED = "tract_core_scaled_rms_norm"
 _NORMS = (
-    case("rms_norm_default", "tract_core_rms_norm", {"input": _X}, axis=3),
+    row("rms_norm_default", "tract_core_rms_norm", _X, axis=3),
     case("rms_norm_first", "tract_core_rms_norm", {"input": _X, "eps": 1e-3}, axis=0),
     case("rms_norm_negative_axis", "tract_core_rms_norm", {"input": _X, "eps": 0.1}, axis=-2),
     case("rms_norm_eps_tensor", "tract_core_rms_norm", {"input": _X, "eps": Given(0.25)}, axis=3),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from tests.op_cases.case import Given, Integers, OpCase, Real
 
+from .rows import row
+
 _IMAGE = Real((2, 2, 3, 4))
 _LINE = Real((1, 10))
 _COORDINATES = (
@@ -18,7 +20,7 @@ _ROUNDINGS = ("floor", "ceil", "round_prefer_floor", "round_prefer_ceil")
 
 
 def _core(name, input, **attributes):
-    return OpCase(f"resize_{name}", "tract_core_resize", {"input": input}, attributes)
+    return row(f"resize_{name}", "tract_core_resize", input, **attributes)
 
 
 _CORE = (
@@ -201,7 +203,7 @@ _FAR = Given(((((-3.71, 0.33), (5.43, -7.91)), ((0.07, -1.0), (2.9, 1.17))),))
 
 
 def _grid(name, input, grid, **attributes):
-    return OpCase(f"grid_sample_{name}", "grid_sample", {"input": input, "grid": grid}, attributes)
+    return row(f"grid_sample_{name}", "grid_sample", input, grid, **attributes)
 
 
 _GRIDS = (
@@ -250,15 +252,13 @@ _GRIDS = (
         padding_mode="reflection",
         align_corners=True,
     ),
-    OpCase(
+    row(
         "grid_sample_halves",
         "grid_sample",
-        {
-            "input": Real((1, 1, 4, 4), distinct=True),
-            "grid": Given(((((-0.5, 0.0), (0.5, 1.0)),),)),
-        },
-        {"mode": "nearest"},
-        not_differentiable="between two items the result jumps",
+        Real((1, 1, 4, 4), distinct=True),
+        Given(((((-0.5, 0.0), (0.5, 1.0)),),)),
+        mode="nearest",
+        why="between two items the result jumps",
     ),
 )
 

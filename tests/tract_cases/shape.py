@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.op_cases.case import Given, Integers, Logical, OpCase, Operand, Real
 
-from .rows import TYPES, case
+from .rows import TYPES, case, row
 
 _X = Real((2, 3, 4))
 _I = Integers((2, 3, 4), -9, 10)
@@ -14,23 +14,23 @@ _ROWS = Real((3, 8))
 _NONE = (0, 0)
 
 _AXES = (
-    case("transpose_all", "transpose", {"input": Real((2, 3, 4, 5))}, axes=[2, 0, 3, 1]),
-    case("transpose_negative", "transpose", {"input": _X}, axes=[0, -1, -2]),
-    case("transpose_integers", "transpose", {"input": _I}, TYPES, axes=[2, 1, 0]),
-    case("squeeze_one", "squeeze", {"input": Real((2, 1, 3))}, axes=[1]),
-    case("squeeze_unsorted", "squeeze", {"input": Real((1, 2, 1, 1))}, axes=[3, 0]),
-    case("squeeze_negative", "squeeze", {"input": Real((2, 1, 3, 1))}, axes=[-1, 1]),
-    case("squeeze_to_rank0", "squeeze", {"input": Real((1, 1))}, axes=[0, -1]),
-    case("squeeze_logical", "squeeze", {"input": Logical((1, 3))}, TYPES, axes=[0]),
-    case("unsqueeze_front", "unsqueeze", {"input": Real((2, 3))}, axes=[0]),
-    case("unsqueeze_unsorted", "unsqueeze", {"input": _X}, axes=[5, 0, 2]),
-    case("unsqueeze_neighbours", "unsqueeze", {"input": Real((2, 3))}, axes=[1, 2]),
-    case("unsqueeze_negative", "unsqueeze", {"input": Real((2, 3))}, axes=[-1]),
-    case("unsqueeze_both_ends", "unsqueeze", {"input": Real((2, 3))}, axes=[0, -1]),
-    case("unsqueeze_twice_in_front", "unsqueeze", {"input": Real((2, 3))}, axes=[0, 0]),
-    case("unsqueeze_twice_between", "unsqueeze", {"input": Real((2, 3))}, axes=[1, 3, 1]),
-    case("unsqueeze_rank0", "unsqueeze", {"input": Real(())}, axes=[0, 1]),
-    case("unsqueeze_integers", "unsqueeze", {"input": _I}, TYPES, axes=[1]),
+    row("transpose_all", "transpose", Real((2, 3, 4, 5)), axes=[2, 0, 3, 1]),
+    row("transpose_negative", "transpose", _X, axes=[0, -1, -2]),
+    row("transpose_integers", "transpose", _I, why=TYPES, axes=[2, 1, 0]),
+    row("squeeze_one", "squeeze", Real((2, 1, 3)), axes=[1]),
+    row("squeeze_unsorted", "squeeze", Real((1, 2, 1, 1)), axes=[3, 0]),
+    row("squeeze_negative", "squeeze", Real((2, 1, 3, 1)), axes=[-1, 1]),
+    row("squeeze_to_rank0", "squeeze", Real((1, 1)), axes=[0, -1]),
+    row("squeeze_logical", "squeeze", Logical((1, 3)), why=TYPES, axes=[0]),
+    row("unsqueeze_front", "unsqueeze", Real((2, 3)), axes=[0]),
+    row("unsqueeze_unsorted", "unsqueeze", _X, axes=[5, 0, 2]),
+    row("unsqueeze_neighbours", "unsqueeze", Real((2, 3)), axes=[1, 2]),
+    row("unsqueeze_negative", "unsqueeze", Real((2, 3)), axes=[-1]),
+    row("unsqueeze_both_ends", "unsqueeze", Real((2, 3)), axes=[0, -1]),
+    row("unsqueeze_twice_in_front", "unsqueeze", Real((2, 3)), axes=[0, 0]),
+    row("unsqueeze_twice_between", "unsqueeze", Real((2, 3)), axes=[1, 3, 1]),
+    row("unsqueeze_rank0", "unsqueeze", Real(()), axes=[0, 1]),
+    row("unsqueeze_integers", "unsqueeze", _I, why=TYPES, axes=[1]),
 )
 
 
@@ -39,7 +39,7 @@ def _slice(name: str, input: Operand, axes: Any, begin: Any, end: Any, *stride: 
     if stride:
         attributes["stride"] = list(stride)
     why = "" if isinstance(input, Real) else TYPES
-    return case(f"slice_{name}", "slice", {"input": input}, why, **attributes)
+    return row(f"slice_{name}", "slice", input, why=why, **attributes)
 
 
 _SLICES = (
@@ -95,7 +95,7 @@ _PARTS = (
 
 def _trilu(name: str, input: Operand, k: Operand, upper: bool) -> OpCase:
     why = "" if isinstance(input, Real) else TYPES
-    return case(f"trilu_{name}", "tract_core_trilu", {"input": input, "k": k}, why, upper=upper)
+    return row(f"trilu_{name}", "tract_core_trilu", input, k, why=why, upper=upper)
 
 
 _TRIANGLES = (
@@ -118,14 +118,14 @@ _TRIANGLES = (
 
 def _pad(name: str, input: Operand, padding: list[tuple[int, int]], **attributes: Any) -> OpCase:
     why = "" if isinstance(input, Real) else TYPES
-    return case(f"pad_{name}", "pad", {"input": input}, why, padding=padding, **attributes)
+    return row(f"pad_{name}", "pad", input, why=why, padding=padding, **attributes)
 
 
 _EXTENSIONS = (
-    case("tile_all", "tile", {"input": Real((2, 1, 3))}, repeats=[2, 3, 2]),
-    case("tile_nothing", "tile", {"input": Real((2, 3))}, repeats=[1, 0]),
-    case("tile_integers", "tile", {"input": Integers((2, 2), -9, 9)}, TYPES, repeats=[1, 3]),
-    case("tile_logical", "tile", {"input": Logical((2, 2))}, TYPES, repeats=[2, 1]),
+    row("tile_all", "tile", Real((2, 1, 3)), repeats=[2, 3, 2]),
+    row("tile_nothing", "tile", Real((2, 3)), repeats=[1, 0]),
+    row("tile_integers", "tile", Integers((2, 2), -9, 9), why=TYPES, repeats=[1, 3]),
+    row("tile_logical", "tile", Logical((2, 2)), why=TYPES, repeats=[2, 1]),
     _pad("default", Real((2, 3)), [(1, 0), (0, 2)]),
     _pad("value", _X, [(1, 0), (0, 1), (2, 1)], border="constant", value=-1.5),
     _pad("far", Real((3,)), [(1, 1)], value=-1e4),
@@ -145,7 +145,7 @@ _EXTENSIONS = (
         for name, input in (("real", Real((3, 2, 4))), ("integers", Integers((3, 2, 4), -9, 9)))
     ),
     *(
-        case(f"broadcast_{name}", "tract_core_broadcast", {"input": input}, why, shape=shape)
+        row(f"broadcast_{name}", "tract_core_broadcast", input, why=why, shape=shape)
         for name, input, why, shape in (
             ("equal_rank", Real((2, 1, 3)), "", [2, 4, 3]),
             ("new_axes", Real((3, 1)), "", [2, 3, 4]),
@@ -157,7 +157,7 @@ _EXTENSIONS = (
         )
     ),
     *(
-        case(f"range_{name}", "tract_core_range", {"start": a, "end": b, "step": c}, TYPES)
+        row(f"range_{name}", "tract_core_range", a, b, c, why=TYPES)
         for name, a, b, c in (
             ("up", 0, 5, 1),
             ("steps", 2, 9, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.op_cases.case import Given, Integers, OpCase, Real
 
-from .rows import INTEGERS, TYPES, case
+from .rows import INTEGERS, TYPES, case, row
 
 _NONE = (0, 0)
 _INDEX = "one of its results is an index"
@@ -16,15 +16,11 @@ _SMALL = Real((1, 4, 3, 4))
 
 
 def _conv(name: str, input: Any, filter: Any, bias: Any = 0.0, **attributes: Any) -> OpCase:
-    return case(
-        f"conv_{name}", "conv", {"input": input, "filter": filter, "bias": bias}, **attributes
-    )
+    return row(f"conv_{name}", "conv", input, filter, bias, **attributes)
 
 
 def _deconv(name: str, input: Any, filter: Any, bias: Any = 0.0, **attributes: Any) -> OpCase:
-    return case(
-        f"deconv_{name}", "deconv", {"input": input, "filter": filter, "bias": bias}, **attributes
-    )
+    return row(f"deconv_{name}", "deconv", input, filter, bias, **attributes)
 
 
 def _integers(name: str, input: Any, filter: Any, bias: Any = 0, **attributes: Any) -> OpCase:
@@ -33,7 +29,7 @@ def _integers(name: str, input: Any, filter: Any, bias: Any = 0, **attributes: A
 
 
 _CONV = (
-    case("conv_defaults", "conv", {"input": _IMAGE, "filter": _FILTER}),
+    row("conv_defaults", "conv", _IMAGE, _FILTER),
     _conv("same_even", _IMAGE, Real((4, 3, 2, 4))),
     _conv("same_stride", _IMAGE, _FILTER, stride=[2, 3]),
     _conv("same_dilation", _IMAGE, _FILTER, dilation=[2, 1]),
@@ -80,7 +76,7 @@ _CONV = (
 )
 
 _DECONV = (
-    case("deconv_defaults", "deconv", {"input": _SMALL, "filter": Real((2, 4, 3, 3))}),
+    row("deconv_defaults", "deconv", _SMALL, Real((2, 4, 3, 3))),
     _deconv("same_stride", _SMALL, Real((2, 4, 3, 3)), stride=[2, 2]),
     _deconv("same_even", _SMALL, Real((2, 4, 4, 2)), Real((2,)), stride=[2, 3]),
     _deconv("same_stride_above_size", Real((1, 2, 4)), Real((3, 2, 2)), stride=[3]),
@@ -190,40 +186,38 @@ _WHOLE: dict[str, tuple[Any, dict[str, Any]]] = {
 
 _POOLS = (
     *(
-        case(f"max_pool_{name}", "max_pool", {"input": x}, **attributes)
+        row(f"max_pool_{name}", "max_pool", x, **attributes)
         for name, (x, attributes) in _WINDOWS.items()
     ),
     *(
-        case(f"max_pool_{name}", "max_pool", {"input": x}, TYPES, **attributes)
+        row(f"max_pool_{name}", "max_pool", x, why=TYPES, **attributes)
         for name, (x, attributes) in _WHOLE.items()
     ),
     *(
-        case(
-            f"max_pool_with_index_{name}", "max_pool_with_index", {"input": x}, _INDEX, **attributes
-        )
+        row(f"max_pool_with_index_{name}", "max_pool_with_index", x, why=_INDEX, **attributes)
         for name, (x, attributes) in (_WINDOWS | _WHOLE).items()
     ),
 )
 
 _UPSAMPLING = (
-    case("nearest_upsample_2d", "nearest_upsample", {"input": _IMAGE}, factor=[2, 3]),
-    case("nearest_upsample_1d", "nearest_upsample", {"input": Real((2, 3, 4))}, factor=[3]),
-    case("nearest_upsample_last_axis", "nearest_upsample", {"input": _IMAGE}, factor=[2]),
-    case("nearest_upsample_ones", "nearest_upsample", {"input": _IMAGE}, factor=[1, 1]),
-    case(
+    row("nearest_upsample_2d", "nearest_upsample", _IMAGE, factor=[2, 3]),
+    row("nearest_upsample_1d", "nearest_upsample", Real((2, 3, 4)), factor=[3]),
+    row("nearest_upsample_last_axis", "nearest_upsample", _IMAGE, factor=[2]),
+    row("nearest_upsample_ones", "nearest_upsample", _IMAGE, factor=[1, 1]),
+    row(
         "nearest_upsample_integers",
         "nearest_upsample",
-        {"input": Integers((1, 2, 3, 2), -99, 100)},
-        TYPES,
+        Integers((1, 2, 3, 2), -99, 100),
+        why=TYPES,
         factor=[2, 2],
     ),
-    case("multilinear_upsample_2d", "multilinear_upsample", {"input": _IMAGE}, factor=[2, 3]),
-    case("multilinear_upsample_last_axis", "multilinear_upsample", {"input": _IMAGE}, factor=[4]),
+    row("multilinear_upsample_2d", "multilinear_upsample", _IMAGE, factor=[2, 3]),
+    row("multilinear_upsample_last_axis", "multilinear_upsample", _IMAGE, factor=[4]),
     *(
-        case(
+        row(
             f"multilinear_upsample_{method}_{name}",
             "multilinear_upsample",
-            {"input": Real(shape)},
+            Real(shape),
             factor=factor,
             method=method,
             border="replicate",

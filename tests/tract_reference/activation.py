@@ -17,14 +17,6 @@ def silu(x):
     return x * _sigmoid(x)
 
 
-def hard_swish(x):
-    return x * np.clip(x + 3, 0, 6) / 6
-
-
-def erf(x):
-    return np.vectorize(math.erf)(x)
-
-
 def gelu_approx(input, fast_impl=False):
     inner = input + 0.044715 * input ** (2 if fast_impl else 3)
     return 0.5 * input * (1 + np.tanh(math.sqrt(2 / math.pi) * inner))
@@ -37,8 +29,8 @@ def clamped_swiglu(gate, up, alpha, limit):
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "tract_core_silu": silu,
-    "tract_core_hard_swish": hard_swish,
-    "tract_core_erf": erf,
+    "tract_core_hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+    "tract_core_erf": lambda x: np.vectorize(math.erf)(x),
     "tract_core_gelu_approx": gelu_approx,
     "tract_core_clamped_swiglu": clamped_swiglu,
 }

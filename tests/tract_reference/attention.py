@@ -42,10 +42,6 @@ def attention(query, key, value, mask=False, scale=0.0, is_causal=False):
     return output
 
 
-def sdpa(q, k, v, datum_type, acc_datum_type):
-    return attention(q, k, v)
-
-
 def masked_softmax(input, mask, scale):
     mask = np.broadcast_to(mask, input.shape)
     output = np.zeros(input.shape)
@@ -124,7 +120,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "masked_softmax": masked_softmax,
     "rotary_embedding": rotary_embedding,
     "mixture_of_experts": mixture_of_experts,
-    "tract_transformers_sdpa": sdpa,
+    "tract_transformers_sdpa": lambda q, k, v, datum_type, acc_datum_type: attention(q, k, v),
     "tract_transformers_scaled_masked_softmax": scaled_masked_softmax,
     "tract_moe_ffn": moe_ffn,
 }

@@ -101,10 +101,6 @@ def one_hot(indices, axis, depth, off_value=0.0, on_value=1.0):
     return output
 
 
-def one_hot_of_reals(input, axis, dim):
-    return one_hot(np.trunc(input).astype(int), axis, dim)
-
-
 OPERATIONS = {
     "tract_core_gather": gather,
     "gather_elements": gather_elements,
@@ -113,5 +109,5 @@ OPERATIONS = {
     "scatter_nd": scatter_nd,
     "topk": topk,
     "one_hot": one_hot,
-    "tract_core_one_hot": one_hot_of_reals,
+    "tract_core_one_hot": lambda input, axis, dim: one_hot(np.trunc(input).astype(int), axis, dim),
 }

@@ -16,10 +16,6 @@ def matmul(A, B, transposeA=False, transposeB=False):
     return np.matmul(A, B)
 
 
-def linear(input, filter, bias=0.0):
-    return add(matmul(input, filter, transposeB=True), bias)
-
-
 def item(operand, letters, place):
     """The item at a place that is given by letter; along an axis of extent 1 there is only one."""
     return operand[
@@ -67,7 +63,7 @@ def matmul_on_axes(A, B, axes):
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "matmul": matmul,
-    "linear": linear,
+    "linear": lambda input, filter, bias=0.0: add(matmul(input, filter, transposeB=True), bias),
     "tract_core_einsum": einsum,
     "tract_core_matmul": matmul_on_axes,
 }

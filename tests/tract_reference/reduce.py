@@ -38,14 +38,6 @@ def product_reduce(input, axes):
     return _reduced(input, axes, product, input.dtype)
 
 
-def max_reduce(input, axes):
-    return _reduced(input, axes, max, input.dtype)
-
-
-def min_reduce(input, axes):
-    return _reduced(input, axes, min, input.dtype)
-
-
 def _last(items, value):
     return max(i for i, item in enumerate(items) if item == value)
 
@@ -77,10 +69,6 @@ def cumsum(x, axis, exclusive=False, reverse=False):
     return np.moveaxis(output, 0, axis)
 
 
-def softmax(x, axes, exp=""):
-    return np.exp(log_softmax(x, axes))
-
-
 def log_softmax(x, axes):
     moved = x - np.max(x, axis=tuple(axes), keepdims=True)
     return moved - np.log(np.sum(np.exp(moved), axis=tuple(axes), keepdims=True))
@@ -97,15 +85,15 @@ def scaled_rms_norm(input, scale, axis, eps=1e-6, out_dt="", scale_dt=""):
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "sum_reduce": sum_reduce,
-    "max_reduce": max_reduce,
-    "min_reduce": min_reduce,
+    "max_reduce": lambda input, axes: _reduced(input, axes, max, input.dtype),
+    "min_reduce": lambda input, axes: _reduced(input, axes, min, input.dtype),
     "argmax_reduce": argmax_reduce,
     "argmin_reduce": argmin_reduce,
     "tract_core_product_reduce": product_reduce,
     "tract_core_argmax_reduce_last": argmax_reduce_last,
     "tract_core_argmin_reduce_last": argmin_reduce_last,
     "tract_core_cumsum": cumsum,
-    "tract_core_softmax": softmax,
+    "tract_core_softmax": lambda x, axes, exp="": np.exp(log_softmax(x, axes)),
     "tract_core_log_softmax": log_softmax,
     "tract_core_rms_norm": rms_norm,
     "tract_core_scaled_rms_norm": scaled_rms_norm,

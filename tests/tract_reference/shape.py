@@ -8,14 +8,6 @@ from typing import Any
 import numpy as np
 
 
-def transpose(input, axes):
-    return np.transpose(input, axes)
-
-
-def squeeze(input, axes):
-    return np.squeeze(input, tuple(axes))
-
-
 def unsqueeze(input, axes):
     rank = input.ndim + len(axes)
     output = input
@@ -68,10 +60,6 @@ def trilu(input, k, upper):
     return output
 
 
-def tile(input, repeats):
-    return np.tile(input, repeats)
-
-
 _MODES = {"reflect": "reflect", "replicated": "edge", "replicate": "edge"}
 
 
@@ -98,11 +86,11 @@ def range_(start, end, step):
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    "transpose": transpose,
-    "squeeze": squeeze,
+    "transpose": lambda input, axes: np.transpose(input, axes),
+    "squeeze": lambda input, axes: np.squeeze(input, tuple(axes)),
     "unsqueeze": unsqueeze,
     "slice": slice_,
-    "tile": tile,
+    "tile": lambda input, repeats: np.tile(input, repeats),
     "pad": pad,
     "tract_core_broadcast": broadcast,
     "tract_core_downsample": downsample,
