@@ -4,7 +4,7 @@
 
 The network is the document `examples/scenes/graph.nnef`, beside it are parameters that were trained
 so. Photographs are the two of scikit-learn, digits its scans. What is trained on has the left half
-of each photograph alone, what is tested on the right half, and other scans. It takes three minutes.
+of each photograph alone, what is tested on the right half, and other scans. It takes two minutes.
 """
 
 from __future__ import annotations
