@@ -47,7 +47,7 @@ def _analysis() -> str:
 def _gallery() -> str:
     """Return all pictures of the pages, each with a link to the section that it is in."""
     cards: list[str] = []
-    for page in ("tutorial", "examples", "view", "analysis", "diagnosis", "commands"):
+    for page in ("tutorial", "examples", "view", "analysis", "diagnosis", "commands", "openvx"):
         text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
         section = ""
         for heading, told, path in re.findall(

@@ -20,10 +20,12 @@ HERE = Path(__file__).parent
 # Each with its options; {out} is the folder that all write to, {here} that of the examples.
 EXAMPLES = {
     "saliency": "--out {out}/saliency.png",
+    "photograph": "--out {out}/photograph.png",
     "detect": "--out {out}/detect.png",
     "finetune": "--out {out}/finetune.png --save {out}/rotated.nnef.tgz",
     "fixed_point": "--out {out}/fixed_point.png --save {out}/q78.nnef.tgz",
     "adversarial": "--out {out}/adversarial.png --save {out}/robust.nnef.tgz",
+    "certified": "--out {out}/certified.png --save {out}/certified.nnef.tgz",
     "decode": "",
     "speech": "--out {out}/speech.png",
     "two_hosts": "--out {out}/two_hosts.png",

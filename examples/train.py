@@ -80,10 +80,12 @@ def fit(
     *,
     epochs: int,
     rate: float = 3e-3,
+    loss: Callable[..., jax.Array] | None = None,
 ) -> Iterator[tuple[Any, float]]:
     """Train from a model's parameters; after each epoch, give them and the mean loss over it.
 
-    Each step sees `vary(key, params, images, labels)` of a batch.
+    Each step sees `vary(key, params, images, labels)` of a batch. The loss is `loss(logits, params,
+    seen, labels, done)`, the last being the share of the training that is over, or cross-entropy.
     """
     import optax
 
@@ -92,27 +94,29 @@ def fit(
     logits = model.cut(outputs=["logits"])  # before the softmax
     adam = optax.adam(optax.cosine_decay_schedule(rate, epochs * batches))
 
-    def step(params: Any, state: Any, key: jax.Array, i: jax.Array) -> tuple[Any, Any, jax.Array]:
+    def step(params: Any, state: Any, key: jax.Array, i: jax.Array, done: Any) -> tuple[Any, ...]:
         seen = vary(key, params, images[i], labels[i])
-        loss, slope = jax.value_and_grad(cross_entropy, 1)(logits, params, seen, labels[i])
+        rest = () if loss is None else (done,)
+        slopes = jax.value_and_grad(loss or cross_entropy, 1)
+        found, slope = slopes(logits, params, seen, labels[i], *rest)
         updates, state = adam.update(slope, state)
-        return optax.apply_updates(params, updates), state, loss
+        return optax.apply_updates(params, updates), state, found
 
     step = jax.jit(step, compiler_options=model.compiler_options)
     params, state = model.params, adam.init(model.params)
-    for epoch in jax.random.split(jax.random.key(0), epochs):
+    for count, epoch in enumerate(jax.random.split(jax.random.key(0), epochs)):
         order, *keys = jax.random.split(epoch, 1 + batches)
         shuffled = jax.random.permutation(order, len(labels))[: batches * BATCH]
         losses = []
         for key, i in zip(keys, shuffled.reshape(batches, BATCH), strict=True):
-            params, state, loss = step(params, state, key, i)
-            losses.append(loss)
+            params, state, value = step(params, state, key, i, np.float32(count / epochs))
+            losses.append(value)
         yield params, float(jnp.stack(losses).mean())
 
 
-def untrained(seed: int = 0) -> nnef_jax.Model:
-    """Return the network with filters that keep the variance through a relu (He et al. 2015)."""
-    model, random = nnef_jax.load(DIGITS / "model"), np.random.default_rng(seed)
+def untrained(network: Path = DIGITS / "model", seed: int = 0) -> nnef_jax.Model:
+    """Return a network with filters that keep the variance through a relu (He et al. 2015)."""
+    model, random = nnef_jax.load(network), np.random.default_rng(seed)
     scales = {
         label: (2 / array[0].size) ** 0.5 if label.endswith("filter") else 0.0
         for label, array in model.params.items()

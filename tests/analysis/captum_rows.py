@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -257,6 +258,48 @@ def _our_sensitivity(case: Case) -> Found:
     return analysis.max_sensitivity(analysis.saliency, case.model, case.x, **options)
 
 
+def _concepts(case: Case) -> tuple[Any, Any]:
+    """Return inputs that show a concept, and others."""
+    drawn = np.random.default_rng(6).normal(size=(2, 12, *case.x.shape[1:])).astype(np.float32)
+    return drawn[0] + np.float32(0.5), drawn[1]
+
+
+def _our_tcav(case: Case) -> Found:
+    concept, others = _concepts(case)
+    options: Any = {"layer": case.layer, "concept": concept, "others": others, **case.question}
+    found = analysis.tcav(case.model, case.x, **options)
+    return np.array([found.share, np.mean(found.derivatives)])
+
+
+def _tcav(case: Case) -> Found:
+    """Score a concept; the classifier is ridge regression by scikit-learn, as ours."""
+    from captum.concept import TCAV, Classifier, Concept
+    from sklearn.linear_model import Ridge
+
+    class Regression(Classifier):
+        def __init__(self) -> None:
+            pass
+
+        def train_and_eval(self, dataloader: Any, **_: Any) -> None:
+            rows, ids = (np.float64(np.concatenate(x)) for x in zip(*dataloader, strict=True))
+            ridge = 1e-3 * rows.var(0).sum()
+            found = Ridge(alpha=ridge, solver="svd").fit(rows, 1 - 2 * ids).coef_
+            self.vector = case.torch.tensor(found / np.linalg.norm(found))
+
+        def weights(self) -> Any:
+            return case.torch.stack([self.vector, -self.vector])
+
+        def classes(self) -> Any:
+            return [0, 1]
+
+    (layer,) = (name for name, module in case.net.named_modules() if module is case.module)
+    both = [Concept(i, f"{i}", [case.torch.tensor(x)]) for i, x in enumerate(_concepts(case))]
+    with TemporaryDirectory() as folder:
+        method = TCAV(case.net, layer, classifier=Regression(), save_path=folder)
+        scores = method.interpret(case.tx, [both], case.t)["0-1"][layer]
+    return case.torch.stack([scores["sign_count"][0], scores["magnitude"][0]])
+
+
 def _ours_inside(case: Case) -> Found:
     return case.model.intermediates(case.x, names=[case.layer])[case.layer]
 
@@ -425,6 +468,7 @@ ROWS: dict[str, tuple[str, Any, Callable[[Case], Found], Callable[[Case], Found]
     ),
     "infidelity": ("infidelity(..., values=)", None, _our_infidelity, _infidelity),
     "sensitivity_max": ("max_sensitivity(saliency, ...)", None, _our_sensitivity, _sensitivity),
+    "TCAV": ("tcav(..., layer=, concept=, others=)", None, _our_tcav, _tcav),
 }  # fmt: skip
 
 # Rows and networks whose values of captum are kept.

@@ -15,7 +15,8 @@ import nnef_jax
 from lowering import jaxprs
 from lowering.graph import is_float
 from nnef_jax import InputError, UnsupportedError, analysis
-from nnef_jax.analysis.intervals import Interval, interval
+from nnef_jax.analysis import intervals, linear_bounds, relaxations
+from nnef_jax.analysis.intervals import Interval, epsilon, interval
 from nnef_jax.analysis.linear_bounds import Walk
 from nnef_jax.model import Model
 from tests import op_cases
@@ -102,6 +103,24 @@ def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, d
             (low, _), _ = crown.bounds([*layers[:2], last], *curve, *ends)
             close(found.margins[item], np.maximum(low, least[1] - most))
             assert found.margins[item, 1] == 0
+
+
+def test_what_float32_is_beside_the_paper_is_the_allowance_for_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rounding is counted in at its worst; without that, bounds are as near as 32 bits can be."""
+    for module in (intervals, linear_bounds, relaxations):
+        monkeypatch.setattr(module, "epsilon", lambda x: 1e-30 * epsilon(x))
+    layers = [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in (1, 2, 3)]
+    model = dense("relu(§)", end="add(z, 0.0)")  # no other test has it, nor what is compiled
+    found = analysis.bounds(model, X, epsilon=0.25, target=1)
+    ends = [crown.bounds(layers, *leaky(0), np.float64(x) - 0.25, np.float64(x) + 0.25) for x in X]
+    low, high = np.array(
+        [(np.maximum(a, c), np.minimum(b, d)) for (a, b), (c, d) in ends]
+    ).swapaxes(0, 1)
+    close = partial(np.testing.assert_allclose, rtol=0, atol=1e-6 * np.abs([low, high]).max())
+    close(found.lower, low)
+    close(found.upper, high)
 
 
 CONVOLVED = {"f": normal(3, 2, 3, 3), "m": normal(1, 3), "v": np.abs(normal(1, 3)) + 0.5}

@@ -39,7 +39,7 @@ def script(name: str) -> ModuleType:
 common, train, finetune, fixed_point = map(script, ("common", "train", "finetune", "fixed_point"))
 recording, silero, speech = map(script, ("recording", "silero", "speech"))
 adversarial, saliency, two_hosts = map(script, ("adversarial", "saliency", "two_hosts"))
-detect = script("detect")
+detect, photograph, scenes, certified = map(script, ("detect", "photograph", "scenes", "certified"))
 
 
 @pytest.fixture(scope="module")
@@ -404,7 +404,10 @@ def test_published_weights_make_an_archive(tmp_path: Path, monkeypatch: pytest.M
     ("example", "package", "imported"),
     [
         (adversarial, "optax", "optax"),
+        (certified, "optax", "optax"),
         (finetune, "matplotlib", "matplotlib"),
+        (photograph, "pillow", "PIL"),
+        (scenes, "scikit-learn", "sklearn"),
         (saliency, "pillow", "PIL"),
         (detect, "matplotlib", "matplotlib"),
         (finetune, "scikit-learn", "sklearn"),
@@ -432,7 +435,10 @@ def test_a_missing_package(
 
 @pytest.mark.parametrize(
     "example",
-    [adversarial, detect, finetune, fixed_point, saliency, silero, speech, train, two_hosts],
+    [
+        *(adversarial, certified, detect, finetune, fixed_point, photograph),
+        *(saliency, scenes, silero, speech, train, two_hosts),
+    ],
 )
 def test_nothing_is_overwritten(
     example: Any,
@@ -442,7 +448,7 @@ def test_nothing_is_overwritten(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(nnef_jax, "load", None)
-    option = "--save" if example in (train, silero) else "--out"
+    option = "--save" if example in (scenes, train, silero) else "--out"
     mine = tmp_path / "mine"
     mine.write_text("mine")
     with pytest.raises(SystemExit) as ended:
