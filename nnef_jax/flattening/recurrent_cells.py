@@ -5,9 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+
 from lowering.errors import InvalidOperation
+from lowering.graph import Value
+from nnef_jax.flattening.repetition import LAST, RepeatedBody
+from nnef_jax.flattening.site import Site
+from nnef_jax.flattening.tensor_graph import Constant
 
 Activation = Callable[[Any, Any], Any]  # of a site and a tensor
 DEFAULTS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn": ("tanh",)}
@@ -117,3 +124,39 @@ class Cell:
         f = step.sub(1.0, i) if self.couples else seen("f", before)
         memory = add(mul(f, before), mul(i, activated(1, by_letter["c"])))
         return [mul(seen("o", memory), self.activations[2](at, memory)), memory]
+
+    def run(
+        self, site: Site[Any], x: Value, states: Sequence[Any], product: Callable[..., Any],
+        mask: Any = None, peepholes: Mapping[str, Any] | None = None, *, axis: int, reverse: bool,
+    ) -> list[Value]:  # fmt: skip
+        """Run over the axis of time of products of the input; return outputs and last states.
+
+        `product` is given the body first. Where a mask does not hold, states stay and outputs are
+        0.
+        """
+        body = RepeatedBody(site)
+        step, now = body.at.step, body.item(x, axis, reverse=reverse)
+        before = [body.state(s) for s in states]
+        factors = {name: body.seen(part) for name, part in (peepholes or {}).items()}
+        after = self.next(body.at, now, before, partial(product, body), factors)
+        shown = after[0]
+        if mask is not None:
+            runs = body.item(mask, axis, reverse=reverse)
+            shown = step.select(runs, shown, 0.0)
+            after = [step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
+        how = [("full", axis, -1 if reverse else 1), *[LAST] * len(after)]
+        shown = step.unsqueeze(shown, axes=(axis,))
+        return body.add(site.insert, [], after, [shown, *after], how)
+
+
+def steps_within(site: Site[Any], time: int, lengths: Any, axis: int) -> Any:
+    """Return which steps of sequences count, None where all do.
+
+    Time is an axis of it, 0 or 1, the batch is the other one; the last one has one item.
+    """
+    if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
+        return None
+    ends = site.cast(site.tensor(lengths), site.graph.builder.integer)
+    ends = site.step.unsqueeze(ends, axes=(axis,))
+    runs = site.step.lt(site.places(time, axis, 2), ends)
+    return site.step.unsqueeze(runs, axes=(2,))

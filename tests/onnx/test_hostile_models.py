@@ -95,14 +95,6 @@ def mel() -> Any:
     return model([node("MelWeightMatrix", "a b c d e")], weights=weights)
 
 
-def functions_of_versions() -> Any:
-    made = model([node("Relu", "x")])
-    for i in range(200):
-        made.opset_import.add(domain=f"d{i}", version=3)
-        made.functions.add(domain="own", name=f"f{i}")
-    return made
-
-
 def machine() -> Any:
     """Return a support vector machine with so many classes that their pairs fill the memory."""
     more: dict[str, Any] = {
@@ -124,12 +116,10 @@ COSTLY: dict[str, Callable[[], Any]] = {
     "graphs in functions": wide_function,
     "what is known": folded,
     "long names": long_names,
-    "a grid": lambda: known("AffineGrid", {"s": np.int64([1, 1, 900, 900])}, (1, 2, 3)),
     "parts": parts,
     "bands": mel,
     "tiles": lambda: known("Tile", {"s": np.int64([FAR, FAR])}),
     "a shape": lambda: known("Expand", {"s": np.int64([FAR, 2, 3])}),
-    "versions": functions_of_versions,
     "classes": machine,
     "columns of counts": grams,
     "frequencies": lambda: known("DFT", {"n": np.int64(FAR)}, (1, 4, 1), 17),
@@ -205,9 +195,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a version beyond 32 bits": (lambda: of_version(1 << 62, "Splurge"), "is not supported"),
     "a version far below 0": (lambda: of_version(-(1 << 63), "Relu"), "is not supported"),
     "version 0": (lambda: of_version(0, "Relu"), "version 0, is not supported"),
-    "a window of -5": (
-        lambda: model([node("HannWindow", "n")], weights={"n": np.int64(-5)}), "must not have -5",
-    ),
     "more cut inputs than inputs": (lambda: scan(FAR), "'num_scan_inputs' is"),
     "no cut inputs": (lambda: scan(0), "'num_scan_inputs' is 0"),
     "a root that is no node": (lambda: tree(tree_roots=[3]), "roots that are no nodes"),

@@ -306,7 +306,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "pads": (node("Pad", "x p"), {"p": single(1, 2)}, "must have 6 items"),
     "mode": (node("Pad", "x p", mode="mirror"), {"p": single(*[0] * 6)}, "'mirror', known are"),
-    "blocks": (node("DepthToSpace", "x", blocksize=2), {}, "batch,channels,height,width"),
+    "blocks": (node("DepthToSpace", "x", blocksize=2), {}, "cannot be reshaped"),
     "matrix": (node("EyeLike", "x"), {}, "takes a matrix"),
     "place": (
         [node("SequenceConstruct", "x", "s"), node("SequenceAt", "s i")],

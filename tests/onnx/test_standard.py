@@ -42,7 +42,7 @@ _ROW = [tensor("x", (2, 3))]
         (node("Conv", "x w", auto_pad="SAME"), _PLANES, "known are NOTSET"),
         (node("MaxPool", "x"), _PLANES, "'kernel_shape' is missing"),
         (node("MaxPool", "x", kernel_shape=[2, 2], storage_order=2), _PLANES, "must be 0 or 1"),
-        (node("LpNormalization", "x", p=3), _ROW, "'p' must be 1 or 2"),
+        (node("LpNormalization", "x", p=3), _ROW, "no kind 'l3_normalization'"),
         (node("GroupNormalization", "x s s", num_groups=3), _PLANES, "does not divide 4 channels"),
         (node("Resize", "x"), _PLANES, "one of 'scales' and 'sizes'"),
         (node("DFT", "x", onesided=1, inverse=1), [tensor("x", (2, 5, 1))], "must be complex"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
+from nnef_jax.storage.packed_items import BITS
 
 _NODE = 30  # steps
 _LONGEST = 200  # letters of a line in a listing
@@ -101,10 +103,8 @@ class Reader:
     raw: Raw
     meter: Meter
     open: Callable[[str], memoryview]  # a file beside the model
-    lines: list[str] = field(default_factory=list[str])
     errors: list[NnefError] = field(default_factory=list[NnefError])
-    _source: Source = field(init=False)
-    _starts: list[int] = field(default_factory=list[int])
+    _spans: list[Span] = field(default_factory=list[Span])  # of nodes, in order
     _end: int = 0
 
     def document(self, model: Any) -> ModelDocument:
@@ -115,9 +115,7 @@ class Reader:
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
         graph = self.graph(model.graph)
         functions = {
-            (self._domain(x.domain), _decoded(x.name), _decoded(x.overload)): self.function(
-                x, versions
-            )
+            (self._domain(x.domain), _decoded(x.name), _decoded(x.overload)): self.function(x)
             for x in model.functions
         }
         raise_all(self.errors)
@@ -137,16 +135,15 @@ class Reader:
 
         for nodes in groups:
             add(nodes)
-        self._source = Source(self.name, "\n".join(lines) or "(no nodes)")
-        self._starts = [0]
-        for line in lines:
-            self._starts.append(self._starts[-1] + len(line) + 1)
+        source = Source(self.name, "\n".join(lines) or "(no nodes)")
+        start = 0
+        for line in (*lines, ""):  # the last one is for a graph behind all nodes
+            self._spans.append(Span(source, start, max(len(line), 1)))
+            start += len(line) + 1
 
     def _place(self) -> Span:
         """Return the place of the next node."""
-        start = self._starts[min(self._end, len(self._starts) - 1)]
-        end = self._starts[self._end + 1] if self._end + 1 < len(self._starts) else start + 1
-        return Span(self._source, start, max(end - start - 1, 1))
+        return self._spans[min(self._end, len(self._spans) - 1)]
 
     def graph(self, proto: Any) -> ModelGraph:
         """Return a graph."""
@@ -169,7 +166,7 @@ class Reader:
         name = _decoded(proto.name)
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
-    def function(self, proto: Any, versions: Mapping[str, int]) -> Function:
+    def function(self, proto: Any) -> Function:
         """Return a function of the model."""
         defaults: dict[str, Any] = {}
         for attribute in proto.attribute_proto:
@@ -178,10 +175,8 @@ class Reader:
         nodes = tuple(self.node(x) for x in proto.node)
         self.distinct([*_texts(proto.input), *(n for x in nodes for n in x.outputs)], span)
         own = {self._domain(x.domain): x.version for x in proto.opset_import}
-        self.meter.spend(len(versions) + len(own), self.name)
-        return Function(
-            _texts(proto.input), _texts(proto.output), nodes, defaults, {**versions, **own}
-        )
+        self.meter.spend(len(own), self.name)
+        return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, own)
 
     def distinct(self, names: Sequence[str], span: Span) -> None:
         """Note an error for the first of names that must be given once and is given twice."""
@@ -284,32 +279,24 @@ class Reader:
 
     def _typed(self, proto: Any, dtype: str, shape: tuple[int, ...], items: int) -> Any:
         """Return a tensor whose items are numbers in the message."""
-        name = {
-            "float32": "float_data", "complex64": "float_data", "float64": "double_data",
-            "complex128": "double_data", "int64": "int64_data", "uint32": "uint64_data",
-            "uint64": "uint64_data",
-        }.get(dtype, "int32_data")  # fmt: skip
-        found = getattr(proto, name)
-        kind = np.dtype(dtype)
+        field = {
+            "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
+            "int64": "int64", "uint32": "uint64", "uint64": "uint64",
+        }.get(dtype, "int32")  # fmt: skip
+        stored, kind = np.array(getattr(proto, f"{field}_data"), field), np.dtype(dtype)
         if kind.kind == "c":
-            parts = np.array(found, np.float64).reshape(-1, 2)
-            array = (parts[:, 0] + 1j * parts[:, 1]).astype(dtype)
-        elif name == "int32_data":  # of float16 and the like their bits
-            stored = np.array(found, np.int32)
-            array = stored.astype(f"u{kind.itemsize}" if kind.kind in "fV" else kind)
+            array = stored.view(np.complex128).astype(kind)
+        else:  # float16 and the like are bits in whole numbers
+            is_bits = field == "int32" and kind.kind in "fV"
+            array = stored.astype(f"u{kind.itemsize}" if is_bits else kind)
             wrong = stored[stored != array]
-            if wrong.size:
+            if wrong.size and stored.dtype.kind in "iu":
                 raise InvalidOperation(f"it has {wrong[0]}, which is no {dtype}")
-            if dtype in ("uint4", "int4", "float4_e2m1fn", "uint2", "int2"):
-                return unpacked(memoryview(array.tobytes()), dtype, shape)
-            array = array.view(kind)
-        else:
-            array = np.array(found).astype(kind)
-            if kind.kind == "u" and np.any(array != np.array(found, np.uint64)):
-                raise InvalidOperation(f"it has {max(found)}, which is no {dtype}")
+        if dtype in BITS:
+            return unpacked(memoryview(array.tobytes()), dtype, shape)
         if array.size != items:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
-        return array.reshape(shape)
+        return array.view(kind).reshape(shape)
 
     def sparse(self, proto: Any, label: str = "") -> Constant:
         """Return a tensor of which most items are 0, given the others."""
@@ -329,28 +316,20 @@ class Reader:
             raise InvalidOperation("its indices are not in its shape") from None
         return Constant(array, values.type, label)
 
-    def located(self, what: str, span: Span) -> Any:
+    @contextmanager
+    def located(self, what: str, span: Span) -> Generator[None]:
         """Keep errors of what is done within, with their place."""
-        return _Located(self.errors, what, span)
+        try:
+            yield
+        except NnefError:
+            raise
+        except (ValueError, OverflowError) as error:
+            message, hint = getattr(error, "message", error), getattr(error, "hint", "")
+            self.errors.append(SemanticError(f"{what}: {message}", span=span, hint=hint))
 
     @staticmethod
     def _domain(name: str) -> str:
         return "" if name in _SEPARATE else _decoded(name)
-
-
-class _Located:
-    def __init__(self, errors: list[NnefError], what: str, span: Span) -> None:
-        self.errors, self.what, self.span = errors, what, span
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, ValueError | OverflowError) and not isinstance(error, NnefError):
-            message = f"{self.what}: {getattr(error, 'message', error)}"
-            hint = getattr(error, "hint", "")
-            self.errors.append(SemanticError(message, span=self.span, hint=hint))
-            return True
-        return False
 
 
 def _line(node: Any) -> str:

@@ -174,14 +174,16 @@ class NodeFlattener:
 
     def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
         """Flatten the nodes of a function."""
-        attributes = {**function.defaults, **node.attributes}
         inner = self._inside(
-            node, "functions call each other", versions=function.versions, attributes=attributes
-        )
+            node, "functions call each other",
+            versions={**self.versions, **function.versions},
+            attributes={**function.defaults, **node.attributes},
+        )  # fmt: skip
         if any(x is not None for x in operands[len(function.inputs) :]):
             most = len(function.inputs)
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
-        self.graph.meter.spend(CALL + len(function.nodes), node.title, node.span)
+        steps = CALL + len(function.nodes) + len(inner.versions)
+        self.graph.meter.spend(steps, node.title, node.span)
         given = dict(zip(function.inputs, operands, strict=False))
         found = {name: given.get(name) for name in function.inputs}
         inner.run(function.nodes, found, function.outputs)

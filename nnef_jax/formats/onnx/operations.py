@@ -25,7 +25,6 @@ _PAIRS = {
     "Xor": "bitwise_xor", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
     "BitwiseXor": "bitwise_xor",
 }  # fmt: skip
-_ALPHA = number("alpha", 1.0)
 _REDUCTION = word("reduction", "none", "add", "mul", "min", "max")
 _RANDOM = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -80,14 +79,11 @@ _ROWS: Mapping[str, Meaning] = {
             exclusive=flag("exclusive"), reverse=flag("reverse"),
         ) for name in ("CumSum", "CumProd")
     },
-    "Celu": lambda site, x: site.last.mul(
-        site.step.elu(site.step.div(x, _ALPHA(site)), alpha=1.0), _ALPHA(site)
-    ),
     "Concat": lambda site, *values: site.last.concat(
         values, axis=site.axis_of("axis", 1 if site.version < 4 else None)
     ),
     "Det": operation("determinant"),
-    "Elu": operation("elu", alpha=_ALPHA),
+    "Elu": operation("elu", alpha=number("alpha", 1.0)),
     "Expand": operation("broadcast", shape=methodcaller("integers", 1)),
     "Gather": operation("gather", 0, 1, axis=axis("axis", 0)),
     "GatherElements": operation("gather_elements", 0, 1, axis=axis("axis", 0)),

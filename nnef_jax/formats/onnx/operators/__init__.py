@@ -155,7 +155,7 @@ def _read(proto: Any, schema: Any) -> Function:
     reader.list_nodes(proto.node)
     given = ((key, x.default_value) for key, x in schema.attributes.items())
     defaults = {key: reader.attribute(x) for key, x in given if x.name}
-    return replace(reader.function(proto, {}), defaults=defaults)
+    return replace(reader.function(proto), defaults=defaults)
 
 
 def _refused(name: str) -> memoryview:

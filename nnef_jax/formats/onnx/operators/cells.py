@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-import numpy as np
-
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value
@@ -16,9 +14,9 @@ from nnef_jax.flattening.recurrent_cells import (
     Activation,
     Cell,
     activation,
+    steps_within,
 )
 from nnef_jax.flattening.repetition import RepeatedBody
-from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.products import dynamic_product
@@ -105,10 +103,7 @@ def _filter(site: NodeSite, i: int, way: int) -> Any:
 def _run(
     site: NodeSite, cell: Cell, x: Value, states: Sequence[Any], way: int, *, reverse: bool
 ) -> list[Any]:
-    """Run a cell over [time,batch,items]; return outputs [time,batch,hidden] and last states.
-
-    After the end of a sequence states stay and outputs are 0.
-    """
+    """Run a cell over [time,batch,items]; return outputs [time,batch,hidden] and last states."""
     hidden, items = (site.shape(states[0])[-1] * n for n in (1, cell.gates))
     w, r = (_filter(site, i, way) for i in (1, 2))
     bias, rest = None, None  # of the input's products, and of a GRU's state before that is reset
@@ -125,38 +120,14 @@ def _run(
         peepholes = {
             name: site.unsqueezed(part, (0,)) for name, part in zip("iof", parts, strict=True)
         }
-    products = _product(site, x, w, bias)
-    body = RepeatedBody(site)
-    at = body.at
-    now = body.item(products, 0, reverse=reverse)
-    before = [body.state(s) for s in states]
-    r = tuple(map(body.seen, r)) if isinstance(r, tuple) else body.seen(r)
-    rest = body.seen(rest)
-    peepholes = {name: body.seen(part) for name, part in peepholes.items()}
 
-    def product(state: Any, first: int, last: int) -> Any:
-        is_whole = last - first == cell.gates
-        return _product(
-            at, state, r if is_whole else at.part(r, 0, first * hidden, last * hidden),
-            rest if first else None,
-        )  # fmt: skip
+    def product(body: RepeatedBody, state: Any, first: int, last: int) -> Any:
+        filter = tuple(map(body.seen, r)) if isinstance(r, tuple) else body.seen(r)
+        if last - first < cell.gates:
+            filter = body.at.part(filter, 0, first * hidden, last * hidden)
+        return _product(body.at, state, filter, body.seen(rest) if first else None)
 
-    after = cell.next(at, now, before, product, peepholes)
-    shown = after[0]
-    mask = _mask(site, x)
-    if mask is not None:
-        runs = body.item(mask, 0, reverse=reverse)
-        shown = at.step.select(runs, shown, 0)
-        after = [at.step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
-    how = [("full", 0, -1 if reverse else 1)]
-    *last, y = body.scan(after, [at.unsqueezed(shown, (0,))], how)
-    return [y, *last]
-
-
-def _mask(site: NodeSite, x: Value) -> Any:
-    """Return which steps [time,batch,1] count, None where all do."""
-    time, lengths = site.extent(x, 0), site.optional(4)
-    if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
-        return None
-    ends = site.unsqueezed(site.whole(site.tensor(lengths)), (0,))
-    return site.unsqueezed(site.step.lt(site.places(time, 0, 2), ends), (2,))
+    products, mask = _product(site, x, w, bias), None
+    if site.has(4):
+        mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)
+    return cell.run(site, products, states, product, mask, peepholes, axis=0, reverse=reverse)

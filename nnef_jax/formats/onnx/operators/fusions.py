@@ -158,36 +158,22 @@ def _fused_matmul(site: NodeSite) -> Any:
     return found if alpha == 1 else site.step.mul(found, alpha)
 
 
-def _activated(site: NodeSite, x: Any, given: Sequence[float]) -> Any:
-    """Apply the node's activation, with its parameters if it has any."""
-    name = site.text("activation", "").lower()
+@operator("FusedConv", "FusedGemm", domain=MICROSOFT)
+def _fused(site: NodeSite) -> Any:
+    """Apply the standard's operator, add a further input, apply an activation."""
+    own = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
+    operands = [site.optional(i) for i in range(3)]
+    x = _applied(site, site.node.operator.removeprefix("Fused"), operands, **own)
+    x = site.step.add(x, site.operand(3)) if site.has(3) else x
+    names = [f"activation_{n}" for n in ("alpha", "beta")]
+    given = [site.number(n) for n in names if n in site.node.attributes]
+    name, given = site.text("activation", "").lower(), site.numbers("activation_params", given)
     if name in ("", "none"):
         return x
     if name == "clip":
         low, high = given
         return site.step.min(site.step.max(x, low), high)
     return activation(name, *given[:2])(site, x)
-
-
-def _fused(site: NodeSite, name: str) -> Any:
-    """Apply the standard's operator of a name to three inputs."""
-    given = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
-    return _applied(site, name, [site.optional(i) for i in range(3)], **given)
-
-
-@operator("FusedConv", domain=MICROSOFT)
-def _fused_conv(site: NodeSite) -> Any:
-    found = _fused(site, "Conv")
-    if site.has(3):
-        found = site.step.add(found, site.operand(3))
-    return _activated(site, found, site.numbers("activation_params", ()))
-
-
-@operator("FusedGemm", domain=MICROSOFT)
-def _fused_gemm(site: NodeSite) -> Any:
-    names = [f"activation_{x}" for x in ("alpha", "beta")]
-    given = [site.number(x) for x in names if x in site.node.attributes]
-    return _activated(site, _fused(site, "Gemm"), given)
 
 
 @operator("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)

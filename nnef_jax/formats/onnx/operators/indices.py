@@ -75,19 +75,6 @@ def _padded(
     return site.last.select(inside, x, site.reshaped(value, ()))
 
 
-@operator("CenterCropPad")
-def _center_crop_pad(site: NodeSite, x: Any) -> Any:
-    """Cut or pad axes around their middle to given extents."""
-    shape, wanted = site.known_shape(), site.integers(1)
-    axes = site.axes(2) or tuple(range(site.rank()))
-    around = [(0, 0)] * site.rank()
-    for axis, extent in zip(axes, wanted, strict=True):
-        more = extent - shape[axis]
-        before = more // 2 if more >= 0 else -(-more // 2)
-        around[axis] = (before, more - before)
-    return _padded(site, x, around, "constant")
-
-
 @operator("TensorScatter")
 def _tensor_scatter(site: NodeSite, cache: Any, update: Any, starts: Any = None) -> Any:
     """Put an update into a cache from a place on, which each item of the batch has of its own."""

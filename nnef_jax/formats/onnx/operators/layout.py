@@ -83,30 +83,9 @@ def _tile(site: NodeSite, x: Any) -> Any:
     return site.last.tile(x, repeats=repeats)
 
 
-def _blocks(site: NodeSite) -> tuple[int, bool]:
-    """Return the extent of blocks, and whether a block has the fastest channels."""
-    if site.rank() != 4:
-        raise InvalidShape(f"it takes [batch,channels,height,width], not {show(site.shape())}")
-    size = site.int("blocksize")
-    if size < 1:
-        raise InvalidOperation(f"'blocksize' must be positive, it is {size}")
-    return size, site.choice("mode", "DCR", "CRD", default="DCR") == "CRD"
-
-
-@operator("DepthToSpace")
-def _depth_to_space(site: NodeSite) -> Any:
-    """Move blocks of channels into space."""
-    size, is_fast = _blocks(site)
-    channels = site.known_shape()[1]
-    if channels % size**2:
-        raise InvalidShape(f"blocks of {size} x {size} do not divide {channels} channels")
-    return depth_to_space(site, size, depth_first=is_fast)
-
-
-@operator("SpaceToDepth")
-def _space_to_depth(site: NodeSite) -> Any:
-    """Move blocks of space into channels: the reverse of DepthToSpace."""
-    size, is_fast = _blocks(site)
-    if any(n % size for n in site.known_shape()[2:]):
-        raise InvalidShape(f"blocks of {size} do not divide {show(site.shape())}")
-    return space_to_depth(site, size, depth_first=is_fast)
+@operator("DepthToSpace", "SpaceToDepth")
+def _blocks(site: NodeSite) -> Any:
+    """Move blocks of channels into space, or back."""
+    move = depth_to_space if site.node.operator == "DepthToSpace" else space_to_depth
+    is_fast = site.choice("mode", "DCR", "CRD", default="DCR") == "CRD"
+    return move(site, site.int("blocksize"), depth_first=is_fast)

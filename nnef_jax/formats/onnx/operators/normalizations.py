@@ -118,18 +118,14 @@ def _of_sum(site: NodeSite, x: Any, scale: Any, bias: Any, *, centred: bool = Tr
     return (_scaled(site, found[0], scale, bias, site.dtype_of(x)), *found[1:])
 
 
-@operator("SkipLayerNormalization", domain=MICROSOFT)
-def _skip(site: NodeSite, x: Any, y: Any, scale: Any, beta: Any = None, bias: Any = None) -> Any:
+@operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
+def _skip(site: NodeSite, x: Any, y: Any, scale: Any, *more: Any) -> Any:
+    """Normalise a sum; the simplified one has no beta among its inputs, and keeps the mean."""
+    centred = site.node.operator == "SkipLayerNormalization"
+    beta, bias, *_ = (*([] if centred else [None]), *more, None, None)
     total = site.step.add(x, y)
     total = total if bias is None else site.step.add(total, bias)
-    return (*_of_sum(site, total, scale, beta), total)
-
-
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
-def _skip_simplified(site: NodeSite, x: Any, y: Any, scale: Any, bias: Any = None) -> Any:
-    total = site.step.add(x, y)
-    total = total if bias is None else site.step.add(total, bias)
-    return (*_of_sum(site, total, scale, None, centred=False), total)
+    return (*_of_sum(site, total, scale, beta, centred=centred), total)
 
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
@@ -185,50 +181,5 @@ def _mean_variance_normalization(site: NodeSite, x: Any) -> Any:
 
 @operator("LpNormalization")
 def _lp_normalization(site: NodeSite, x: Any) -> Any:
-    power, axes = site.int("p", 2), (site.axis_of("axis", -1),)
-    if power not in (1, 2):
-        raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")
-    kind = f"l{power}_normalization"
-    return getattr(site.last, kind)(x, axes=axes, bias=0.0, epsilon=0.0)
-
-
-@operator("SoftmaxCrossEntropyLoss")
-def _softmax_cross_entropy(site: NodeSite, x: Any) -> Any:
-    """Return the loss and the logarithms of probabilities."""
-    logarithms = site.step.log_softmax(x, axes=(1,))
-    return _loss(site, logarithms), logarithms
-
-
-@operator("NegativeLogLikelihoodLoss")
-def _loss(site: NodeSite, logarithms: Any) -> Any:
-    """Return minus the weighted logarithms of targets, or their sum, or that over all weights."""
-    reduction, step = site.choice("reduction", "mean", "sum", "none", default="mean"), site.step
-    target: Any = site.operand(1)
-    keeps: Any = None
-    weight: Any = None
-
-    def kept(x: Any) -> Any:
-        return x if keeps is None else step.select(keeps, x, 0)
-
-    if "ignore_index" in site.node.attributes:
-        keeps = step.ne(target, site.int("ignore_index"))
-        target = kept(target)
-    chosen = step.gather_elements(logarithms, site.unsqueezed(target, (1,)), axis=1)
-    chosen = site.squeezed(chosen, 1)
-    if site.has(2):
-        weight = step.gather(site.operand(2), target, axis=0)
-        chosen = step.mul(chosen, weight)
-    losses = kept(step.neg(chosen))
-    if reduction == "none":
-        return losses
-    axes = tuple(range(site.rank(losses)))
-
-    def total(x: Any) -> Any:
-        return site.reshaped(site.total(x, axes), ())
-
-    if reduction == "sum":
-        return total(losses)
-    if weight is None and keeps is None:
-        return site.reshaped(step.mean_reduce(losses, axes=axes), ())
-    weight = site.cast(keeps, site.dtype_of(logarithms)) if weight is None else weight
-    return step.div(total(losses), total(kept(weight)))
+    kind = f"l{site.int('p', 2)}_normalization"
+    return getattr(site.last, kind)(x, axes=(site.axis_of("axis", -1),), bias=0.0, epsilon=0.0)

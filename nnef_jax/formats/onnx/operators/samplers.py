@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -125,22 +124,6 @@ def _grid_sample(site: NodeSite, x: Any, grid: Any) -> Any:
         x, grid, mode=modes.get(mode, mode), align_corners=site.flag("align_corners"),
         padding_mode=site.choice("padding_mode", *paddings, default="zeros"),
     )  # fmt: skip
-
-
-@operator("AffineGrid")
-def _affine_grid(site: NodeSite, theta: Any) -> Any:
-    """Return where an affine map takes the centres of items, or with `align_corners` corners."""
-    _, _, *extents = site.integers(1)
-    if min(extents, default=0) < 1:
-        raise InvalidShape(f"its extents must be positive, they are {extents}")
-    site.spend(math.prod(extents))
-    axes = [np.linspace(-1, 1, n) for n in extents]
-    if not site.flag("align_corners"):
-        axes = [(2 * np.arange(n) + 1) / n - 1 for n in extents]
-    places = [x.ravel() for x in np.meshgrid(*axes, indexing="ij")]
-    base = np.stack([*reversed(places), np.ones_like(places[0])], 1)[None]
-    found = site.product(site.constant(base, site.dtype_of()), theta, flips=True)
-    return site.reshaped(found, extents, 1, 1)
 
 
 @operator("RoiAlign")

@@ -19,10 +19,6 @@ from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of float8e8m0 that is none
-_WINDOWS = {
-    "BlackmanWindow": (0.42, -0.5, 0.08), "HannWindow": (0.5, -0.5),
-    "HammingWindow": (25 / 46, -21 / 46),
-}  # fmt: skip
 _MELS, _CORNER = 2595, 700  # of the scale: mel(f) = 2595 * log10(1 + f / 700)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
@@ -164,22 +160,6 @@ def _eye_like(site: NodeSite) -> Any:
     if k := site.int("k", 0):
         row = site.step.add(row, k)
     return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))
-
-
-def _window(site: NodeSite) -> Any:
-    """Return a sum of cosines over one period, of which the last item is the first unless open."""
-    size = site.integer(0)
-    if size < 0:
-        raise InvalidShape(f"it must not have {size} items")
-    site.spend(size)
-    turns = size if site.flag("periodic", True) else size - 1
-    angles = 2 * np.pi * np.arange(size) / max(turns, 1)
-    factors = _WINDOWS[site.node.operator]
-    items = sum(factor * np.cos(i * angles) for i, factor in enumerate(factors))
-    return site.constant(items, site.dtype("output_datatype", 1))
-
-
-operator(*_WINDOWS)(_window)
 
 
 @operator("MelWeightMatrix")

@@ -9,8 +9,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation
-from nnef_jax.flattening.repetition import LAST, RepeatedBody
+from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, steps_within
+from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
@@ -36,22 +36,17 @@ def _cell_of(site: LayerSite) -> Cell:
     return Cell(kind, "fico", activations, site.number("clip", 0), resets_after)
 
 
-def _next(
-    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], r: Any, b: Any
-) -> list[Value]:
-    """Return the next states, given the products of the input, biases of these added.
+def _product(
+    site: LayerSite, cell: Cell, state: Value, first: int, last: int, r: Any, b: Any
+) -> Any:
+    """Multiply a state by the filters of gates, of all in `r` [gates*hidden,hidden].
 
-    `r` [gates*hidden,hidden] is for the state; `b` is the bias of the new gate of a GRU's state
-    where that is multiplied before it is reset, else 0.
+    `b` is the bias of the new gate of a GRU's state where that is multiplied before it is reset,
+    else 0.
     """
-    hidden = states[0].type.shape[-1]
-
-    def product(state: Value, first: int, last: int) -> Value:
-        is_whole = last - first == cell.gates
-        rows = r if is_whole else site.part(r, 0, first * hidden, last * hidden)
-        return site.step.linear(state, rows, b if first else 0.0)
-
-    return cell.next(site, x, states, product)
+    hidden = state.type.shape[-1]
+    rows = r if last - first == cell.gates else site.part(r, 0, first * hidden, last * hidden)
+    return site.step.linear(state, rows, b if first else 0.0)
 
 
 def _biases(site: LayerSite, cell: Cell, bias: Any, hidden: int) -> tuple[Any, Any]:
@@ -82,7 +77,11 @@ def _cell(site: LayerSite) -> list[Value]:
     else:
         w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
     own, rest = _biases(site, cell, bias, hidden)
-    return _next(site, cell, site.step.linear(x, w, own), states, r, rest)
+
+    def product(state: Value, first: int, last: int) -> Any:
+        return _product(site, cell, state, first, last, r, rest)
+
+    return cell.next(site, site.step.linear(x, w, own), states, product)
 
 
 def _joined_weights(
@@ -99,40 +98,18 @@ def _run(
     site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value, bias: Any,
     mask: Value | None, *, reverse: bool,
 ) -> list[Value]:  # fmt: skip
-    """Run a cell over [batch,time,items]; return all outputs [batch,time,hidden] and last states.
-
-    Where a mask [batch,time,1] is 0 states stay and outputs are 0.
-    """
+    """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, 0)
     own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
     if bias is not None:
         products = site.step.add(products, site.unsqueezed(own, 0))
-    body = RepeatedBody(site)
-    inner, now = body.at, body.item(products, 1, reverse=reverse)
-    before = [body.state(x) for x in states]
-    after = _next(inner, cell, now, before, body.seen(r), body.seen(rest))
-    shown = after[0]
-    if mask is not None:
-        keep = body.item(mask, 1, reverse=reverse)
-        runs = inner.step.gt(keep, 0.0)
-        after = [inner.step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
-        shown = inner.step.mul(shown, keep)
-    results = [inner.unsqueezed(shown, 1), *after]
-    how = [("full", 1, -1 if reverse else 1), *[LAST] * len(after)]
-    return body.add(site.insert, [], after, results, how)
 
+    def product(body: RepeatedBody, state: Value, first: int, last: int) -> Any:
+        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(rest))
 
-def _mask_of(site: LayerSite, x: Value, lengths: Any) -> Value | None:
-    """Return which steps count, None where all do."""
-    time = x.type.shape[1]
-    if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
-        return None
-    ends = site.cast(site.unsqueezed(lengths, 1), site.integer)
-    runs = site.step.lt(site.places(time, 1, 2), ends)
-    mask = site.step.cast(runs, dtype=x.type.dtype)
-    return site.unsqueezed(mask, 2)
+    return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
 
 
 @opsets("LSTMSequence", "GRUSequence", "RNNSequence")
@@ -146,7 +123,7 @@ def _sequence(site: LayerSite) -> list[Value]:
     ways = _WAYS.get(site.text("direction", "forward"))
     if ways is None:
         raise InvalidOperation(f"there is no direction '{site.text('direction')}'")
-    mask = _mask_of(site, x, lengths)
+    mask = steps_within(site, x.type.shape[1], lengths, 1)
 
     def part(value: Value, i: int, axis: int) -> Value:
         if value.type.shape[axis] != 1:
