@@ -1,4 +1,4 @@
-"""`nnef-jax compare`, `diff` and `stats`: how two networks differ, what one consists of."""
+"""`nnef-jax compare`, `diff`, and statistics: how two networks differ, what is in one."""
 
 from __future__ import annotations
 
@@ -112,22 +112,32 @@ def diff(
 
 @app.command()
 @option.grouped
-def stats(
+def weight_statistics(
     source: option.Source,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=]FILE...",
-            help="Inputs, as of `run`: the statistics are then of the tensors inside.",
-            show_default=False,
-        ),
-    ] = None,
+    plot: compared_models.Plot = None,
+    overwrite: option.Overwrite = False,
+    reading: option.Reading = option.Reading(),
+    as_json: option.Json = False,
+) -> None:
+    """Show statistics of the weights."""
+    compared_models.check_plot(plot, overwrite)
+    network = reading.read(source)
+    from nnef_jax import weight_statistics as statistics
+
+    compared_models.show(statistics(network.data), as_json, plot, overwrite=overwrite)
+
+
+@app.command()
+@option.grouped
+def activation_statistics(
+    source: option.Source,
+    inputs: option.Files = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
             "--name",
             metavar="PATTERN",
-            help="With inputs: tensors, such as 'relu*'; can be repeated.",
+            help="Tensors, such as 'relu*', all by default; can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -137,23 +147,15 @@ def stats(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Show statistics of the weights, or of the tensors inside where inputs are given."""
+    """Show statistics of the tensors inside, over all inputs that are given."""
     pictures = pixels.options(inputs)
-    if names and not inputs:
-        raise typer.BadParameter("needs inputs", param_hint="--name")
     compared_models.check_plot(plot, overwrite)
-    if not inputs:
-        network = reading.read(source)
-        from nnef_jax import weight_statistics
-
-        compared_models.show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
-        return
     model = reading.load(source)
-    batches = compared_models.calls_of(model, inputs, pictures)
+    batches = compared_models.calls_of(model, inputs or (), pictures)
     with status("running"):
-        from nnef_jax.analysis import activation_statistics
+        from nnef_jax.analysis import activation_statistics as statistics
 
-        found = activation_statistics(model, batches, names=names or None)
+        found = statistics(model, batches, names=names or None)
     compared_models.show(found, as_json, plot, overwrite=overwrite)
 
 

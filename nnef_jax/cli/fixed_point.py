@@ -1,4 +1,4 @@
-"""`nnef-jax openvx check`, `run` and `stats`: a network in OpenVX's fixed-point arithmetic."""
+"""`nnef-jax openvx`: a network in OpenVX's fixed-point arithmetic."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FixedPoint:
 
 @openvx.command()
 @option.grouped
-def check(
+def check_profile(
     source: option.Source,
     profile: ProfileName = "openvx-16bit",
     unsigned: Unsigned = False,
@@ -83,9 +83,9 @@ def check(
     """
     dtype = _dtype(profile, unsigned)
     model = reading.load(source)
-    from nnef_jax.openvx import check_profile
+    from nnef_jax.openvx import check_profile as checked
 
-    found = check_profile(model, profile, dtype=dtype, semantics=semantics)
+    found = checked(model, profile, dtype=dtype, semantics=semantics)
     compared_models.show(found, as_json)
     if not found.fits:
         raise typer.Exit(1)

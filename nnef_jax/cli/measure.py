@@ -1,4 +1,4 @@
-"""`nnef-jax profile`, `bench` and `cost`: what a network takes, measured or by XLA's analysis."""
+"""`nnef-jax profile`, `benchmark`, `cost`: what a network takes, measured or by XLA's analysis."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def profile(
     compared_models.show(found, as_json, plot, [trace], overwrite=overwrite)
 
 
-@app.command()
+@app.command("benchmark")
 @option.grouped
-def bench(
+def measure_latency(
     source: option.Source,
     inputs: compared_models.Inputs = None,
     batches: Annotated[

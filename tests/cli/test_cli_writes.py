@@ -20,16 +20,16 @@ from tests.cli_support import call, fails, linear_scores, ok
 _RUN = "run {net} {x} --no-cache -o", (".npz", ".npy", ".dat", "")
 _OPENVX = "--shape x=2,4"
 WRITES = {
-    ("flatten", "output"): ("flatten {net} -o", (".tgz", "")),
-    ("convert", "output"): ("convert {net}", (".tar", "")),
+    ("convert", "output"): ("convert {net}", (".tar", ".tgz", "")),
     ("run", "output"): _RUN,
     ("export", "output"): ("export {net} --platforms cpu -o", (".npz", ".bin")),
     ("view", "output"): ("view {net} -o", (".html",)),
     ("compare", "plot"): ("compare {net} {net} {x} --plot", (".png",)),
-    ("stats", "plot"): ("stats {net} --plot", (".svg",)),
+    ("weight-statistics", "plot"): ("weight-statistics {net} --plot", (".svg",)),
+    ("activation-statistics", "plot"): ("activation-statistics {net} {x} --plot", (".png",)),
     ("profile", "plot"): ("profile {net} {x} --calls 1 --plot", (".png",)),
     ("profile", "trace"): ("profile {net} {x} --calls 1 --trace", (".json", ".json.gz")),
-    ("bench", "plot"): ("bench {net} {x} --rounds 1 --seconds 0 --plot", (".png",)),
+    ("benchmark", "plot"): ("benchmark {net} {x} --rounds 1 --seconds 0 --plot", (".png",)),
     ("openvx run", "output"): (f"openvx run {{net}} {{x}} {_OPENVX} -o", (".npz", "")),
     ("openvx stats", "plot"): (f"openvx stats {{net}} {{x}} {_OPENVX} --plot", (".pdf",)),
 }
@@ -51,7 +51,7 @@ def parameters(commands, above=""):
         function = command.callback
         for name, type in get_type_hints(function).items():
             if type_of_items(type) in (Path, str):
-                yield above + (command.name or function.__name__), name
+                yield above + (command.name or function.__name__.replace("_", "-")), name
 
 
 def type_of_items(type):
