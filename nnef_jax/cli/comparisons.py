@@ -51,17 +51,15 @@ def compare(
     ] = False,
     seed: compared_models.Seed = 0,
     pixels: option.Pixels = option.Pixels(),
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Compare two networks on the same inputs, tensor by tensor. Of two .onnx B is run here.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = pixels.options(inputs)
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     compared_models.check_tolerance(rtol, atol)
     both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
     sides: list[Any] = [
@@ -80,13 +78,7 @@ def compare(
         found = compared(
             sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
-    compared_models.show(
-        found,
-        as_json,
-        plot,
-        table=None if every else found.table(differing=True),
-        overwrite=overwrite,
-    )
+    shown.show(found, None if every else found.table(differing=True))
     if found.first is not None:
         raise typer.Exit(1)
 
@@ -105,7 +97,7 @@ def diff(
         from nnef_jax import diff as compared
 
         found = compared(a, b)
-    compared_models.show(found, as_json)
+    compared_models.Shown(as_json=as_json).show(found)
     if not found.same:
         raise typer.Exit(1)
 
@@ -114,17 +106,15 @@ def diff(
 @option.grouped
 def weight_statistics(
     source: option.Source,
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Show statistics of the weights."""
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     network = reading.read(source)
     from nnef_jax import weight_statistics as statistics
 
-    compared_models.show(statistics(network.data), as_json, plot, overwrite=overwrite)
+    shown.show(statistics(network.data))
 
 
 @app.command()
@@ -142,21 +132,19 @@ def activation_statistics(
         ),
     ] = None,
     pixels: option.Pixels = option.Pixels(),
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Show statistics of the tensors inside, over all inputs that are given."""
     pictures = pixels.options(inputs)
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     model = reading.load(source)
     batches = compared_models.calls_of(model, inputs or (), pictures)
     with status("running"):
         from nnef_jax.analysis import activation_statistics as statistics
 
         found = statistics(model, batches, names=names or None)
-    compared_models.show(found, as_json, plot, overwrite=overwrite)
+    shown.show(found)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from inspect import signature
 from pathlib import Path
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve")}
 FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 READS |= {"sources"}
-TEXTS = {"shapes", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
+TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 
@@ -49,8 +50,8 @@ def parameters(commands, above=""):
         yield from parameters(group.typer_instance, f"{group.name} ")
     for command in commands.registered_commands:
         function = command.callback
-        for name, type in get_type_hints(function).items():
-            if type_of_items(type) in (Path, str):
+        for name, parameter in signature(function, eval_str=True).parameters.items():
+            if type_of_items(get_args(parameter.annotation)[0]) in (Path, str):
                 yield above + (command.name or function.__name__.replace("_", "-")), name
 
 
