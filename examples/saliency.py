@@ -22,10 +22,11 @@ from nnef_jax import analysis
 
 def explanations(model: nnef_jax.Model, scans: np.ndarray) -> dict[str, Any]:
     """Return what each method finds for the digits that are seen in scans [n,1,8,8]."""
-    key = jax.random.key(0)
+    # The noise has 0.15 of the range of a scan.
+    noise: Any = {"key": jax.random.key(0), "noise": 0.15 * np.ptp(scans, (1, 2, 3)), "samples": 50}
     return {
         "gradient": analysis.saliency(model, scans),
-        "SmoothGrad": analysis.smoothgrad(model, scans, key=key),
+        "SmoothGrad": analysis.noise_tunnel(analysis.saliency, model, scans, **noise),
         "integrated\ngradients": analysis.integrated_gradients(model, scans),
         "occlusion": analysis.occlusion(model, scans, window=2),
         "Grad-CAM": analysis.grad_cam(model, scans, layer="relu2"),

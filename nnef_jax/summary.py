@@ -1,4 +1,4 @@
-"""The table that `model.summary()` and `nnef-jax info` show."""
+"""The table that `model.summary()` and `nnef-jax summary` show."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ def commands(folder: Path) -> dict[str, list[str]]:
     """A call of each command that succeeds; what they save goes into the folder."""
     return {
         "check": ["check", str(MODEL)],
-        "info": ["info", str(MODEL)],
-        "flatten": ["flatten", str(MODEL)],
+        "summary": ["summary", str(MODEL)],
+        "convert": ["convert", str(MODEL)],
         "run": ["run", str(MODEL), str(SCAN), "--no-cache"],
         "batch": ["batch", str(MODEL), str(SCAN), f"--out={folder}", "--no-cache"],
         "compile": ["compile", str(MODEL), f"--cache-dir={folder}", "--shape=image=1,1,8,8"],

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.features import shapley_values as shapley_values
     from nnef_jax.analysis.gradients import integrated_gradients as integrated_gradients
     from nnef_jax.analysis.gradients import saliency as saliency
-    from nnef_jax.analysis.gradients import smoothgrad as smoothgrad
     from nnef_jax.analysis.hessian import HessianEigenvalues as HessianEigenvalues
     from nnef_jax.analysis.hessian import HessianTrace as HessianTrace
     from nnef_jax.analysis.hessian import hessian_eigenvalues as hessian_eigenvalues
@@ -72,7 +71,7 @@ _NAMES = {  # by module
         "lime",
         "shapley_values",
     ),
-    "gradients": ("integrated_gradients", "saliency", "smoothgrad"),
+    "gradients": ("integrated_gradients", "saliency"),
     "hessian": ("HessianEigenvalues", "HessianTrace", "hessian_eigenvalues", "hessian_trace"),
     "influence": ("Concept", "tcav", "tracin"),
     "layer_attribution": (

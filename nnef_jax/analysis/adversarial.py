@@ -10,26 +10,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from lowering.extents import show
 from nnef_jax.analysis.attack import Attack, AttackOptions, Bounds, Norm
-from nnef_jax.analysis.attribution import array_of
+from nnef_jax.analysis.attribution import sizes_of
 from nnef_jax.analysis.question import (
-    Question,
     Target,
     ask,
     require_bounds,
     require_count,
     require_key,
-    require_real,
 )
 from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
 from nnef_jax.call_arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model, Params
-from nnef_jax.options import require_choice, require_flags, require_keywords
+from nnef_jax.options import require_choice, require_flags
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
 _STEPS = 2.5  # epsilons: how long all steps are together, as in Madry et al. (2017)
@@ -134,7 +130,9 @@ def fgsm(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    attack = _attack(model, inputs, "linf", target, targeted, bounds, output, wrt, params)
+    options: AttackOptions = {"target": target, "output": output, "wrt": wrt, "params": params}
+    options |= {"targeted": targeted, "bounds": bounds}
+    attack = _attack("fgsm", model, inputs, "linf", options)
     return _fgsm(attack, sizes_of(attack.question, "epsilon", epsilon))
 
 
@@ -172,12 +170,10 @@ def pgd(
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
             errors it raises too.
     """
-    require_keywords("pgd", options, AttackOptions)
-    require_choice("norm", norm, ("linf", "l2"))
     require_count("steps", steps)
     if key is not None:
         require_key(key)
-    attack = _attack(model, inputs, norm, **options)
+    attack = _attack("pgd", model, inputs, norm, options)
     size = sizes_of(attack.question, "epsilon", epsilon)
     length = _STEPS / steps * size if step_size is None else step_size
     return _pgd(attack, size, sizes_of(attack.question, "step_size", length), key, steps)
@@ -223,11 +219,9 @@ def smallest_perturbation(
         options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
             errors it raises too.
     """
-    require_keywords("smallest_perturbation", options, AttackOptions)
-    require_choice("norm", norm, ("linf", "l2"))
     require_count("steps", steps)
     require_count("classes", classes)
-    attack = _attack(model, inputs, norm, **options)
+    attack = _attack("smallest_perturbation", model, inputs, norm, options)
     return _smallest(attack, steps, classes)
 
 
@@ -265,21 +259,16 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
 
 
 def _attack(
-    model: Model,
-    inputs: tuple[Any, ...],
-    norm: Norm,
-    target: Target = None,
-    targeted: bool = False,
-    bounds: Bounds | None = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    function: str, model: Model, inputs: tuple[Any, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
     """Return an attack that has not begun; raise for what none can do."""
+    require_choice("norm", norm, ("linf", "l2"))
+    given: dict[str, Any] = {**options}
+    targeted, bounds = given.pop("targeted", False), given.pop("bounds", None)
     require_flags(targeted=targeted)
-    if targeted and target is None:
+    if targeted and given.get("target") is None:
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask(function, model, inputs, given)
     if question.score is None and question.count < 2:
         message = f"'{question.output}' has one score, so that there is no other class"
         hint = "give as target a function that returns a margin: target=lambda y: y[:, 0]"
@@ -293,15 +282,3 @@ def _attack(
                 message = f"'{question.wrt}' has values from {least:g} to {largest:g}"
                 raise InputError(f"{message}, bounds are {low:g} to {high:g}")
     return Attack(question, bounds, targeted, norm)
-
-
-def sizes_of(question: Question, name: str, value: Any) -> Any:
-    """Return a length, or one for each item."""
-    sizes = array_of(name, value)
-    if sizes.shape not in ((), (question.batch,)):
-        message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
-        raise InputError(message, hint="give a number, or one for each item")
-    if not isinstance(sizes, Tracer):
-        for extreme in (np.min, np.max):
-            require_real(name, float(extreme(np.asarray(sizes), initial=0)))
-    return sizes

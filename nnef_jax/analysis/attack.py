@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from nnef_jax.analysis.question import Question, Target, TensorOptions
+from nnef_jax.analysis.question import Question, QuestionOptions
 
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
@@ -19,13 +19,11 @@ _ROUNDING = 16  # units in the last place
 _OVER = 0.05  # how far beyond a plane a step goes, as a share of the way
 
 
-class AttackOptions(TensorOptions, total=False):
+class AttackOptions(QuestionOptions, total=False):
     """Keywords of `fgsm` that all attacks have."""
 
-    target: Target
     targeted: bool
     bounds: Bounds | None
-    output: str | None
 
 
 @jax.tree_util.register_dataclass

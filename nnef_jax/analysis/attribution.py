@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from lowering.extents import show
 from lowering.graph import is_float
-from nnef_jax.analysis.question import Question
+from nnef_jax.analysis.question import Question, require_real
 from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, shown
@@ -140,3 +141,15 @@ def array_of(name: str, value: Any) -> Any:
     if not (is_float(str(array.dtype)) or array.dtype.kind in "iu"):
         raise InputError(f"{message}, it is {shown(value)}")
     return array
+
+
+def sizes_of(question: Question, name: str, value: Any) -> Any:
+    """Return a length, or one for each item."""
+    sizes = array_of(name, value)
+    if sizes.shape not in ((), (question.batch,)):
+        message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"
+        raise InputError(message, hint="give a number, or one for each item")
+    if not isinstance(sizes, Tracer):
+        for extreme in (np.min, np.max):
+            require_real(name, float(extreme(np.asarray(sizes), initial=0)))
+    return sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +14,21 @@ from numpy.typing import ArrayLike
 
 from lowering import jaxprs
 from lowering.program_printing import described
-from nnef_jax.analysis.adversarial import sizes_of
 from nnef_jax.analysis.attack import Bounds as Ends
+from nnef_jax.analysis.attribution import sizes_of
 from nnef_jax.analysis.intervals import Interval, NoBounds, interval
 from nnef_jax.analysis.linear_bounds import Walk
-from nnef_jax.analysis.question import Question, Target, ask, graph_for, require_bounds
+from nnef_jax.analysis.question import (
+    Question,
+    QuestionOptions,
+    ask,
+    graph_for,
+    require_bounds,
+)
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 
 Method = Literal["interval", "crown-ibp", "crown"]
@@ -77,11 +83,8 @@ def bounds(
     *inputs: Input,
     epsilon: ArrayLike,
     method: Method = "crown",
-    target: Target = None,
     bounds: Ends | None = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Bounds:
     """Bound the outputs for all inputs whose entries change by at most epsilon.
 
@@ -98,16 +101,15 @@ def bounds(
             drawn, back to the input (Zhang et al. 2018, arXiv:1811.00866), item by item: the
             tightest, and for small networks. "crown-ibp" does so for outputs, with intervals
             inside (Zhang et al. 2019, arXiv:1906.06316): for training.
-        target: the class whose margins are bounded, by default that of the highest score. Of a
-            function that returns scores [batch] the least are.
         bounds: the least and the largest value that an entry may take.
 
-    The other arguments, and errors, are those of `saliency`. Items of a batch must not depend on
-    one another. Raises UnsupportedError for an operation that no rule bounds, and for a network
-    that computes in 16 bits.
+    The other arguments, and errors, are those of `saliency`: `target` is the class whose margins
+    are bounded, of a function that returns scores [batch] these are. Items of a batch must not
+    depend on one another. Raises UnsupportedError for an operation that no rule bounds, and for a
+    network that computes in 16 bits.
     """
     require_choice("method", method, ("interval", "crown-ibp", "crown"))
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("bounds", model, inputs, options)
     ends = None if bounds is None else require_bounds(bounds)
     dtype = question.graph.values[question.wrt].type.dtype
     if dtype not in ("float32", "float64"):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from lowering.extents import show
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums
 from nnef_jax.analysis.question import (
     Question,
-    Target,
+    QuestionOptions,
     ask,
     require_count,
     require_key,
@@ -24,22 +25,53 @@ from nnef_jax.analysis.question import (
 )
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 
 Sampled = tuple[Array, int] | None  # a key of `jax.random`, and how many samples
 _MANY = 16  # features whose 65536 coalitions are computed
 _SWEEPS = 200  # of a lasso over its coefficients
 
 
+class FeatureOptions(QuestionOptions, total=False):
+    """Keywords of `feature_ablation`."""
+
+    mask: ArrayLike | None
+    baseline: ArrayLike
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class _Features:
+    """A question about the features of a tensor: the feature of each entry of an item."""
+
+    question: Question
+    baseline: Array
+    groups: Array
+    count: int = field(metadata={"static": True})
+
+    def begun(self) -> tuple[Array, Question, Array, Callable[[Array], Array]]:
+        """Return what `line_from` does, and what scores items with features left, bool [count]."""
+        x, question, x0 = line_from(self.question, self.baseline)
+        return (
+            x,
+            question,
+            x0,
+            lambda there: question.at(jnp.where(there[self.groups][None], x, x0)),
+        )
+
+    def attributed(
+        self, question: Question, method: str, values: Array, scores: Array, x: Array
+    ) -> Attribution:
+        """Return the attribution of values, [batch, feature]."""
+        return attributed(question, method, values[:, self.groups], scores, x)
+
+
 def feature_ablation(
     model: Model,
     *inputs: Input,
     mask: ArrayLike | None = None,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute how far a score falls where a feature is at the baseline.
 
@@ -53,8 +85,8 @@ def feature_ablation(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question, groups, count = _asked(ask(model, inputs, target, output, wrt, params), mask)
-    return _ablation(question, array_of("baseline", baseline), groups, None, count=count)
+    given = {"mask": mask, "baseline": baseline, **options}
+    return _ablation(_features("feature_ablation", model, inputs, given), None)
 
 
 def feature_permutation(
@@ -62,10 +94,7 @@ def feature_permutation(
     *inputs: Input,
     key: Array,
     mask: ArrayLike | None = None,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute how far a score falls where items of a batch get a feature of one another.
 
@@ -76,55 +105,36 @@ def feature_permutation(
     The other arguments, and errors, are those of `saliency`.
     """
     require_key(key)
-    question, groups, count = _asked(ask(model, inputs, target, output, wrt, params), mask)
-    return _ablation(question, np.float32(0), groups, key, count=count)
+    given = {"mask": mask, **options}
+    return _ablation(_features("feature_permutation", model, inputs, given), key)
 
 
 def shapley_values(
-    model: Model,
-    *inputs: Input,
-    mask: ArrayLike | None = None,
-    sampled: Sampled = None,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
-    baseline: ArrayLike = 0.0,
+    model: Model, *inputs: Input, sampled: Sampled = None, **options: Unpack[FeatureOptions]
 ) -> Attribution:
     """Compute the gain of a score by each feature, the mean over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
     Args:
-        mask: as that of `feature_ablation`.
         sampled: a key of `jax.random` and a number of orders that are drawn (Castro et al. 2009),
             the same for all items. By default the values are exact, of at most 16 features.
-        baseline: as that of `feature_ablation`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and errors, are those of `feature_ablation`.
     """
-    question, groups, count = _asked(ask(model, inputs, target, output, wrt, params), mask)
-    baseline = array_of("baseline", baseline)
-    if sampled is None:
-        if count > _MANY:
-            message = f"{count} features have too many coalitions to compute all"
-            hint = "give sampled=(jax.random.key(0), 25), or a mask with fewer features"
-            raise InputError(message, hint=hint)
-        return _exact(question, baseline, groups, count=count)
-    key, samples = _drawn(sampled)
-    return _orders(question, baseline, groups, key, samples=samples, count=count)
+    features = _features("shapley_values", model, inputs, options)
+    if sampled is not None:
+        key, samples = _drawn(sampled)
+        return _orders(features, key, samples=samples)
+    if features.count > _MANY:
+        message = f"{features.count} features have too many coalitions to compute all"
+        hint = "give sampled=(jax.random.key(0), 25), or a mask with fewer features"
+        raise InputError(message, hint=hint)
+    return _exact(features)
 
 
 def kernel_shap(
-    model: Model,
-    *inputs: Input,
-    sampled: Sampled,
-    mask: ArrayLike | None = None,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
-    baseline: ArrayLike = 0.0,
+    model: Model, *inputs: Input, sampled: Sampled, **options: Unpack[FeatureOptions]
 ) -> Attribution:
     """Estimate Shapley values by a regression (Lundberg and Lee 2017, arXiv:1705.07874).
 
@@ -133,27 +143,19 @@ def kernel_shap(
 
     Args:
         sampled: a key of `jax.random` and a number of coalitions, the same for all items.
-        mask: as that of `feature_ablation`.
-        baseline: as that of `feature_ablation`.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and errors, are those of `feature_ablation`.
     """
     key, samples = _drawn(sampled)
-    question, groups, count = _asked(ask(model, inputs, target, output, wrt, params), mask)
-    baseline = array_of("baseline", baseline)
-    return _kernel_shap(question, baseline, groups, key, samples=samples, count=count)
+    return _kernel_shap(_features("kernel_shap", model, inputs, options), key, samples=samples)
 
 
 def lime(
     model: Model,
     *inputs: Input,
     sampled: Sampled,
-    mask: ArrayLike | None = None,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    baseline: ArrayLike = 0.0,
     penalty: float = 0.01,
+    **options: Unpack[FeatureOptions],
 ) -> Attribution:
     """Fit a sparse linear model to a score near each item (Ribeiro et al. 2016, arXiv:1602.04938).
 
@@ -162,25 +164,28 @@ def lime(
 
     Args:
         sampled: a key of `jax.random` and a number of samples, the same for all items.
-        mask: as that of `feature_ablation`.
-        baseline: as that of `feature_ablation`.
         penalty: of the sum of absolute coefficients, beside half the mean square of errors.
 
-    The other arguments, and errors, are those of `saliency`.
+    The other arguments, and errors, are those of `feature_ablation`.
     """
     key, samples = _drawn(sampled)
     penalty = require_real("penalty", penalty)
-    question, groups, count = _asked(ask(model, inputs, target, output, wrt, None), mask)
-    drawn = jax.random.bernoulli(key, 0.5, (samples, count))
-    return _lime(question, array_of("baseline", baseline), groups, drawn, np.float32(penalty))
+    features = _features("lime", model, inputs, options)
+    drawn = jax.random.bernoulli(key, 0.5, (samples, features.count))
+    return _lime(features, drawn, np.float32(penalty))
 
 
-def _asked(question: Question, mask: Any) -> tuple[Question, Any, int]:
-    """Return the question, the feature of each entry of an item, and how many there are."""
+def _features(
+    function: str, model: Model, inputs: tuple[Any, ...], options: Mapping[str, Any]
+) -> _Features:
+    """Return the features that the arguments of a function ask about."""
+    given = {**options}
+    mask, baseline = given.pop("mask", None), array_of("baseline", given.pop("baseline", 0.0))
+    question = ask(function, model, inputs, given)
     shape = [int(n) for n in question.graph.values[question.wrt].type.shape[1:]]
     if mask is None:
         count = int(np.prod(shape))
-        return question, np.arange(count).reshape(shape), count
+        return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
     given = np.asarray(array_of("mask", mask))
     try:
         given = np.broadcast_to(given, (1, *shape))[0]
@@ -190,7 +195,7 @@ def _asked(question: Question, mask: Any) -> tuple[Question, Any, int]:
     if given.dtype.kind not in "iu":
         raise InputError(f"mask must be of integers, it is {given.dtype}")
     found, groups = np.unique(given, return_inverse=True)
-    return question, groups.reshape(shape), len(found)
+    return _Features(question, baseline, jnp.asarray(groups.reshape(shape)), len(found))
 
 
 def _drawn(sampled: Any) -> tuple[Array, int]:
@@ -201,32 +206,26 @@ def _drawn(sampled: Any) -> tuple[Array, int]:
     return key, require_count("samples", samples)
 
 
-def _worth(question: Question, x: Array, x0: Array, groups: Array) -> Callable[[Array], Array]:
-    """Return a function that scores each item with some features left, bool [feature]."""
-    return lambda there: question.at(jnp.where(there[groups][None], x, x0))
-
-
-@partial(jax.jit, static_argnames="count")
-def _ablation(
-    question: Question, baseline: Array, groups: Array, key: Array | None, *, count: int
-) -> Attribution:
-    x, question, x0 = line_from(question, baseline)
+@jax.jit
+def _ablation(features: _Features, key: Array | None) -> Attribution:
+    x, question, x0, _ = features.begun()
     scores = question.at(x)
 
     def without(feature: Array) -> Array:
         other = x0
         if key is not None:
             other = jax.random.permutation(jax.random.fold_in(key, feature), x)
-        return question.at(jnp.where((groups == feature)[None], other, x))
+        return question.at(jnp.where((features.groups == feature)[None], other, x))
 
-    falls = scores[None] - lax.map(without, jnp.arange(count))
+    falls = scores[None] - lax.map(without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
-    return attributed(question, method, falls.T[:, groups], scores, x)
+    return features.attributed(question, method, falls.T, scores, x)
 
 
-@partial(jax.jit, static_argnames="count")
-def _exact(question: Question, baseline: Array, groups: Array, *, count: int) -> Attribution:
-    x, question, x0 = line_from(question, baseline)
+@jax.jit
+def _exact(features: _Features) -> Attribution:
+    x, question, _, score = features.begun()
+    count = features.count
     there = np.arange(2**count)[:, None] >> np.arange(count) & 1 > 0
     sizes = there.sum(1)
     # Of the orders in which a feature comes after some others, and before the rest.
@@ -234,17 +233,15 @@ def _exact(question: Question, baseline: Array, groups: Array, *, count: int) ->
     after = orders[sizes - 1] * orders[count - sizes] / orders[count]
     before = orders[sizes] * orders[count - sizes - 1] / orders[count]
     weights = np.where(there, after[:, None], -before[:, None]).astype(x.dtype)
-    worth = lax.map(_worth(question, x, x0, groups), jnp.asarray(there))
+    worth = lax.map(score, jnp.asarray(there))
     values = jnp.einsum("cf,cb->bf", weights, worth, precision="highest")
-    return attributed(question, "Shapley values", values[:, groups], worth[-1], x)
+    return features.attributed(question, "Shapley values", values, worth[-1], x)
 
 
-@partial(jax.jit, static_argnames=("samples", "count"))
-def _orders(
-    question: Question, baseline: Array, groups: Array, key: Array, *, samples: int, count: int
-) -> Attribution:
-    x, question, x0 = line_from(question, baseline)
-    worth, none = _worth(question, x, x0, groups), jnp.zeros(count, bool)
+@partial(jax.jit, static_argnames="samples")
+def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
+    x, question, _, worth = features.begun()
+    none = jnp.zeros(features.count, bool)
     empty = worth(none)
 
     def follow(total: Array, key: Array) -> tuple[Array, None]:
@@ -254,20 +251,18 @@ def _orders(
             after = worth(there)
             return (there, after, total.at[:, feature].add(after - before)), None
 
-        order = jax.random.permutation(key, count)
+        order = jax.random.permutation(key, features.count)
         return lax.scan(join, (none, empty, total), order)[0][2], None
 
-    start = jnp.zeros((x.shape[0], count), empty.dtype)
+    start = jnp.zeros((x.shape[0], features.count), empty.dtype)
     values = lax.scan(follow, start, jax.random.split(key, samples))[0] / samples
-    return attributed(question, "Shapley sampling", values[:, groups], question.at(x), x)
+    return features.attributed(question, "Shapley sampling", values, question.at(x), x)
 
 
-@partial(jax.jit, static_argnames=("samples", "count"))
-def _kernel_shap(
-    question: Question, baseline: Array, groups: Array, key: Array, *, samples: int, count: int
-) -> Attribution:
-    x, question, x0 = line_from(question, baseline)
-    worth = _worth(question, x, x0, groups)
+@partial(jax.jit, static_argnames="samples")
+def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
+    x, question, _, worth = features.begun()
+    count = features.count
     full, empty = (worth(jnp.full(count, there)) for there in (True, False))
     values = (full - empty)[:, None]
     if count > 1:
@@ -281,24 +276,22 @@ def _kernel_shap(
         last = rows[:, -1:]
         rest = jnp.linalg.lstsq(rows[:, :-1] - last, known - last * (full - empty)[None])[0]
         values = jnp.concatenate([rest.T, (full - empty - rest.sum(0))[:, None]], 1)
-    return attributed(question, "kernel SHAP", values[:, groups], full, x)
+    return features.attributed(question, "kernel SHAP", values, full, x)
 
 
 @jax.jit
-def _lime(
-    question: Question, baseline: Array, groups: Array, drawn: Array, penalty: Array
-) -> Attribution:
-    x, question, x0 = line_from(question, baseline)
+def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
+    x, question, x0, _ = features.begun()
 
     def sample(there: Array) -> tuple[Array, Array]:
-        near = jnp.where(there[groups][None], x, x0)
+        near = jnp.where(there[features.groups][None], x, x0)
         size = jnp.sqrt(sums(near * near) * sums(x * x))
         distance = 1 - sums(near * x) / jnp.maximum(size, 1e-8)
         return question.at(near), jnp.exp(-(distance**2) / 2)
 
     scores, weights = lax.map(sample, drawn)
     fit = jax.vmap(partial(_lasso, drawn.astype(x.dtype), penalty), in_axes=1)
-    return attributed(question, "LIME", fit(scores, weights)[:, groups], question.at(x), x)
+    return features.attributed(question, "LIME", fit(scores, weights), question.at(x), x)
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:

@@ -1,11 +1,11 @@
-"""Attribution by gradients: saliency, integrated gradients, SmoothGrad."""
+"""Attribution by gradients: saliency, integrated gradients."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Unpack
 
 import jax
-import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
@@ -21,11 +21,10 @@ from nnef_jax.analysis.attribution import (
 )
 from nnef_jax.analysis.question import (
     Question,
+    QuestionOptions,
     Target,
     ask,
     require_count,
-    require_key,
-    require_real,
 )
 from nnef_jax.call_arguments import Input
 from nnef_jax.model import Model, Params
@@ -62,7 +61,8 @@ def saliency(
     Raises InputError for what the graph does not have, or what has no derivative.
     """
     require_flags(times_input=times_input)
-    return _saliency(ask(model, inputs, target, output, wrt, params), times_input=times_input)
+    options = {"target": target, "output": output, "wrt": wrt, "params": params}
+    return _saliency(ask("saliency", model, inputs, options), times_input=times_input)
 
 
 @partial(jax.jit, static_argnames="times_input")
@@ -78,13 +78,10 @@ def _saliency(question: Question, *, times_input: bool) -> Attribution:
 def integrated_gradients(
     model: Model,
     *inputs: Input,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
     steps: int = 50,
     method: str = "riemann_middle",
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Integrate gradients from a baseline on (Sundararajan et al. 2017, arXiv:1703.01365).
 
@@ -104,7 +101,7 @@ def integrated_gradients(
     """
     require_count("steps", steps)
     require_method(method)
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("integrated_gradients", model, inputs, options)
     return _integrated_gradients(question, array_of("baseline", baseline), steps, method)
 
 
@@ -124,47 +121,3 @@ def _integrated_gradients(
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
     return attributed(question, "integrated gradients", values, scores, x, gap)
-
-
-def smoothgrad(
-    model: Model,
-    *inputs: Input,
-    key: Array,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
-    noise: float = 0.15,
-    samples: int = 50,
-) -> Attribution:
-    """Average the gradients of noisy copies (Smilkov et al. 2017, arXiv:1706.03825).
-
-    >>> nnef_jax.analysis.smoothgrad(model, images, key=jax.random.key(0))
-
-    Args:
-        key: of `jax.random`.
-        noise: the deviation of the normal noise, as a share of an item's range (0.1 to 0.2 there).
-        samples: how many copies of the batch are computed, one after the other.
-
-    The other arguments, and errors, are those of `saliency`.
-    """
-    require_count("samples", samples)
-    noise = require_real("noise", noise)
-    require_key(key)
-    question = ask(model, inputs, target, output, wrt, params)
-    return _smoothgrad(question, key, np.float32(noise), samples)
-
-
-@partial(jax.jit, static_argnames="samples")
-def _smoothgrad(question: Question, key: Array, noise: Array, samples: int) -> Attribution:
-    x = question.value()
-    question = question.settled(x)
-    axes = tuple(range(1, x.ndim))
-    deviation = noise.astype(x.dtype) * (x.max(axes, keepdims=True) - x.min(axes, keepdims=True))
-
-    def add(total: Array, key: Array) -> tuple[Array, None]:
-        noisy = x + deviation * jax.random.normal(key, x.shape, x.dtype)
-        return total + question.gradient(noisy)[1].astype(total.dtype), None
-
-    total, _ = lax.scan(add, zeros(x), jax.random.split(key, samples))
-    return attributed(question, "SmoothGrad", total / samples, question.at(x), x)

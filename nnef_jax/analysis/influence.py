@@ -149,7 +149,8 @@ def tcav(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question = ask(model, inputs, target, output, layer, params)
+    options = {"target": target, "output": output, "wrt": layer, "params": params}
+    question = ask("tcav", model, inputs, options)
     if question.position is not None:
         raise InputError(f"layer: '{layer}' is an input", hint="name a tensor inside")
     shown = [_inside(question.model, layer, x) for x in (concept, others)]

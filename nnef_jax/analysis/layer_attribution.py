@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,16 @@ from nnef_jax.analysis.attribution import (
     sums,
     zeros,
 )
-from nnef_jax.analysis.question import Question, Target, ask, require_count, tensor_named
+from nnef_jax.analysis.question import (
+    Question,
+    QuestionOptions,
+    ask,
+    require_count,
+    tensor_named,
+)
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags
 
 
@@ -32,11 +38,8 @@ def grad_cam(
     model: Model,
     *inputs: Input,
     layer: str,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     upsample: bool = True,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Weigh a layer's maps by what they add to a score (Selvaraju et al. 2017, arXiv:1610.02391).
 
@@ -47,14 +50,12 @@ def grad_cam(
 
     Args:
         layer: the name of the tensor with the maps, [batch, channel, *positions].
-        wrt: the name of the input to whose extents the maps are scaled, by default the first real
-            one.
-        upsample: whether maps are scaled to the positions of the input, linearly.
+        upsample: whether maps are scaled to the positions of the input `wrt`, linearly.
 
     The other arguments, and errors, are those of `saliency`.
     """
     require_flags(upsample=upsample)
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("grad_cam", model, inputs, options)
     _require_layer(question, layer)
     shape, onto = (question.graph.values[name].type.shape for name in (layer, question.wrt))
     if len(shape) < 3:
@@ -84,12 +85,9 @@ def layer_conductance(
     model: Model,
     *inputs: Input,
     layer: str,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
     steps: int = 50,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
@@ -104,7 +102,7 @@ def layer_conductance(
     The other arguments, and errors, are those of `saliency`.
     """
     require_count("steps", steps)
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("layer_conductance", model, inputs, options)
     _require_layer(question, layer)
     return _layer_conductance(question, array_of("baseline", baseline), layer=layer, steps=steps)
 
@@ -136,12 +134,9 @@ def internal_influence(
     model: Model,
     *inputs: Input,
     layer: str,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
     steps: int = 50,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Average a layer's gradients from a baseline on (Leino et al. 2018, arXiv:1802.03788).
 
@@ -153,7 +148,7 @@ def internal_influence(
     The other arguments, and errors, are those of `saliency`.
     """
     require_count("steps", steps)
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("internal_influence", model, inputs, options)
     _require_layer(question, layer)
     baseline = array_of("baseline", baseline)
     return _along(question, baseline, layer=layer, unit=None, steps=steps)
@@ -163,12 +158,9 @@ def neuron_conductance(
     model: Model,
     *inputs: Input,
     neuron: tuple[str, *tuple[int, ...]],
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
     steps: int = 50,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute the share of each entry in one unit of a layer (arXiv:1805.12233).
 
@@ -185,7 +177,7 @@ def neuron_conductance(
     require("neuron", neuron, tuple, "a name of a tensor and indices")
     layer: Any = neuron[0] if neuron else ""
     unit: tuple[Any, ...] = neuron[1:]
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("neuron_conductance", model, inputs, options)
     _require_layer(question, layer)
     extents = [int(n) for n in question.graph.values[layer].type.shape[1:]]
     pairs = zip(unit, extents, strict=False)

@@ -27,7 +27,6 @@ from nnef_jax.analysis.results import Axes, Result, Table, result, static, table
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.options import require_keywords
 
 
 @result
@@ -109,7 +108,6 @@ def activation_maximisation(
             first two.
         tensor: `wrt` and `params`, as in `saliency`, whose errors it raises too.
     """
-    require_keywords("activation_maximisation", tensor, TensorOptions)
     require_count("steps", steps)
     require_key(key)
     numbers = {"step": step, "l2": l2, "total_variation": total_variation}
@@ -118,7 +116,8 @@ def activation_maximisation(
     if target is None:
         raise InputError("target must say what to maximise", hint="give a channel by target=")
     starts = inputs or _blank(model, target, ends)
-    question = ask(model, starts, target, output, **tensor)
+    options = {"target": target, "output": output, **tensor}
+    question = ask("activation_maximisation", model, starts, options)
     return _maximised(question, key, rates, ends, steps=steps)
 
 

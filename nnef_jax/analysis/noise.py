@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
-from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sums, zeros
+from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
 from nnef_jax.analysis.question import (
     Question,
-    Target,
+    QuestionOptions,
     ask,
     require_count,
     require_key,
@@ -25,11 +25,12 @@ from nnef_jax.analysis.question import (
 from nnef_jax.analysis.reference import several
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import shown
 
 Method = Callable[..., Attribution]
 _KINDS = ("mean", "square", "variance")
+_ASKED = "target", "output", "wrt", "params"
 
 
 def gradient_shap(
@@ -37,11 +38,8 @@ def gradient_shap(
     *inputs: Input,
     key: Array,
     baselines: ArrayLike,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     samples: int = 5,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Average gradients at random places between baselines and items (arXiv:1705.07874).
 
@@ -54,7 +52,7 @@ def gradient_shap(
     """
     require_key(key)
     require_count("samples", samples)
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("gradient_shap", model, inputs, options)
     return _gradient_shap(question, key, several("baselines", baselines), samples=samples)
 
 
@@ -84,30 +82,34 @@ def noise_tunnel(
     model: Model,
     *inputs: Input,
     key: Array,
-    noise: float = 1.0,
+    noise: ArrayLike = 1.0,
     samples: int = 5,
     kind: str = "mean",
     **options: Any,
 ) -> Attribution:
     """Compute any attribution of noisy copies (Smilkov et al. 2017; Adebayo et al. 2018).
 
+    The mean of `saliency` is SmoothGrad.
+
     >>> nnef_jax.analysis.noise_tunnel(saliency, model, images, key=key, kind="variance")
 
     Args:
         method: a function of this module that attributes; it gets the options.
         key: of `jax.random`.
-        noise: the deviation of the normal noise, in units of the input.
+        noise: the deviation of the normal noise, in units of the input: a number, or one for each
+            item.
         samples: how many copies of the batch are computed.
         kind: "mean" of attributions, mean "square" or "variance".
         options: of the method, such as `target`.
     """
     if kind not in _KINDS:
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
-    noise = require_real("noise", noise)
     copies = _Copies(method, model, inputs, options)
+    deviation = sizes_of(copies.question, "noise", noise)
 
     def noisy(key: Array, x: Array) -> Array:
-        return noise * jax.random.normal(key, x.shape, x.dtype)
+        each = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return each * jax.random.normal(key, x.shape, x.dtype)
 
     found = [x.values for x in copies.drawn(key, samples, noisy)]
     mean, square = sum(found) / samples, sum(x * x for x in found) / samples
@@ -154,9 +156,7 @@ def infidelity(
     key: Array,
     noise: float = 0.03,
     samples: int = 10,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Array:
     """Compute how badly attributions foretell changes of a score (arXiv:1901.09392), [batch].
 
@@ -173,7 +173,7 @@ def infidelity(
     require_key(key)
     require_count("samples", samples)
     noise = require_real("noise", noise)
-    question = ask(model, inputs, target, output, wrt, None)
+    question = ask("infidelity", model, inputs, options)
     shape = tuple(int(n) for n in question.graph.values[question.wrt].type.shape)
     given = array_of("values", values)
     if given.shape != shape:
@@ -205,7 +205,8 @@ class _Copies:
         if not callable(method):
             raise TypeError(f"method must be a function that attributes, it is {shown(method)}")
         self.first = method(model, *inputs, **options)
-        question = ask(model, inputs, *map(options.get, ("target", "output", "wrt", "params")))
+        asked = {name: x for name, x in options.items() if name in _ASKED}
+        self.question = question = ask("", model, inputs, asked)
         if question.position is None:
             raise InputError(
                 f"wrt: '{question.wrt}' is no input", hint="noise is added to an input"

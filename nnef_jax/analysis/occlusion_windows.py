@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,10 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, zeros
-from nnef_jax.analysis.question import Question, Target, ask, require_count
+from nnef_jax.analysis.question import Question, QuestionOptions, ask, require_count
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require
 
 
@@ -26,10 +26,7 @@ def occlusion(
     window: int | Sequence[int],
     stride: int | Sequence[int] | None = None,
     baseline: ArrayLike = 0.0,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute how far a score falls where a window covers the input (Zeiler 2013, arXiv:1311.2901).
 
@@ -46,7 +43,7 @@ def occlusion(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("occlusion", model, inputs, options)
     shape = [int(n) for n in question.graph.values[question.wrt].type.shape]
     windows = _extents("window", window, max(1, len(shape) - 2))
     if len(windows) >= len(shape):

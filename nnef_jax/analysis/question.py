@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -20,7 +20,7 @@ from nnef_jax.call_arguments import arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import hint_for
 from nnef_jax.model import Edits, Model, Params
-from nnef_jax.options import numpy_of, require, shown
+from nnef_jax.options import numpy_of, require, require_keywords, shown
 
 # A class, a class for each item, or a function of outputs; the class with the best score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
@@ -33,6 +33,13 @@ class TensorOptions(TypedDict, total=False):
 
     wrt: str | None
     params: Params | None
+
+
+class QuestionOptions(TensorOptions, total=False):
+    """Keywords of `saliency` that say what is explained, and by what."""
+
+    target: Target
+    output: str | None
 
 
 @jax.tree_util.register_dataclass
@@ -169,19 +176,14 @@ class Question:
         return _batch_of(self.graph.values[self.wrt])
 
 
-def ask(
-    model: Model,
-    inputs: Sequence[Any],
-    target: Target,
-    output: str | None,
-    wrt: str | None = None,
-    params: Params | None = None,
-) -> Question:
-    """Return the question that arguments of an analysis ask.
+def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str, Any]) -> Question:
+    """Return the question that arguments of an analysis ask; `options` are `QuestionOptions`.
 
     Raises TypeError for arguments of wrong types, InputError for names that the graph does not
     have, classes that the output does not have, and what has no derivative.
     """
+    require_keywords(function, options, QuestionOptions)
+    target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
     require_model(model)
     if params is not None:
         model = model.with_params(params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -19,10 +19,10 @@ from nnef_jax.analysis.propagation import (
     score_of,
     tensors_at,
 )
-from nnef_jax.analysis.question import Question, Target, ask
+from nnef_jax.analysis.question import Question, QuestionOptions, ask
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 
 _NEAR = 1e-10  # differences by which nothing is divided
 _EXTREMES = {
@@ -34,11 +34,8 @@ _EXTREMES = {
 def deep_lift(
     model: Model,
     *inputs: Input,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     baseline: ArrayLike = 0.0,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Share out the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
@@ -53,7 +50,7 @@ def deep_lift(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("deep_lift", model, inputs, options)
     return _deep_lift(question, array_of("baseline", baseline)[None], "DeepLift")
 
 
@@ -61,10 +58,7 @@ def deep_lift_shap(
     model: Model,
     *inputs: Input,
     baselines: ArrayLike,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Average DeepLift over baselines (Lundberg and Lee 2017, arXiv:1705.07874).
 
@@ -75,7 +69,7 @@ def deep_lift_shap(
 
     The other arguments, and errors, are those of `saliency`.
     """
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("deep_lift_shap", model, inputs, options)
     return _deep_lift(question, several("baselines", baselines), "DeepLift SHAP")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,10 @@ from lowering.ops import rules
 from nnef_jax.analysis.attribution import Attribution, attributed, sums
 from nnef_jax.analysis.layer_attribution import grad_cam
 from nnef_jax.analysis.propagation import OperationStep, Tensors, propagated, score_of, tensors_at
-from nnef_jax.analysis.question import Question, Target, ask, require_real
+from nnef_jax.analysis.question import Question, QuestionOptions, ask, require_real
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require
 
 _RULES = ("epsilon", "gamma", "alpha1_beta0")
@@ -32,13 +32,10 @@ Chosen = tuple[tuple[str, str], ...]
 def lrp(
     model: Model,
     *inputs: Input,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
     rule: str | Mapping[str, str] = "epsilon",
     epsilon: float = 1e-9,
     gamma: float = 0.25,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Share out a score, layer by layer (Bach et al. 2015; Montavon et al. 2019).
 
@@ -64,7 +61,7 @@ def lrp(
     if wrong:
         raise InputError(f"rule {wrong[0]!r} is none of {', '.join(_RULES)}")
     numbers = np.array([require_real("epsilon", epsilon), require_real("gamma", gamma)])
-    question = ask(model, inputs, target, output, wrt, params)
+    question = ask("lrp", model, inputs, options)
     for pattern in named:
         if not any(_fits(pattern, x) for x in question.graph.operations):
             raise InputError(f"rule: no tensor or operation has the name '{pattern}'")
@@ -104,10 +101,7 @@ def _lrp(question: Question, numbers: Array, *, rule: Chosen) -> Attribution:
 def guided_backprop(
     model: Model,
     *inputs: Input,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Compute a gradient that leaves out what speaks against a rectified unit (arXiv:1412.6806).
 
@@ -115,23 +109,20 @@ def guided_backprop(
 
     The arguments, and errors, are those of `saliency`.
     """
-    question = _rectified(ask(model, inputs, target, output, wrt, params))
+    question = _rectified(ask("guided_backprop", model, inputs, options))
     return _guided(question, method="guided backpropagation")
 
 
 def deconvolution(
     model: Model,
     *inputs: Input,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Rectify the gradient instead of the unit (Zeiler and Fergus 2013, arXiv:1311.2901).
 
     The arguments, and errors, are those of `saliency`.
     """
-    question = _rectified(ask(model, inputs, target, output, wrt, params))
+    question = _rectified(ask("deconvolution", model, inputs, options))
     return _guided(question, method="deconvolution")
 
 
@@ -139,18 +130,14 @@ def guided_grad_cam(
     model: Model,
     *inputs: Input,
     layer: str,
-    target: Target = None,
-    output: str | None = None,
-    wrt: str | None = None,
-    params: Params | None = None,
+    **options: Unpack[QuestionOptions],
 ) -> Attribution:
     """Multiply `guided_backprop` by what `grad_cam` finds at its place (arXiv:1610.02391).
 
     The arguments, and errors, are those of `grad_cam`.
     """
-    options: Any = {"target": target, "output": output, "wrt": wrt, "params": params}
     cam = grad_cam(model, *inputs, layer=layer, **options)
-    question = _rectified(ask(model, inputs, target, output, wrt, params))
+    question = _rectified(ask("guided_grad_cam", model, inputs, options))
     return _guided(question, cam.values[:, None], method="guided Grad-CAM")
 
 

@@ -120,7 +120,7 @@ def jacobian_spectrum(
         if not real:
             raise InputError("no output is of real numbers: none has a Jacobian")
         output = real[0]
-    question = ask(model, values, _all, output, wrt, None)
+    question = ask("", model, values, {"target": _all, "output": output, "wrt": wrt})
     key = jax.random.key(0) if key is None else key
     singular, directions, residuals, mixed = _spectrum(
         question, key, k=k, steps=steps, batched=batched

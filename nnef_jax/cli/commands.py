@@ -58,35 +58,26 @@ def options(
 
 @app.command()
 @option.grouped
-def info(
-    source: option.SourceOrNone = None,
+def summary(
+    source: option.Source,
     reading: option.Reading = option.Reading(),
-    machine: Annotated[
-        bool,
-        typer.Option(
-            "--machine",
-            help="Show no network, but what this machine computes how fast, and what is chosen by "
-            "it; measure that if it is not known yet.",
-        ),
-    ] = False,
     as_json: option.Json = False,
 ) -> None:
     """Show a network's inputs, outputs and sizes, and a table of its operations."""
-    if machine:
-        if source is not None:
-            raise typer.BadParameter("takes no network", param_hint="--machine")
-        with status("measuring this machine"):
-            from nnef_jax.cli.info import machine_lines
-
-            lines = machine_lines(as_json=as_json)
-        print_result(*lines)
-        return
-    if source is None:
-        raise typer.BadParameter("is missing", param_hint="SOURCE")
     network = reading.read(source)
-    from nnef_jax.cli.info import describe, description
+    from nnef_jax.cli.description import describe, description
 
     print_result(*([json.dumps(description(network))] if as_json else describe(network)))
+
+
+@app.command()
+def machine(as_json: option.Json = False) -> None:
+    """Show what this machine computes how fast, and what is chosen by it; measure it if needed."""
+    with status("measuring this machine"):
+        from nnef_jax.cli.description import machine_lines
+
+        lines = machine_lines(as_json=as_json)
+    print_result(*lines)
 
 
 @app.command()
@@ -102,44 +93,25 @@ def check(source: option.Source, reading: option.Reading = option.Reading()) -> 
     )
 
 
-@app.command()
-@option.grouped
-def flatten(
-    source: option.Source,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Save the network: a folder, or .tar, .tgz, .tar.xz."),
-    ] = None,
-    expand: Annotated[
-        Literal["auto", "all"],
-        typer.Option(help="all: primitives; auto: as the network runs."),
-    ] = "auto",
-    reading: option.Reading = option.Reading(),
-    overwrite: option.Overwrite = False,
-) -> None:
-    """Print a network as one flat graph, or save it so."""
-    with status(f"reading {source}"):
-        from nnef_jax import convert
-
-        text = convert(
-            source,
-            output,
-            flat=True,
-            expand=expand,
-            overwrite=overwrite,
-            **reading.keywords,
-        )
-    print_result(*(text.removesuffix("\n").split("\n") if output is None else [f"saved {output}"]))
-
-
 @app.command("convert")
 @option.grouped
 def convert_network(
     source: option.Source,
     output: Annotated[
-        Path,
-        typer.Argument(metavar="OUTPUT", help="What to make: a folder, or .tar, .tgz, .tar.xz."),
-    ],
+        Path | None,
+        typer.Argument(
+            metavar="[OUTPUT]",
+            help="What to make: a folder, or .tar, .tgz, .tar.xz. Without it the text is printed.",
+            show_default=False,
+        ),
+    ] = None,
+    flat: Annotated[
+        bool, typer.Option("--flat", help="Write one graph, without fragments.")
+    ] = False,
+    expand: Annotated[
+        Literal["auto", "all"],
+        typer.Option(help="all: flat, and of primitives alone; auto: as the network runs."),
+    ] = "auto",
     keep: Annotated[
         bool,
         typer.Option(
@@ -154,8 +126,9 @@ def convert_network(
     with status(f"reading {source}"):
         from nnef_jax import convert
 
-        convert(source, output, keep=keep, overwrite=overwrite, **reading.keywords)
-    print_result(f"saved {output}")
+        how: dict[str, Any] = {"flat": flat, "expand": expand, "keep": keep, "overwrite": overwrite}
+        text = convert(source, output, **how, **reading.keywords)
+    print_result(*(text.removesuffix("\n").split("\n") if output is None else [f"saved {output}"]))
 
 
 @app.command()

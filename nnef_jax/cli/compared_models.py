@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nnef_jax.cli import command_options as option
 from nnef_jax.cli.terminal import print_result
 
 if TYPE_CHECKING:
@@ -31,15 +33,6 @@ Seed = Annotated[int, typer.Option(min=0, help="Of random inputs.")]
 Entry = Annotated[
     Literal["apply", "step", "scan"],
     typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
-]
-Plot = Annotated[
-    Path | None,
-    typer.Option(
-        "--plot",
-        metavar="FILE",
-        help="Save a picture: .png, .svg, .pdf. It needs matplotlib.",
-        show_default=False,
-    ),
 ]
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -75,43 +68,50 @@ def check_tolerance(rtol: float, atol: float) -> None:
         raise typer.BadParameter("must not both be 0", param_hint="--rtol, --atol")
 
 
-def check_plot(path: Path | None, overwrite: bool) -> None:
-    """Refuse a picture that could not be saved, before anything is computed."""
-    if path is None:
-        return
-    from nnef_jax import InputError
-    from nnef_jax.analysis.results import plotting
-    from nnef_jax.storage import files
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """How a result is shown."""
 
-    if path.suffix.lower() not in _PICTURES:
-        raise InputError(f"{path}: a picture is a {', a '.join(_PICTURES)}")
-    files.check_target(str(path), overwrite=overwrite)
-    plotting("pyplot").switch_backend("Agg")  # which needs no screen
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot",
+            metavar="FILE",
+            help="Save a picture: .png, .svg, .pdf. It needs matplotlib.",
+            show_default=False,
+        ),
+    ] = None
+    overwrite: option.Overwrite = False
+    as_json: option.Json = False
 
-
-def show(
-    result: Result,
-    as_json: bool,
-    plot: Path | None = None,
-    saved: Sequence[Any] = (),
-    table: Table | None = None,
-    *,
-    overwrite: bool = False,
-) -> None:
-    """Print a result as JSON or as a table, its own or another, and save its picture."""
-    from nnef_jax.analysis.results import plotting, text_of
-
-    if plot is not None:
+    def check(self) -> None:
+        """Refuse a picture that could not be saved, before anything is computed."""
+        if self.plot is None:
+            return
+        from nnef_jax import InputError
+        from nnef_jax.analysis.results import plotting
         from nnef_jax.storage import files
 
-        drawn = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
-        try:
-            with files.replacing(str(plot), overwrite=overwrite) as file:
-                drawn.figure.savefig(file, format=plot.suffix[1:].lower(), dpi=120)
-        finally:
-            plotting("pyplot").close(drawn.figure)
-    if as_json:
-        print_result(json.dumps(result.to_dict(), allow_nan=False))
-        return
-    lines = [f"saved {path}" for path in (*saved, plot) if path is not None]
-    print_result(*text_of(table or result.table()).strip("\n").split("\n"), *lines)
+        if self.plot.suffix.lower() not in _PICTURES:
+            raise InputError(f"{self.plot}: a picture is a {', a '.join(_PICTURES)}")
+        files.check_target(str(self.plot), overwrite=self.overwrite)
+        plotting("pyplot").switch_backend("Agg")  # which needs no screen
+
+    def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
+        """Print a result as JSON or as a table, its own or another, and save its picture."""
+        from nnef_jax.analysis.results import plotting, text_of
+
+        if self.plot is not None:
+            from nnef_jax.storage import files
+
+            drawn = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+            try:
+                with files.replacing(str(self.plot), overwrite=self.overwrite) as file:
+                    drawn.figure.savefig(file, format=self.plot.suffix[1:].lower(), dpi=120)
+            finally:
+                plotting("pyplot").close(drawn.figure)
+        if self.as_json:
+            print_result(json.dumps(result.to_dict(), allow_nan=False))
+            return
+        lines = [f"saved {path}" for path in (saved, self.plot) if path is not None]
+        print_result(*text_of(table or result.table()).strip("\n").split("\n"), *lines)

@@ -1,4 +1,4 @@
-"""`nnef-jax compare`, `diff` and `stats`: how two networks differ, what one consists of."""
+"""`nnef-jax compare`, `diff`, and statistics: how two networks differ, what is in one."""
 
 from __future__ import annotations
 
@@ -53,17 +53,15 @@ def compare(
     ] = False,
     seed: compared_models.Seed = 0,
     pixels: option.Pixels = option.Pixels(),
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Compare two networks on the same inputs, tensor by tensor. Of two .onnx B is run here.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
     pictures = pixels.options(inputs)
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     compared_models.check_tolerance(rtol, atol)
     both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
     sides: list[Any] = [
@@ -82,13 +80,7 @@ def compare(
         found = compared(
             sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
-    compared_models.show(
-        found,
-        as_json,
-        plot,
-        table=None if every else found.table(differing=True),
-        overwrite=overwrite,
-    )
+    shown.show(found, None if every else found.table(differing=True))
     if found.first is not None:
         raise typer.Exit(1)
 
@@ -107,56 +99,54 @@ def diff(
         from nnef_jax import diff as compared
 
         found = compared(a, b)
-    compared_models.show(found, as_json)
+    compared_models.Shown(as_json=as_json).show(found)
     if not found.same:
         raise typer.Exit(1)
 
 
 @app.command()
 @option.grouped
-def stats(
+def weight_statistics(
     source: option.Source,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME=]FILE...",
-            help="Inputs, as of `run`: the statistics are then of the tensors inside.",
-            show_default=False,
-        ),
-    ] = None,
+    shown: compared_models.Shown = compared_models.Shown(),
+    reading: option.Reading = option.Reading(),
+) -> None:
+    """Show statistics of the weights."""
+    shown.check()
+    network = reading.read(source)
+    from nnef_jax import weight_statistics as statistics
+
+    shown.show(statistics(network.data))
+
+
+@app.command()
+@option.grouped
+def activation_statistics(
+    source: option.Source,
+    inputs: option.Files = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
             "--name",
             metavar="PATTERN",
-            help="With inputs: tensors, such as 'relu*'; can be repeated.",
+            help="Tensors, such as 'relu*', all by default; can be repeated.",
             show_default=False,
         ),
     ] = None,
     pixels: option.Pixels = option.Pixels(),
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
-    """Show statistics of the weights, or of the tensors inside where inputs are given."""
+    """Show statistics of the tensors inside, over all inputs that are given."""
     pictures = pixels.options(inputs)
-    if names and not inputs:
-        raise typer.BadParameter("needs inputs", param_hint="--name")
-    compared_models.check_plot(plot, overwrite)
-    if not inputs:
-        network = reading.read(source)
-        from nnef_jax import weight_statistics
-
-        compared_models.show(weight_statistics(network.data), as_json, plot, overwrite=overwrite)
-        return
+    shown.check()
     model = reading.load(source)
-    batches = compared_models.calls_of(model, inputs, pictures)
+    batches = compared_models.calls_of(model, inputs or (), pictures)
     with status("running"):
-        from nnef_jax.analysis import activation_statistics
+        from nnef_jax.analysis import activation_statistics as statistics
 
-        found = activation_statistics(model, batches, names=names or None)
-    compared_models.show(found, as_json, plot, overwrite=overwrite)
+        found = statistics(model, batches, names=names or None)
+    shown.show(found)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:

@@ -1,4 +1,4 @@
-"""`nnef-jax openvx check`, `run` and `stats`: a network in OpenVX's fixed-point arithmetic."""
+"""`nnef-jax openvx`: a network in OpenVX's fixed-point arithmetic."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class FixedPoint:
 
 @openvx.command()
 @option.grouped
-def check(
+def check_profile(
     source: option.Source,
     profile: ProfileName = "openvx-16bit",
     unsigned: Unsigned = False,
@@ -83,10 +83,10 @@ def check(
     """
     dtype = _dtype(profile, unsigned)
     model = reading.load(source)
-    from nnef_jax.openvx import check_profile
+    from nnef_jax.openvx import check_profile as checked
 
-    found = check_profile(model, profile, dtype=dtype, semantics=semantics)
-    compared_models.show(found, as_json)
+    found = checked(model, profile, dtype=dtype, semantics=semantics)
+    compared_models.Shown(as_json=as_json).show(found)
     if not found.fits:
         raise typer.Exit(1)
 
@@ -135,14 +135,12 @@ def stats(
     ] = False,
     pixels: option.Pixels = option.Pixels(),
     seed: compared_models.Seed = 0,
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
     pictures = pixels.options(inputs)
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     compared_models.check_tolerance(rtol, atol)
     model = reading.load(source)
     arrays = compared_models.arrays_of(model, inputs, pictures)
@@ -153,7 +151,7 @@ def stats(
     lowered = arithmetic.lower(model)
     with status("comparing"):
         compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
-    compared_models.show(compared, as_json, plot, overwrite=overwrite)
+    shown.show(compared)
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:

@@ -1,4 +1,4 @@
-"""`nnef-jax profile`, `bench` and `cost`: what a network takes, measured or by XLA's analysis."""
+"""`nnef-jax profile`, `benchmark`, `cost`: what a network takes, measured or by XLA's analysis."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def profile(
         int | None,
         typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
     ] = None,
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     trace: Annotated[
         Path | None,
         typer.Option(
@@ -36,22 +35,23 @@ def profile(
         ),
     ] = None,
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Measure where the time of a call goes, by operation of the document."""
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     model = reading.load(source)
     arrays = compared_models.arrays_of(model, inputs)
     with status("measuring"):
         from nnef_jax import profile as measured
 
-        found = measured(model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=overwrite)
-    compared_models.show(found, as_json, plot, [trace], overwrite=overwrite)
+        found = measured(
+            model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=shown.overwrite
+        )
+    shown.show(found, saved=trace)
 
 
-@app.command()
+@app.command("benchmark")
 @option.grouped
-def bench(
+def measure_latency(
     source: option.Source,
     inputs: compared_models.Inputs = None,
     batches: Annotated[
@@ -77,13 +77,11 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each batch and engine.")] = 5,
     seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
     seed: compared_models.Seed = 0,
-    plot: compared_models.Plot = None,
-    overwrite: option.Overwrite = False,
+    shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
-    as_json: option.Json = False,
 ) -> None:
     """Measure how long calls take, by batch size, and against other engines."""
-    compared_models.check_plot(plot, overwrite)
+    shown.check()
     if entry != "apply" and (batches or onnx or tract):
         message = "step and scan go without --batch and other engines"
         raise typer.BadParameter(message, param_hint="--entry")
@@ -113,7 +111,7 @@ def bench(
             seconds=seconds,
             seed=seed,
         )
-    compared_models.show(found, as_json, plot, overwrite=overwrite)
+    shown.show(found)
 
 
 @app.command()
@@ -133,7 +131,7 @@ def cost(
         from nnef_jax import cost as expected
 
         found = expected(model, platform=platform)
-    compared_models.show(found, as_json)
+    compared_models.Shown(as_json=as_json).show(found)
 
 
 def _with_open_batch(model: Any, source: str, reading: option.Reading) -> Any:

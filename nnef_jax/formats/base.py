@@ -120,7 +120,7 @@ class Format(Protocol):
 class Frontend(ABC):
     """A checked document that can be flattened. Its archive is open while a network is read."""
 
-    dialect: str  # what it is written in, as `nnef-jax info` shows it
+    dialect: str  # what it is written in, as `nnef-jax summary` shows it
     inputs: Sequence[str]  # their names, in order
     outputs: Sequence[str]
     extensions: Sequence[str] = ()  # what it says that it needs beyond its format

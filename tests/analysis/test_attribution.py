@@ -116,15 +116,17 @@ def test_the_gap_is_what_a_path_of_few_steps_leaves() -> None:
     assert gaps[0] > 3 * gaps[1] > 0  # of the second order
 
 
-def test_smoothgrad_averages_the_gradients_of_noisy_copies() -> None:
+def test_a_noise_tunnel_averages_the_gradients_of_noisy_copies() -> None:
     key, samples = jax.random.key(3), 400
-    none = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0, samples=2)
+    smooth = partial(analysis.noise_tunnel, analysis.saliency, quadratic(), X, key=key)
+    none = smooth(target=CLASSES, noise=0, samples=2)
     close(none.values, 2 * X * W[CLASSES])
-    found = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0.2, samples=samples)
-    deviation = 0.2 * np.ptp(X, axis=1, keepdims=True) * 2 * np.abs(W[CLASSES]) / samples**0.5
+    noise = 0.2 * np.ptp(X, axis=1)  # one for each item
+    found = smooth(target=CLASSES, noise=noise, samples=samples)
+    deviation = noise[:, None] * 2 * np.abs(W[CLASSES]) / samples**0.5
     errors = (found.values - 2 * X * W[CLASSES]) / deviation
     assert np.abs(errors).max() < 4 and 0.5 < np.std(errors) < 1.5
-    again = analysis.smoothgrad(quadratic(), X, key=key, target=CLASSES, noise=0.2, samples=samples)
+    again = smooth(target=CLASSES, noise=noise, samples=samples)
     np.testing.assert_array_equal(found.values, again.values)
 
 
@@ -257,14 +259,13 @@ def test_a_network_with_state_is_explained_from_its_first_cycle() -> None:
 METHODS = {
     "saliency": {},
     "integrated_gradients": {"steps": 3},
-    "smoothgrad": {"key": jax.random.key(0), "samples": 2},
     "grad_cam": {"layer": "maps"},
     "occlusion": {"window": 3},
     "layer_conductance": {"layer": "pool", "steps": 2},
 }
 
 
-SLOW = ("smoothgrad", "layer_conductance")  # what they are made of is in others
+SLOW = ("layer_conductance",)  # what they are made of is in others
 
 
 @pytest.mark.parametrize(
@@ -279,10 +280,6 @@ def test_methods_are_functions_of_jax(name: str) -> None:
     def one(params: Any, x: Any, target: Any) -> Any:
         return method(x[None], target=target, params=params).values[0]
 
-    if name == "smoothgrad":  # whose noise depends on the shape of the batch
-        jitted = jax.jit(lambda params, x, t: method(x, target=t, params=params).values)
-        close(jitted(model.params, PICTURES, classes), eager)
-        return
     mapped = jax.jit(jax.vmap(one, (None, 0, 0)))(model.params, PICTURES, classes)
     close(mapped, eager, atol=1e-5)
     order = np.array([2, 0, 1])
@@ -360,6 +357,8 @@ def test_wrong_questions_are_told(case: str) -> None:
 def test_wrong_arguments_are_told() -> None:
     model = pooled()
     x = PICTURES
+    one: Any = (jax.random.key(0), 1)
+    noisy: Any = partial(analysis.noise_tunnel, analysis.saliency, model, x)
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: analysis.saliency("net", x), TypeError, "model must be a nnef_jax.Model"),
         (lambda: analysis.saliency(model), InputError, "input 'x' is missing"),
@@ -371,12 +370,11 @@ def test_wrong_arguments_are_told() -> None:
         (lambda: analysis.integrated_gradients(model, x, steps=0), ValueError, "at least 1"),
         (lambda: analysis.integrated_gradients(model, x, baseline="0"), InputError, "baseline"),
         (lambda: analysis.integrated_gradients(model, x, baseline=X), InputError, r"\[5,4\]"),
-        (lambda: analysis.smoothgrad(model, x, key=0), TypeError, "key must be one of jax.random"),
-        (
-            lambda: analysis.smoothgrad(model, x, key=jax.random.key(0), noise=-1),
-            ValueError,
-            "noise",
-        ),
+        (lambda: noisy(key=0), TypeError, "key must be one of jax.random"),
+        (lambda: noisy(key=jax.random.key(0), noise=-1), ValueError, "noise"),
+        (lambda: noisy(key=jax.random.key(0), noise=[1, 2]), InputError, "noise is"),
+        (lambda: analysis.deep_lift(model, x, sign=1), TypeError, r"^deep_lift\(\) got an unexp"),
+        (lambda: analysis.lime(model, x, sampled=one, sign=1), TypeError, r"^lime\(\) got"),
         (lambda: analysis.grad_cam(model, x, layer="map"), InputError, "no tensor 'map'"),
         (lambda: analysis.grad_cam(model, x, layer="flat"), InputError, r"'flat' is \[3,2\]"),
         (lambda: analysis.occlusion(model, x, window=(1, 1, 1, 1)), InputError, "4 extents"),

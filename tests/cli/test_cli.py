@@ -1,4 +1,4 @@
-"""The command line: starting it, `info`, `check`, and how it ends."""
+"""The command line: starting it, `summary`, `check`, and how it ends."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_help_and_version_import_little(option):
     if option == "--version":
         assert done.stdout == f"nnef-jax {nnef_jax.__version__}\n"
     else:
-        assert all(command in done.stdout for command in ("info", "check", "run"))
+        assert all(command in done.stdout for command in ("summary", "check", "run"))
 
 
 def test_module_runs(scores):
@@ -65,7 +65,7 @@ def test_module_runs(scores):
 
 
 @pytest.mark.parametrize(
-    "args", [["nonsense"], ["run"], ["info", "--nonsense"], ["run", "m", "--top", "0"]]
+    "args", [["nonsense"], ["run"], ["summary", "--nonsense"], ["run", "m", "--top", "0"]]
 )
 def test_wrong_usage(args):
     code, out, err = call(*args)
@@ -92,7 +92,7 @@ def test_help_names_arguments_in_capitals(command, names):
 
 
 def test_info(scores):
-    out = ok("info", scores)
+    out = ok("summary", scores)
     lines = [line.split() for line in out.splitlines()]
     assert ["name", "scores"] in lines
     assert ["dialect", "NNEF", "1.0"] in lines
@@ -105,7 +105,7 @@ def test_info(scores):
 
 
 def test_info_as_json(scores):
-    found = json.loads(ok("info", scores, "--json"))
+    found = json.loads(ok("summary", scores, "--json"))
     assert found["name"] == "scores"
     assert found["dialect"] == "NNEF 1.0"
     assert found["inputs"] == [{"name": "x", "shape": [None, 4], "dtype": "float32"}]
@@ -119,13 +119,13 @@ def test_info_as_json(scores):
 
 def test_info_names_the_provisional_dialect(tmp_path):
     text = "version 1.0\ngraph g(x) -> (y) { x = external(shape = [1, 2]); y = relu(x); }"
-    assert "NNEF 1.0 provisional" in ok("info", write(tmp_path / "m", text))
+    assert "NNEF 1.0 provisional" in ok("summary", write(tmp_path / "m", text))
 
 
 def test_info_keeps_long_names(tmp_path):
     name = "layer_" * 40
     text = f"version 1.0; graph g(x) -> ({name}) {{ x = external(shape = [1]); {name} = relu(x); }}"
-    out = ok("info", write(tmp_path / "m", text))
+    out = ok("summary", write(tmp_path / "m", text))
     assert "…" not in out
     assert out.replace("\n", "").replace(" ", "").count("layer_") >= 40
 
@@ -161,7 +161,7 @@ def test_check_finds_missing_data(scores):
     assert "bias.dat" in err and "dense/filter.dat" in err
 
 
-@pytest.mark.parametrize("command", ["info", "check", "run"])
+@pytest.mark.parametrize("command", ["summary", "check", "run"])
 def test_missing_source(command, tmp_path):
     err = fails(command, tmp_path / "none")
     assert err == f"error: {tmp_path / 'none'}: No such file or directory\n"
@@ -169,7 +169,7 @@ def test_missing_source(command, tmp_path):
 
 def test_broken_archive(tmp_path):
     (tmp_path / "m.tgz").write_bytes(b"\x1f\x8b\x08 no archive")
-    assert "m.tgz" in fails("info", tmp_path / "m.tgz")
+    assert "m.tgz" in fails("summary", tmp_path / "m.tgz")
 
 
 def test_names_in_errors_hold_no_escapes(tmp_path):

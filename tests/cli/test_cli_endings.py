@@ -18,7 +18,7 @@ from nnef_jax import cli
 from tests.cli_support import call, ok
 from tests.interrupt_cli import MODEL, ROOT, commands
 
-COMMANDS = ["check", "info", "flatten", "run", "batch", "compile"]
+COMMANDS = ["check", "summary", "convert", "run", "batch", "compile"]
 GUARD = 600  # seconds, against hanging alone
 
 # Sends itself a signal when so many things have happened: imports, opened files and the like, or
@@ -162,7 +162,7 @@ def test_a_reader_that_leaves_early(tmp_path):
     nodes = "".join(f"    y{i + 1} = neg(y{i});\n" for i in range(3000))
     text = f"graph g(y0) -> (y3000) {{\n    y0 = external(shape = [1]);\n{nodes}}}"
     (tmp_path / "graph.nnef").write_text(f"version 1.0;\n{text}\n")
-    code, out, err = shell("| head -c 9", "flatten", tmp_path)
+    code, out, err = shell("| head -c 9", "convert", tmp_path, "--flat")
     assert (code, out, err) == (128 + signal.SIGPIPE, "version 1", "")
 
 

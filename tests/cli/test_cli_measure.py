@@ -1,4 +1,4 @@
-"""`nnef-jax profile`, `bench`, `cost`, `compare`, `diff` and `stats`."""
+"""`nnef-jax profile`, `benchmark`, `cost`, `compare`, `diff` and statistics."""
 
 from __future__ import annotations
 
@@ -49,16 +49,20 @@ def test_a_picture(scores, tmp_path):
         f"saved {path}\n"
     )
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert "a picture is a .png" in fails("stats", scores, "--plot", tmp_path / "profile.txt")
-    assert "No such file" in fails("stats", scores, "--plot", tmp_path / "none" / "a.png")
+    assert "a picture is a .png" in fails(
+        "weight-statistics", scores, "--plot", tmp_path / "profile.txt"
+    )
+    assert "No such file" in fails(
+        "weight-statistics", scores, "--plot", tmp_path / "none" / "a.png"
+    )
 
 
-def test_bench(scores, x):
+def test_benchmark(scores, x):
     short = ("--rounds", 1, "--seconds", 0, "--json")
-    found = json.loads(ok("bench", scores, "--batch", "1,3", *short))
+    found = json.loads(ok("benchmark", scores, "--batch", "1,3", *short))
     assert [x["batch"] for x in found["timings"]] == [1, 3]
     assert all(x["engine"] == "nnef_jax" and x["p50"] > 0 for x in found["timings"])
-    found = json.loads(ok("bench", scores, x, *short))
+    found = json.loads(ok("benchmark", scores, x, *short))
     assert [x["batch"] for x in found["timings"]] == [2]
 
 
@@ -69,22 +73,24 @@ def test_inputs_of_any_name(tmp_path):
     net = write(tmp_path / "g", f"version 1.0;\n{text}\n")
     np.savez(tmp_path / "x.npz", calls=X[0, :2], seed=X[1, :2])
     ok("profile", net, tmp_path / "x.npz", "--calls", 1)
-    ok("bench", net, tmp_path / "x.npz", "--rounds", 1, "--seconds", 0)
+    ok("benchmark", net, tmp_path / "x.npz", "--rounds", 1, "--seconds", 0)
     ok("compare", net, net, tmp_path / "x.npz", "--outputs")
-    assert "go without --batch" in call("bench", net, "--entry", "step", "--batch", "1")[2]
+    assert "go without --batch" in call("benchmark", net, "--entry", "step", "--batch", "1")[2]
 
 
 def test_a_fixed_batch_is_opened(tmp_path):
     text = "graph g(x) -> (y) { x = external<scalar>(shape = [1,4]); y = relu(x); }"
     net = write(tmp_path / "g", f"version 1.0;\n{text}\n")
-    out = ok("bench", net, "--batch", "2", "--rounds", 1, "--seconds", 0)
+    out = ok("benchmark", net, "--batch", "2", "--rounds", 1, "--seconds", 0)
     assert "items/s" in out
 
 
-def test_bench_against_what_is_not_there(scores, tmp_path):
+def test_benchmark_against_what_is_not_there(scores, tmp_path):
     pytest.importorskip("onnxruntime")
-    assert "cannot read" in fails("bench", scores, "--batch", "1", "--onnx", scores / "graph.nnef")
-    missing = fails("bench", scores, "--batch", "1", "--onnx", tmp_path / "none.onnx")
+    assert "cannot read" in fails(
+        "benchmark", scores, "--batch", "1", "--onnx", scores / "graph.nnef"
+    )
+    missing = fails("benchmark", scores, "--batch", "1", "--onnx", tmp_path / "none.onnx")
     assert "none.onnx: No such file" in missing
 
 
@@ -96,23 +102,24 @@ def test_cost(scores):
     assert "--shape x=1,4" in fails("cost", scores)
 
 
-def test_stats(scores, x):
-    found = json.loads(ok("stats", scores, "--json"))["weights"]
+def test_weight_statistics(scores):
+    found = json.loads(ok("weight-statistics", scores, "--json"))["weights"]
     assert found["dense/filter"]["min"] == FILTER.min()
     assert found["bias"]["mean"] == BIAS.mean()
-    assert "histogram" in ok("stats", scores)
+    assert "histogram" in ok("weight-statistics", scores)
 
 
-def test_stats_of_tensors(scores, x, tmp_path):
-    found = json.loads(ok("stats", scores, x, "--json"))["tensors"]
+def test_activation_statistics(scores, x, tmp_path):
+    found = json.loads(ok("activation-statistics", scores, x, "--json"))["tensors"]
     y = X @ FILTER.T + BIAS
     assert found["y"]["mean"] == pytest.approx(y.mean(), rel=1e-6)
     assert found["y"]["max"] == y.max()
     net = through(tmp_path / "net", [1, 1, 2, 2])
     scans = [picture(tmp_path / f"{i}.png", np.full((2, 2), 10 * i)) for i in (1, 2)]
-    found = json.loads(ok("stats", net, *scans, "--scale", "0.1", "--name", "y", "--json"))
+    found = json.loads(
+        ok("activation-statistics", net, *scans, "--scale", "0.1", "--name", "y", "--json")
+    )
     assert found["tensors"]["y"]["mean"] == pytest.approx(1.5)
-    assert "needs inputs" in call("stats", scores, "--name", "y")[2]
 
 
 def test_diff(scores, other):
@@ -167,7 +174,7 @@ def test_compare_with_onnxruntime(scores, x, tmp_path):
 
 def test_wrong_usage(scores, x, tmp_path):
     for arguments in (
-        ("bench", scores, "--batch", "1,x"),
+        ("benchmark", scores, "--batch", "1,x"),
         ("compare", scores, scores, x, "--name", "y"),
         ("cost", scores, "--platform", "gpu"),
         ("profile", scores, "--calls", "0"),

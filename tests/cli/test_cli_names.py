@@ -34,11 +34,12 @@ XML = f"""<?xml version="1.0"?>
 """
 
 COMMANDS = [
-    "info net.xml",
-    "info net.xml --json",
+    "summary net.xml",
+    "summary net.xml --json",
     "check net.xml",
     "check wrong.xml",
-    "flatten net.xml",
+    "convert net.xml",
+    "convert net.xml --flat",
     "convert net.xml out",
     "convert wrong.xml out",
     "run net.xml x.npy --no-cache",
@@ -53,15 +54,15 @@ COMMANDS = [
     "compile net.xml --cache-dir cache",
     "export net.xml --platforms cpu -o out",
     "view net.xml --json",
-    "stats net.xml",
-    "stats net.xml x.npy",
+    "weight-statistics net.xml",
+    "activation-statistics net.xml x.npy",
     "compare net.xml other.xml x.npy --all",
     "compare net.xml other.xml --json",
     "diff net.xml other.xml",
     "profile net.xml --calls 1",
-    "bench net.xml --rounds 1 --seconds 0",
+    "benchmark net.xml --rounds 1 --seconds 0",
     "cost net.xml",
-    "openvx check net.xml",
+    "openvx check-profile net.xml",
     "openvx run net.xml x.npy --on-unfit float",
     "openvx run net.xml x.npy",
     "openvx stats net.xml --on-unfit float",
@@ -95,13 +96,14 @@ def test_names_are_escaped(command):
 
 
 def test_the_names_do_reach_the_output():
-    for command in ("info net.xml", "check net.xml", "run net.xml x.npy --no-cache"):
+    for command in ("summary net.xml", "check net.xml", "run net.xml x.npy --no-cache"):
         assert r"evil\u000a\u000d\u0009\u007f\u0085\u009b\u061c" in call(*command.split())[1]
-    assert json.loads(call("info", "net.xml", "--json")[1])["name"] == EVIL
+    assert json.loads(call("summary", "net.xml", "--json")[1])["name"] == EVIL
 
 
 @pytest.mark.parametrize(
-    "arguments", [["none" + EVIL], ["info", "a", EVIL], ["info", f"--{EVIL}"], ["info", EVIL]]
+    "arguments",
+    [["none" + EVIL], ["summary", "a", EVIL], ["summary", f"--{EVIL}"], ["summary", EVIL]],
 )
 def test_arguments_are_escaped(arguments):
     code, out, err = call(*arguments)

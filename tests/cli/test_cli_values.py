@@ -35,10 +35,10 @@ def test_a_value_decides_what_is_computed(sums, tmp_path, axes, axis):
 
 def test_commands_that_read_a_network_take_values(sums, tmp_path):
     fixed = ("--value=axes=[1]", "--value=scale=2")
-    told = json.loads(ok("info", sums, "--json", *fixed))
+    told = json.loads(ok("summary", sums, "--json", *fixed))
     assert [x["name"] for x in told["inputs"]] == ["x"]
     assert ok("check", sums, *fixed).startswith("ok")
-    assert "sum_reduce(x, axes = [1])" in ok("flatten", sums, *fixed)
+    assert "sum_reduce(x, axes = [1])" in ok("convert", sums, "--flat", *fixed)
     ok("convert", sums, tmp_path / "net.nnef.tgz", *fixed)
     y = nnef_jax.load(tmp_path / "net.nnef.tgz", input_shapes={"x": (2, 3)})(X)
     np.testing.assert_allclose(y, 2 * X.sum(1))
@@ -54,7 +54,7 @@ def test_what_is_converted_has_the_shapes_asked_for(sums, tmp_path):
         made = tmp_path / f"{name}.nnef.tgz"
         ok("convert", sums, made, *fixed, "--shape", shape)
         assert nnef_jax.load(made).inputs[0].shape == (batch, 3)
-    assert "shape = [6,3]" in ok("flatten", sums, *fixed, "--shape", "batch=6")
+    assert "shape = [6,3]" in ok("convert", sums, "--flat", *fixed, "--shape", "batch=6")
     refused = fails("convert", sums, tmp_path / "no.nnef.tgz", *fixed, "--shape", "z=1")
     assert "input_shapes names 'z'" in refused and not (tmp_path / "no.nnef.tgz").exists()
 

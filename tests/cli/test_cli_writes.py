@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+from inspect import signature
 from pathlib import Path
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -20,16 +21,16 @@ from tests.cli_support import call, fails, linear_scores, ok
 _RUN = "run {net} {x} --no-cache -o", (".npz", ".npy", ".dat", "")
 _OPENVX = "--shape x=2,4"
 WRITES = {
-    ("flatten", "output"): ("flatten {net} -o", (".tgz", "")),
-    ("convert", "output"): ("convert {net}", (".tar", "")),
+    ("convert", "output"): ("convert {net}", (".tar", ".tgz", "")),
     ("run", "output"): _RUN,
     ("export", "output"): ("export {net} --platforms cpu -o", (".npz", ".bin")),
     ("view", "output"): ("view {net} -o", (".html",)),
     ("compare", "plot"): ("compare {net} {net} {x} --plot", (".png",)),
-    ("stats", "plot"): ("stats {net} --plot", (".svg",)),
+    ("weight-statistics", "plot"): ("weight-statistics {net} --plot", (".svg",)),
+    ("activation-statistics", "plot"): ("activation-statistics {net} {x} --plot", (".png",)),
     ("profile", "plot"): ("profile {net} {x} --calls 1 --plot", (".png",)),
     ("profile", "trace"): ("profile {net} {x} --calls 1 --trace", (".json", ".json.gz")),
-    ("bench", "plot"): ("bench {net} {x} --rounds 1 --seconds 0 --plot", (".png",)),
+    ("benchmark", "plot"): ("benchmark {net} {x} --rounds 1 --seconds 0 --plot", (".png",)),
     ("openvx run", "output"): (f"openvx run {{net}} {{x}} {_OPENVX} -o", (".npz", "")),
     ("openvx stats", "plot"): (f"openvx stats {{net}} {{x}} {_OPENVX} --plot", (".pdf",)),
 }
@@ -38,7 +39,7 @@ FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve")}
 FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 READS |= {"sources"}
-TEXTS = {"shapes", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
+TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 
@@ -49,9 +50,9 @@ def parameters(commands, above=""):
         yield from parameters(group.typer_instance, f"{group.name} ")
     for command in commands.registered_commands:
         function = command.callback
-        for name, type in get_type_hints(function).items():
-            if type_of_items(type) in (Path, str):
-                yield above + (command.name or function.__name__), name
+        for name, parameter in signature(function, eval_str=True).parameters.items():
+            if type_of_items(get_args(parameter.annotation)[0]) in (Path, str):
+                yield above + (command.name or function.__name__.replace("_", "-")), name
 
 
 def type_of_items(type):

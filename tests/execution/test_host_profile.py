@@ -19,7 +19,7 @@ import nnef_jax
 from lowering.cpu import rates
 from lowering.machine import DEFAULT, MachineProfile, using
 from nnef_jax.execution import host_profile
-from tests.cli_support import call, ok
+from tests.cli_support import ok
 from tests.helpers import model_of
 from tests.machines import RECORDS, profile_of, with_units
 
@@ -294,25 +294,19 @@ def test_a_pickled_model_measures_where_it_is(home: Path, measurements: list[int
 def test_the_command_shows_it(
     home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = ok("info", "--machine").splitlines()
+    lines = ok("machine").splitlines()
     (file,) = files(home)
     assert lines[0].split() == ["file", str(file)]
     shown = {line[:21].strip(): line[21:] for line in lines}
     assert shown["bfloat16"] == "461 G/s" and shown["start"] == "1 us"
     assert shown["multiplies bfloat16"] == "yes" and shown["pairs rows"] == "no"
-    found = json.loads(ok("info", "--machine", "--json"))
+    found = json.loads(ok("machine", "--json"))
     assert found["file"] == str(file) and found["decisions"] == HOST.decisions()
     assert found["int8"] == HOST.int8 and len(measurements) == 1
     assert "removed 1 files" in ok("cache", "--clear") and not files(home)
     monkeypatch.setenv("NNEF_JAX_MEASURE", "0")
-    assert ok("info", "--machine").splitlines()[0].endswith("none: the shipped rates hold")
-    assert json.loads(ok("info", "--machine", "--json"))["file"] is None
-
-
-@pytest.mark.parametrize("arguments", [["info"], ["info", "net", "--machine"]])
-def test_the_command_takes_a_network_or_none(arguments: list[str]) -> None:
-    code, _, error = call(*arguments)
-    assert code == 2 and ("SOURCE" in error or "--machine" in error)
+    assert ok("machine").splitlines()[0].endswith("none: the shipped rates hold")
+    assert json.loads(ok("machine", "--json"))["file"] is None
 
 
 def test_runs_without_a_cache_do_not_measure(

@@ -122,7 +122,7 @@ def test_they_are_marked(tmp_path: Path) -> None:
     assert "unused variable" in lines["deep/read"]
     assert "4 parameters, 302 unused, 2 state" in summary
     network().save(tmp_path / "net")
-    result = CliRunner().invoke(app, ["info", "--json", str(tmp_path / "net")])
+    result = CliRunner().invoke(app, ["summary", "--json", str(tmp_path / "net")])
     found = json.loads(result.stdout)
     assert {v["label"] for v in found["variables"] if v["unused"]} == _UNUSED
     assert found["counts"]["parameters"] == 4

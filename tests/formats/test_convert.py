@@ -261,11 +261,11 @@ def test_broken_data_are_found() -> None:
     assert not Path("never-written").exists()
 
 
-def test_the_flatten_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path) -> None:
     path = tmp_path / "in.tar"
     path.write_bytes(model_archive(ALIASES, {"s/w": np.zeros(1, np.float32)}))
-    assert ok("flatten", path) == convert(path, flat=True)
+    assert ok("convert", path, "--flat") == convert(path, flat=True)
     saved = tmp_path / "out.tgz"
-    assert ok("flatten", path, "--output", saved, "--expand", "all") == f"saved {saved}\n"
+    assert ok("convert", path, saved, "--expand", "all") == f"saved {saved}\n"
     assert load(saved).graph.output_names == load(path).graph.output_names
-    assert str(saved) in fails("flatten", path, "--output", saved)
+    assert str(saved) in fails("convert", path, saved)

@@ -85,7 +85,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     path.write_text(SILENT)
     np.save(x, X)
     commands: list[list[Any]] = [
-        ["info", path],
+        ["summary", path],
         ["check", path],
         ["run", path, x],
         ["compile", path, "--cache-dir", tmp_path / "cache"],
@@ -93,9 +93,9 @@ def test_the_command_line(tmp_path: Path) -> None:
     for command in commands:
         assert "unknown operation 'tract_core_silu'" in fails(*command)
         assert ok(*command, "--dialect", "tract")
-    assert "NNEF 1.0 of tract" in ok("info", path, "--dialect", "tract")
-    assert "tract_core_silu" in ok("flatten", path, "--dialect", "tract")
-    for command in [*commands, ["flatten", path]]:
+    assert "NNEF 1.0 of tract" in ok("summary", path, "--dialect", "tract")
+    assert "tract_core_silu" in ok("convert", path, "--flat", "--dialect", "tract")
+    for command in [*commands, ["convert", path]]:
         code, out, err = call(*command, "--dialect", "caffe")
         assert (code, out) == (2, "")
         assert all(f"'{known}'" in err for known in ("auto", "nnef", "tract"))

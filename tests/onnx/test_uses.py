@@ -203,11 +203,11 @@ def _captured(model: Any, inputs: Any, name: str, **more: Any) -> tuple[tuple[An
 
 
 def shown(it: Subject) -> None:
-    """All names of outputs and weights are on the page, in the summary and what `info` tells."""
+    """All names of outputs and weights are on the page, in the summary and what `summary` tells."""
     names = {*(x.name for x in it.model.outputs), *it.example.params}
     nnef_jax.view(it.model).save(it.folder / "page.html")
     text = (it.folder / "page.html").read_text()
-    told = ok("info", it.file)
+    told = ok("summary", it.file)
     for name in names:
         assert json.dumps(name)[1:-1] in text
     for x in it.model.outputs:
@@ -287,11 +287,11 @@ def commands(it: Subject) -> None:
     with np.load(made) as found:
         it.require(tuple(found[x.name] for x in it.model.outputs))
     ok("convert", it.file, it.folder / "by-command.nnef.tgz", "--keep", *it.shapes)
-    ok("bench", it.file, given, "--rounds", 1, "--seconds", 0.001)
-    ok("stats", it.file, given)
+    ok("benchmark", it.file, given, "--rounds", 1, "--seconds", 0.001)
+    ok("activation-statistics", it.file, given)
     ok("compare", it.folder / "by-command.nnef.tgz", made, given)
     ok("diff", it.file, it.file)
-    code, _, error = call("openvx", "check", it.file, *it.shapes)
+    code, _, error = call("openvx", "check-profile", it.file, *it.shapes)
     assert (code in (0, 1), error) == (True, "")
     assert "no input 'nothing'" in fails("run", it.file, "nothing=x.npy")
 

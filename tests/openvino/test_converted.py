@@ -59,7 +59,7 @@ def test_it_is_read_as_any_network(tmp_path: Path) -> None:
 
 def test_commands(tmp_path: Path) -> None:
     net = FOLDER / "float.tflite"
-    assert "TensorFlow Lite, converted to OpenVINO IR" in ok("info", net)
+    assert "TensorFlow Lite, converted to OpenVINO IR" in ok("summary", net)
     np.save(tmp_path / "x.npy", FOUND["x"])
     ok("run", net, tmp_path / "x.npy", "--output", tmp_path / "y.npy", "--no-cache")
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), FOUND["float.tflite"], 0, 1e-6)

@@ -302,7 +302,7 @@ def test_without_the_extra(
     monkeypatch.setattr(converter, "find_spec", lambda name: None)
     path = net_in(tmp_path, name, data)
     said = f"{path} is a network of {kind}: OpenVINO converts it, which is not installed"
-    assert said in fails("info", path).replace("\n", " ")
+    assert said in fails("summary", path).replace("\n", " ")
     with pytest.raises(UnsupportedError, match="is not installed") as error:
         nnef_jax.load(tmp_path if name == "saved_model.pb" else path)
     assert error.value.message == said

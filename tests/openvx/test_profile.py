@@ -168,9 +168,9 @@ graph net(x) -> (y) {
 def test_the_command(tmp_path) -> None:
     network({"y": "relu(x)"}).save(tmp_path / "fits")
     network({"y": "relu(x)", "z": "div(x, relu(x))"}).save(tmp_path / "wrong")
-    code, out, err = call("openvx", "check", tmp_path / "fits")
+    code, out, err = call("openvx", "check-profile", tmp_path / "fits")
     assert (code, err) == (0, "") and "all operations fit" in out
-    code, out, err = call("openvx", "check", tmp_path / "wrong", "--json")
+    code, out, err = call("openvx", "check-profile", tmp_path / "wrong", "--json")
     found = json.loads(out)
     assert (code, err, found["fits"]) == (1, "", False)
     assert [node["fits"] for node in found["nodes"]] == [True, True, False]

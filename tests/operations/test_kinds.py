@@ -181,12 +181,16 @@ def test_what_a_reader_puts_in_is_none_of_the_document() -> None:
 
 
 def test_no_consumer_of_a_graph_asks_where_it_comes_from() -> None:
-    """Only `nnef-jax info` and `check`, and the page of a graph, name the dialect.
+    """Only `nnef-jax summary` and `check`, and the page of a graph, name the dialect.
 
     The option --dialect, of a group `reading`, is what a user asks for.
     """
     root = Path(nnef_jax.__file__).parent
-    allowed = {root / "cli" / "info.py", root / "cli" / "commands.py", root / "viewing" / "data.py"}
+    allowed = {
+        root / "cli" / "description.py",
+        root / "cli" / "commands.py",
+        root / "viewing" / "data.py",
+    }
     asking = {
         path
         for folder in (root, Path(lowering.__file__).parent)

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 import nnef_jax
 from benchmarks.timing import geometric_mean
+from nnef_jax import cli
 from nnef_jax.formats.syntax.standard import standard
 from tests.execution import test_narrow
 from tests.helpers import model_of
@@ -124,6 +126,35 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(listed) == sorted(
         set(nnef_jax.__all__) - {"__version__", "analysis", "openvx", "serving"}
     )
+
+
+def test_a_command_has_the_name_of_the_function_that_does_the_same() -> None:
+    text = (DOCS / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| \[?`([a-z -]+)`.*? \| (?:`(nnef_jax\.[\w.]+)`)? ?\| ", text, re.MULTILINE
+    )
+    assert sorted(command for command, _ in rows) == sorted(_commands(cli.app))
+    functions = {f"nnef_jax.{x}" for x in nnef_jax.__all__}
+    functions |= {f"nnef_jax.analysis.{x}" for x in nnef_jax.analysis.__all__}
+    functions |= {f"nnef_jax.Model.{x}" for x in dir(nnef_jax.Model)}
+    names = {name for _, name in rows}
+    for command, name in rows:
+        word = command.split()[-1].replace("-", "_")
+        if name:
+            assert name.rpartition(".")[2] == word
+            assert callable(attrgetter(name.removeprefix("nnef_jax."))(nnef_jax))
+        assert command.startswith("openvx") or names >= {
+            x for x in functions if x.rpartition(".")[2] == word
+        }
+
+
+def _commands(app: Any, above: str = "") -> list[str]:
+    found = [
+        above + (x.name or x.callback.__name__.replace("_", "-")) for x in app.registered_commands
+    ]
+    for group in app.registered_groups:
+        found += _commands(group.typer_instance, f"{group.name} ")
+    return found
 
 
 def test_pictures_are_small_and_all_are_shown() -> None:

@@ -1,4 +1,4 @@
-"""Describes a network, or the host, as `nnef-jax info` shows it, as text and as JSON."""
+"""Describes a network, or the host, as `summary` and `machine` show it, as text and as JSON."""
 
 from __future__ import annotations
 
