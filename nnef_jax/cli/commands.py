@@ -100,7 +100,7 @@ def convert_network(
     output: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[OUTPUT]",
+            metavar="OUTPUT",
             help="What to make: a folder, or .tar, .tgz, .tar.xz. Without it the text is printed.",
             show_default=False,
         ),

@@ -81,7 +81,7 @@ def test_a_choice_that_there_is_not():
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("convert", "{SOURCE} {OUTPUT}"), ("compare", "{A} {B}"), ("diff", "{A} {B}")],
+    [("convert", "{SOURCE} [OUTPUT]"), ("compare", "{A} {B}"), ("diff", "{A} {B}")],
 )
 def test_help_names_arguments_in_capitals(command, names):
     usage = ok(command, "--help").splitlines()[0]
