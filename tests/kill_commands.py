@@ -281,11 +281,16 @@ def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
 
 def main(folder: str | None, *, short: bool) -> None:
     """Print what was found for each job; fail where something is half there, or gone."""
-    import jax  # noqa: F401  # once, before any fork; no device of it is held
-
-    import nnef_jax.cli
+    # Once, before any fork: what the commands import. No device of jax is held.
+    import lowering.host_writer
+    import lowering.targets.cpu  # noqa: F401
+    import nnef_jax.cli.batch_results
+    import nnef_jax.cli.streaming
     import nnef_jax.execution.disk_cache
-    import nnef_jax.loading  # noqa: F401
+    import nnef_jax.export
+    import nnef_jax.formats.nnef.frontend
+    import nnef_jax.saving
+    import nnef_jax.viewing.page  # noqa: F401
 
     jobs = list({job.name: job for job in JOBS}.values()) if short else JOBS
     for job in jobs:

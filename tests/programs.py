@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lowering.emit import in_parts, traced
@@ -25,9 +26,26 @@ graph net(x) -> (y) {
     y = relu(d);
 }
 """
+# A network with state: what was added up, which each call gives.
+SUM = """version 1.0;
+graph sum( x ) -> ( y )
+{
+    x = external(shape = [2]);
+    total = variable(shape = [2], label = 'total');
+    factor = variable(shape = [2], label = 'factor');
+    scaled = mul(x, factor);
+    y = add(total, scaled);
+    next = update(total, y);
+}
+"""
 _RNG = np.random.default_rng(0)
 DATA = {"w": _RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)}
 X = _RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
+
+
+def random(*shape: int, seed: int = 0) -> jax.Array:
+    """Normally distributed numbers of 32 bits."""
+    return jnp.asarray(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
 def program_of(

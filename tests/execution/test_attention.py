@@ -17,14 +17,10 @@ from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.transformer import attention
 from lowering.trace import Context
-from tests.programs import optimised
+from tests.programs import optimised, random
 
 Inputs = Sequence[Array]
 HEADS, TIMES, KEYS = 4, 70, 90
-
-
-def random(*shape: int, seed: int = 0) -> Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def operands(*more: Array) -> list[Array]:

@@ -17,10 +17,7 @@ from lowering.cpu.products import over_rows
 from lowering.cpu.rereads import reread
 from lowering.emit import network
 from lowering.program import Program, Role
-
-
-def random(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+from tests.programs import random
 
 
 def assert_close(got: Any, wanted: Any) -> None:

@@ -15,6 +15,7 @@ import nnef_jax
 from lowering.devices import default_device, on_cpu, place_of
 from lowering.targets import Target, target_of
 from tests.helpers import model_of
+from tests.programs import SUM
 
 NET = """version 1.0;
 graph net( x ) -> ( y )
@@ -23,17 +24,6 @@ graph net( x ) -> ( y )
     filter = variable(shape = [64,64], label = 'filter');
     bias = variable(shape = [1,64], label = 'bias');
     y = linear(x, filter, bias);
-}
-"""
-SUM = """version 1.0;
-graph sum( x ) -> ( y )
-{
-    x = external(shape = [2]);
-    total = variable(shape = [2], label = 'total');
-    factor = variable(shape = [2], label = 'factor');
-    scaled = mul(x, factor);
-    y = add(total, scaled);
-    next = update(total, y);
 }
 """
 RANDOM = np.random.default_rng(0)

@@ -33,6 +33,7 @@ from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests import flip_cache
 from tests.helpers import archive, model_of
+from tests.programs import SUM
 
 pytestmark = pytest.mark.optimised
 
@@ -44,17 +45,6 @@ graph net( x ) -> ( y, hidden )
     bias = variable(shape = [1,3], label = 'bias');
     hidden = linear(x, filter, bias);
     y = relu(hidden);
-}
-"""
-SUM = """version 1.0;
-graph sum( x ) -> ( y )
-{
-    x = external(shape = [2]);
-    total = variable(shape = [2], label = 'total');
-    factor = variable(shape = [2], label = 'factor');
-    scaled = mul(x, factor);
-    y = add(total, scaled);
-    next = update(total, y);
 }
 """
 X = np.float32([[1, 2, 3, 4]])

@@ -32,13 +32,9 @@ from lowering.program import Program
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.operation_checks import Together
-from tests.programs import optimised, split_of
+from tests.programs import optimised, random, split_of
 
 Function = Callable[[Any, list[Any]], Any]
-
-
-def random(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
 def assert_equal(function: Function, parameters: Any, inputs: list[Any]) -> None:
@@ -585,7 +581,7 @@ def test_maxima_of_windows_have_the_gradient_of_the_first(
         return lax.reduce_window(x, -np.inf, lax.max, (1, 1, *size), (1, 1, *stride), padding)
 
     # Many items are equal.
-    x = jnp.asarray(np.random.default_rng(0).integers(-1, 2, (2, 3, 9, 8)), jnp.float32)
+    x = jnp.asarray(np.float32(np.random.default_rng(0).integers(-1, 2, (2, 3, 9, 8))))
     assert_equal(function, [jnp.float32(2)], [x])
     optimal = network(function)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(optimal([jnp.float32(2)], [x]))))

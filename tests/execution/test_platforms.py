@@ -20,6 +20,7 @@ from lowering.emit import network
 from lowering.extents import UNKNOWN, at_least
 from tests.helpers import model_of
 from tests.operation_checks import Together
+from tests.programs import random
 
 NET = """
 version 1.0;
@@ -138,12 +139,9 @@ def function(p: Any, x: Any) -> Any:
     return {"y": states, "index": index, "state": state}
 
 
-def array(seed: int, *shape: int) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
-
-
-P = {"w": array(0, 8, 3, 3, 3) / 3, "s": array(1, 8), "m": array(2, 8, 4) / 3, "u": array(3, 4, 4)}
-INPUT = array(4, 2, 3, 8, 8)
+P = {"w": random(8, 3, 3, 3) / 3, "s": random(8, seed=1), "m": random(8, 4, seed=2) / 3}
+P["u"] = random(4, 4, seed=3)
+INPUT = random(2, 3, 8, 8, seed=4)
 
 
 def total(f: Any) -> Any:

@@ -12,11 +12,7 @@ import pytest
 from jax import lax
 
 from lowering.cpu.rows import row_of
-from tests.programs import optimised, split_of
-
-
-def random(*shape: int, seed: int = 0) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+from tests.programs import optimised, random, split_of
 
 
 def conv(x: Any, filter: Any, padding: Any, **options: Any) -> Any:

@@ -52,6 +52,7 @@ def run(text: str, path: Path) -> None:
     python = Path(sys.executable).parent
     paths = os.pathsep.join([str(python), os.environ["PATH"]])
     environment = os.environ | {"PATH": paths, "PYTHONPATH": str(path)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the next run is of the same files
     command = ["bash", "-euo", "pipefail", "-c", text]
     ended = subprocess.run(
         command, cwd=path, env=environment, capture_output=True, text=True, timeout=600
@@ -59,17 +60,24 @@ def run(text: str, path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A copy of the repository, and the recipes that have yet to be done in it."""
+    path = tmp_path_factory.mktemp("copy")
+    copy_repository(path)
+    return path, list(RECIPES)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe(recipe: str, tmp_path: Path) -> None:
-    copy_repository(tmp_path)
-    done = list(RECIPES).index(recipe) + 1
-    for earlier in list(RECIPES)[:done]:
-        for language, file, text in blocks(earlier):
+def test_recipe(recipe: str, begun: tuple[Path, list[str]]) -> None:
+    path, left = begun
+    while recipe in left:
+        for language, file, text in blocks(left.pop(0)):
             if file:
-                write(tmp_path / file, language, text)
+                write(path / file, language, text)
     for language, _, text in blocks(recipe):
         if language == "sh":
-            run(text, tmp_path)
+            run(text, path)
 
 
 def test_operations_of_a_format(tmp_path: Path) -> None:

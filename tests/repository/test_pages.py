@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax import analysis
 from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 from tests.quickly import optimised
@@ -88,7 +89,7 @@ def test_what_a_repl_takes(code: str, pasteable: bool) -> None:
 def test_page(page: str) -> None:
     with optimised() if page in COMPUTES else nullcontext():
         names = [after for block, after in session(page) if block.language == "python"]
-    CHECKS.get(page, lambda names: None)(names)
+        CHECKS.get(page, lambda names: None)(names)
 
 
 @pytest.mark.filterwarnings("default")  # those of other libraries
@@ -118,6 +119,26 @@ def test_page_with_its_programs(page: str) -> None:
 
 
 # What pages say of what they compute
+
+
+def analysis_page(names: Names) -> None:
+    """Bounds of a network of some size are never passed, by attacks either."""
+    model, x, found = (names[-1][name] for name in ("model", "images", "proven"))
+    options: Any = {"epsilon": 4, "bounds": (0, 255)}
+    attack = analysis.pgd(model, x, key=jax.random.key(0), **options)
+    assert found.output == "logits" and 0 < found.certified.sum() < len(x)
+    assert not (found.certified & attack.found).any()
+    assert (np.asarray(found.margin) <= attack.margin).all()
+    assert str(found).startswith("crown bounds of logits for image")
+    formats = [nnef_jax.load(f"examples/digits/{name}") for name in ("model", "ir")]
+    one, other = (analysis.bounds(net, x[:1], method="interval", **options) for net in formats)
+    assert one.output == other.output == "logits"
+    np.testing.assert_allclose(one.lower, other.lower, rtol=1e-4, atol=1e-3)
+    random, ends = np.random.default_rng(0), [np.asarray(found.lower), np.asarray(found.upper)]
+    for change in (random.uniform(-4, 4, (5_000, *x.shape)), random.choice([-4, 4], x.shape)):
+        points = np.float32(x + change).clip(0, 255).reshape(-1, 1, 8, 8)
+        y = np.asarray(model(points)).reshape(-1, *ends[0].shape)
+        assert (y >= ends[0]).all() and (y <= ends[1]).all()
 
 
 def batch(names: Names) -> None:
@@ -224,6 +245,7 @@ def tutorial(names: Names) -> None:
 
 
 CHECKS: dict[str, Callable[[Names], None]] = {
+    "docs/analysis.md": analysis_page,
     "docs/batch.md": batch,
     "docs/diagnosis.md": diagnosis,
     "docs/export.md": export,
