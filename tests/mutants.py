@@ -36,12 +36,12 @@ from lowering.multiply_adds import multiply_adds
 from lowering.trace import Context, trace
 from nnef_jax.limits import Limits, Meter
 from tests import op_cases, tract_cases
-from tests.helpers import model_of
 from tests.openvino import layers
 from tests.openvino.layers import arithmetic, arrangement, boxes, steps, windows
 from tests.openvino.rare_layers import OLD, USES
 from tests.openvino.test_kinds import CASES
 from tests.openvino.test_rare_layers import written
+from tests.operation_checks import read_graph
 
 _INTEGERS = (0, -1, 1, 2, 3, 5, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40)
 _INTEGERS += ((1 << 63) - 1, -(1 << 31), -(1 << 40), -(1 << 63))
@@ -85,7 +85,7 @@ def uses() -> dict[str, list[Use]]:
 def _operations() -> Iterator[Operation]:
     for module in (op_cases, tract_cases):
         for case in module.ALL_CASES:
-            yield from _all(model_of(module.document(case)).graph)
+            yield from _all(read_graph(module.document(case)))
     with tempfile.TemporaryDirectory() as folder:
         for version in (layers.LEGACY, layers.OPSETS):
             for module in (arithmetic, arrangement, boxes, steps, windows):

@@ -12,6 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import nnef_jax
+from lowering.graph import Graph
+from nnef_jax.reading import read
+from tests.helpers import archive
 from tests.op_cases.case import OpCase
 from tests.quickly import UNOPTIMISED
 
@@ -61,6 +64,11 @@ def _all(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[A
         return [f(*own) for f, own in zip(functions, arguments, strict=True)]
 
     return jax.jit(call, compiler_options=UNOPTIMISED)(arguments)
+
+
+def read_graph(text: str, **options: Any) -> Graph:
+    """The graph of a document, read by options of `load`: no model is made."""
+    return read(archive(graph=text), **options).graph
 
 
 def results(outputs: Any) -> list[np.ndarray]:

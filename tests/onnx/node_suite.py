@@ -34,6 +34,15 @@ def cases(match: str = "") -> list[Any]:
     return [case for case in found if re.search(match, case.name)]
 
 
+def has_float8(case: Any) -> bool:
+    """Tell whether a case has inputs or outputs of such numbers."""
+    from onnx import TensorProto
+
+    ports = (*case.model.graph.input, *case.model.graph.output)
+    types = {TensorProto.DataType.Name(x.type.tensor_type.elem_type) for x in ports}
+    return any(type.startswith("FLOAT8") for type in types)
+
+
 def arrays(values: Sequence[Any]) -> list[Any]:
     """Return what a case has for its inputs or outputs as arrays, None for what is none."""
     from onnx import TensorProto, numpy_helper

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
-from tests.onnx.node_suite import cases, run
+from tests.onnx.node_suite import cases, has_float8, run
+from tests.quickly import optimised
 
 _LISTED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
 REFUSED = dict(line.split(maxsplit=1) for line in _LISTED)
 _GROUP = 40
-# Without `xla_cpu_use_fusion_emitters`, which only tests switch off, XLA casts to float8 wrongly.
-pytestmark = pytest.mark.optimised
 
 
 def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
     found: dict[str, str] = {}
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        for i in range(0, len(chosen), _GROUP):
-            found |= run(chosen[i : i + _GROUP], folder)
+    # Without `xla_cpu_use_fusion_emitters`, which only tests switch off, XLA casts to float8
+    # wrongly.
+    for is_narrow, compiled in ((False, nullcontext()), (True, optimised())):
+        part = [case for case in chosen if has_float8(case) is is_narrow]
+        with compiled, jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            for i in range(0, len(part), _GROUP):
+                found |= run(part[i : i + _GROUP], folder)
     wrong = {x: why for x, why in found.items() if why and not why.startswith("refused")}
     assert wrong == {}
     assert len(found) == len({case.name for case in chosen})
@@ -39,6 +43,7 @@ def test_a_tenth_of_the_suite_is_right_or_listed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
+@optimised()
 def test_the_suite_is_right_or_listed(tmp_path: Path) -> None:
     every = cases()
     assert REFUSED.keys() <= {case.name for case in every}

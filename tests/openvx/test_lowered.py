@@ -125,7 +125,7 @@ def test_transformations(model, fixed, x) -> None:
     inside = jax.jit(lambda t: fixed(t).y.data)(tensor)
     np.testing.assert_array_equal(inside, once.y.data)
     many = Tensor(jnp.stack([tensor.data, -tensor.data]))
-    mapped = jax.vmap(fixed)(many)
+    mapped = jax.jit(jax.vmap(fixed))(many)
     for i in range(2):
         alone = fixed(Tensor(many.data[i]))
         np.testing.assert_array_equal(mapped.y.data[i], alone.y.data)
