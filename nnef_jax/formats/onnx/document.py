@@ -16,7 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
-from nnef_jax.storage.packed_items import BITS
+from nnef_jax.storage.bitstream import BITS
 
 _NODE = 30  # steps
 _LONGEST = 200  # letters of a line in a listing
