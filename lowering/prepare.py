@@ -32,7 +32,7 @@ _GROWTH = 4
 # bits if it is large. A language model would take eight times its memory otherwise.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# What a call does without moving an item: kept, it would be a copy.
+# What a call does without moving an item: kept, it is a copy of a weight of 16 bits.
 _FREE = ("optimization_barrier", "reshape")
 # Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
 # each call: it would take twice the memory of the parameters, beside them.
@@ -140,13 +140,13 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     """Return variables to prepare, and the equations that a call evaluates."""
     from lowering.jaxprs import primitive, variables
 
-    sources = _sources(program)
+    sources, free = _sources(program), _FREE if _is_narrow(program) else ()
     kept: dict[Any, None] = {}
     later: list[Any] = []
     wanted = set(variables(program.results))
     for equation in reversed(program.equations):
         own = [v for v in equation.outvars if v in wanted]
-        if not program.is_late(equation) and primitive(equation) not in _FREE:
+        if not program.is_late(equation) and primitive(equation) not in free:
             kept |= dict.fromkeys(v for v in own if _is_worth_keeping(v, *sources[v]))
         if any(v not in kept for v in own) or program.is_late(equation):
             later.append(equation)
@@ -176,15 +176,17 @@ def _sources(program: Program) -> dict[Any, tuple[int, int]]:
     return sources
 
 
-def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
-    """Map variables kept in 16 bits to those stored for them: sources, or rounded themselves.
+def _is_narrow(program: Program) -> bool:
+    """Tell whether all real arguments are of bfloat16."""
+    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+    return real == {jnp.dtype(jnp.bfloat16)}
 
-    They are those of a network whose real arguments are all of bfloat16.
-    """
+
+def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
+    """Map variables kept in 16 bits to those stored for them: sources, or rounded themselves."""
     from lowering.jaxprs import primitive
 
-    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
-    if real != {jnp.dtype(jnp.bfloat16)}:
+    if not _is_narrow(program):
         return {}
     narrow = {v: v for v in kept if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
     for equation in program.equations:
