@@ -72,7 +72,7 @@ def summary(
 
 @app.command()
 def machine(as_json: option.Json = False) -> None:
-    """Show what this machine computes how fast, and what is chosen by it; measure it if needed."""
+    """Print how fast this machine computes, and what is chosen by it; measure it if needed."""
     with status("measuring this machine"):
         from nnef_jax.cli.description import machine_lines
 
