@@ -21,7 +21,8 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,11 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
 
 
 def session(
-    page: str, needs: tuple[str, ...] = (), *, programs: bool = False
+    page: str,
+    needs: tuple[str, ...] = (),
+    *,
+    programs: bool = False,
+    within: Callable[[Block], AbstractContextManager[None]] = lambda block: nullcontext(),
 ) -> Iterator[tuple[Block, dict[str, Any]]]:
     """Run the blocks of a page, and give each with the names that are there after it.
 
@@ -76,6 +81,7 @@ def session(
         page: its path from the root of the repository.
         needs: modules that blocks may need; those that need others are left out.
         programs: run lines `python ...` of `sh` blocks, each in a process.
+        within: gives a context to run a block of Python in.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
@@ -83,7 +89,8 @@ def session(
             continue
         if block.language == "python":
             # With empty lines before it, so that a traceback has the line of the page.
-            exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
+            with within(block):
+                exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
         elif block.language == "sh":
             for line in lines(block):
                 run_line(block, line, programs=programs)

@@ -50,7 +50,10 @@ class _Features:
     count: int = field(metadata={"static": True})
 
     def begun(self) -> tuple[Array, Question, Array, Callable[[Array], Array]]:
-        """Return what `line_from` does, and what scores items with features left, bool [count]."""
+        """Return the line of `line_from`, and a function of features left, bool [count].
+
+        The function scores items.
+        """
         x, question, x0 = line_from(self.question, self.baseline)
         return (
             x,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -22,7 +22,7 @@ from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpastea
 from tests.quickly import optimised
 
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
-COMPUTES = {"docs/analysis.md"}  # bounds of a network, for minutes where nothing is optimised
+COMPUTES = "proven = analysis.bounds("  # for minutes where nothing is optimised
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 Names = list[dict[str, Any]]
@@ -87,9 +87,11 @@ def test_what_a_repl_takes(code: str, pasteable: bool) -> None:
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_page(page: str) -> None:
-    with optimised() if page in COMPUTES else nullcontext():
-        names = [after for block, after in session(page) if block.language == "python"]
-        CHECKS.get(page, lambda names: None)(names)
+    def within(block: Block) -> AbstractContextManager[None]:
+        return optimised() if COMPUTES in block.code else nullcontext()
+
+    names = [after for block, after in session(page, within=within) if block.language == "python"]
+    CHECKS.get(page, lambda names: None)(names)
 
 
 @pytest.mark.filterwarnings("default")  # those of other libraries
