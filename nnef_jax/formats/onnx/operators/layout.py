@@ -88,4 +88,7 @@ def _blocks(site: NodeSite) -> Any:
     """Move blocks of channels into space, or back."""
     move = depth_to_space if site.node.operator == "DepthToSpace" else space_to_depth
     is_fast = site.choice("mode", "DCR", "CRD", default="DCR") == "CRD"
-    return move(site, site.int("blocksize"), depth_first=is_fast)
+    size = site.int("blocksize")
+    if size < 1:
+        raise InvalidOperation(f"'blocksize' must be at least 1, it is {size}")
+    return move(site, size, depth_first=is_fast)

@@ -181,5 +181,8 @@ def _mean_variance_normalization(site: NodeSite, x: Any) -> Any:
 
 @operator("LpNormalization")
 def _lp_normalization(site: NodeSite, x: Any) -> Any:
-    kind = f"l{site.int('p', 2)}_normalization"
-    return getattr(site.last, kind)(x, axes=(site.axis_of("axis", -1),), bias=0.0, epsilon=0.0)
+    power = site.int("p", 2)
+    if power not in (1, 2):
+        raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")
+    add = site.last.l1_normalization if power == 1 else site.last.l2_normalization
+    return add(x, axes=(site.axis_of("axis", -1),), bias=0.0, epsilon=0.0)
