@@ -28,13 +28,6 @@ jax.config.update("jax_traceback_filtering", "off")  # of what is refused: a six
 # suite's time.
 gc.set_threshold(10_000, 20, 20)
 
-
-def pytest_collection_finish() -> None:
-    """Leave what is there before the first test to no collection: a fifth of the suite's time."""
-    gc.collect()
-    gc.freeze()
-
-
 # The same examples on every machine, however busy it is. New ones are tried by `tests.fuzz`.
 settings.register_profile(
     "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
