@@ -45,7 +45,7 @@ def within(values: np.ndarray, boxes: np.ndarray) -> np.ndarray:
 
 
 def draw(path: Path, scenes: Any, boxes: Any, titles: Any, found: dict[str, Any]) -> None:
-    """Draw scenes, each with its digit in a box, and below what the methods find."""
+    """Draw each scene with its digit in a box, and below it what each method finds."""
     rows = ["scene", *found]
     mosaic = [[f"{row} {i}" for i in range(len(scenes))] for row in rows]
     with picture(path, 5.6, 5.1, mosaic) as axes:

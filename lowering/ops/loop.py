@@ -146,7 +146,7 @@ def _branch_work(then_body: Graph, else_body: Graph) -> int:
 def branch(
     ctx: Context, condition: Any, operands: Sequence[Any], then_body: Graph, else_body: Graph
 ) -> list[Array]:
-    """Compute the body that the condition chooses; under vmap both are computed.
+    """Compute the body that the condition chooses, and under vmap both.
 
     The condition is a logical scalar. The bodies are graphs without parameters or states, whose
     inputs are the operands, with results of equal types.

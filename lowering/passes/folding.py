@@ -126,7 +126,7 @@ def _along(items: Any, x: Any, axis: int) -> Any:
 
 
 def _source(found: Matcher, operand: Any, axis: int) -> Any:
-    """Return the source of a repeated operand, if only one axis of it has several items.
+    """Return the source of a repeated operand that has several items along one axis alone.
 
     None where it has items along others.
     """

@@ -1,4 +1,4 @@
-"""What suits all platforms: a network before its platform is known, and those without kernels."""
+"""The passes of networks whose platform is not known yet, or has no kernels of its own."""
 
 from __future__ import annotations
 

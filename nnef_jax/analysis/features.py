@@ -42,7 +42,7 @@ class FeatureOptions(QuestionOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Features:
-    """A question about the features of a tensor: the feature of each entry of an item."""
+    """A question, and the feature that each entry of the tensor belongs to."""
 
     question: Question
     baseline: Array

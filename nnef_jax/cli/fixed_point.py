@@ -1,4 +1,4 @@
-"""`nnef-jax openvx`: a network in OpenVX's fixed-point arithmetic."""
+"""The commands `nnef-jax openvx`, which compute a network in OpenVX's fixed-point arithmetic."""
 
 from __future__ import annotations
 

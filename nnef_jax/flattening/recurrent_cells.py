@@ -150,7 +150,7 @@ class Cell:
 
 
 def steps_within(site: Site[Any], time: int, lengths: Any, axis: int) -> Any:
-    """Return which steps of sequences count, None where all do.
+    """Return a mask of the steps within each sequence, or None where all steps are.
 
     Time is an axis of it, 0 or 1, the batch is the other one; the last one has one item.
     """

@@ -1,4 +1,4 @@
-"""Integers of fewer bits than bytes have: as one stream of bits, and in each byte.
+"""Packs integers of any number of bits into bytes, and reads them.
 
 The tensor files of NNEF have them of any width, the most significant bit first (spec 5.2): items
 0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte. Other formats have
