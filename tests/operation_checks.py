@@ -16,7 +16,7 @@ from lowering.graph import Graph
 from nnef_jax.reading import read
 from tests.helpers import archive
 from tests.op_cases.case import OpCase
-from tests.quickly import UNOPTIMISED
+from tests.quickly import unoptimised_options
 
 Case = TypeVar("Case", bound=OpCase)
 Row = TypeVar("Row", bound=Hashable)
@@ -63,7 +63,7 @@ def _all(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[A
     def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
         return [f(*own) for f, own in zip(functions, arguments, strict=True)]
 
-    return jax.jit(call, compiler_options=UNOPTIMISED)(arguments)
+    return jax.jit(call, compiler_options=unoptimised_options())(arguments)
 
 
 def read_graph(text: str, **options: Any) -> Graph:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import count
 from typing import Any
 
@@ -19,8 +20,8 @@ from jaxlib.mlir import ir
 
 # Options of `jax.jit`. Programs are small: what LLVM would gain when they run, it takes tenfold
 # when they are compiled. Loops are written as LLVM's own code, without MLIR and its passes before
-# it, and by one thread.
-UNOPTIMISED: dict[str, Any] = {
+# it (an option until jaxlib 0.11), and by one thread.
+_UNOPTIMISED: dict[str, Any] = {
     "xla_backend_optimization_level": "0",
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_use_fusion_emitters": False,
@@ -33,6 +34,21 @@ _LOWERED = 50
 
 
 _compile_options: Any = getattr(compiler, "get_compile_options", None)
+
+
+@cache
+def unoptimised_options() -> dict[str, Any]:
+    """Return the options that tests compile by: those that this jaxlib has."""
+    lowered = jax.jit(lambda: 0).lower()
+
+    def is_known(name: str) -> bool:
+        try:
+            lowered.compile({name: _UNOPTIMISED[name]})
+        except jax.errors.JaxRuntimeError:
+            return False
+        return True
+
+    return {name: _UNOPTIMISED[name] for name in filter(is_known, _UNOPTIMISED)}
 
 
 @contextmanager
@@ -55,10 +71,11 @@ def unoptimised() -> Iterator[None]:
     """
     make_context: Any = getattr(mlir, "make_ir_context", None)
     lowered, context = count(), None
+    options = unoptimised_options()
 
     def get_compile_options(*args: Any, **others: Any) -> Any:
         asked = others.pop("env_options_overrides", None) or {}
-        return _compile_options(*args, **others, env_options_overrides={**UNOPTIMISED, **asked})
+        return _compile_options(*args, **others, env_options_overrides={**options, **asked})
 
     def make_ir_context() -> Any:
         nonlocal context

@@ -9,7 +9,7 @@ import pytest
 
 import nnef_jax
 from tests import torch_networks
-from tests.quickly import UNOPTIMISED
+from tests.quickly import unoptimised_options
 from tests.torch_networks import NAMES, Run, by_name, difference, gradients
 
 pytestmark = pytest.mark.optimised
@@ -45,7 +45,7 @@ def test_value(name: str, run: Run, model: nnef_jax.Model) -> None:
 
 @pytest.mark.parametrize(("name", "run"), DIFFERENTIABLE)
 def test_gradients(name: str, run: Run, model: nnef_jax.Model) -> None:
-    of_inputs, of_parameters = gradients(model, run, compiler_options=UNOPTIMISED)
+    of_inputs, of_parameters = gradients(model, run, compiler_options=unoptimised_options())
     assert difference(of_inputs, run.gradient) <= 1e-4
     assert difference(of_parameters, run.parameter, floor=1e-2) <= 1e-4
 
