@@ -14,6 +14,8 @@ import numpy as np
 from jax.extend import core, source_info_util
 from jax.interpreters import mlir
 
+from lowering.fallback import or_else
+
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
 _PROGRAM = "jit(program)"  # no name of an operation's, but a function's among those in profiles
 # Primitives that call a function, and the parameter that holds it.
@@ -43,10 +45,29 @@ def leave_out(folder: str) -> None:
 
 
 def operation(name: str) -> Any:
-    """Return a new primitive with any number of results."""
+    """Return a new primitive with any number of results, which holds a traced function `jaxpr`."""
     made = core.Primitive(name)
     made.multiple_results = True
+
+    def lowered(*operands: Any, jaxpr: Any, **params: Any) -> list[Any]:
+        return or_else(
+            lambda: made.bind(*operands, jaxpr=low_level(jaxpr), **params),
+            lambda: made.impl(*operands, jaxpr=jaxpr, **params),
+        )
+
+    made.to_lojax = lowered  # jax calls it where `jaxpr` has high-level primitives
     return made
+
+
+def low_level(closed: Any) -> Any:
+    """Return a traced function without jax's high-level primitives, which no pass knows.
+
+    `jnp.searchsorted`, `nonzero`, `frexp` and others trace to these since jax 0.12. Their
+    derivatives are not those of the equations that they become: differentiate first.
+    """
+    if not getattr(closed.jaxpr, "is_high", False):
+        return closed
+    return jax.jit(as_function(closed)).trace(*closed.in_avals).lojax.jaxpr
 
 
 def region(name: str) -> Any:
@@ -215,9 +236,9 @@ def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
     made = {id(a): b for a, b in found}
 
     def changed(value: Any) -> Any:
-        return (
-            tuple(map(changed, value)) if isinstance(value, tuple) else made.get(id(value), value)
-        )
+        if type(value) is tuple:  # branches; dimension numbers are a class of tuples
+            return tuple(map(changed, value))
+        return made.get(id(value), value)
 
     return equation.replace(params={k: changed(v) for k, v in equation.params.items()})
 

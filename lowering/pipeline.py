@@ -43,6 +43,8 @@ def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
 
 def compiled(program: Program, target: Target) -> Program:
     """Return a program after all passes."""
+    if target.platform is not None:
+        program = or_else(program.low_level, lambda: program, "low-level primitives")
     if target.has_kernels and not program.has_items:
         return program
     for run in target.passes:

@@ -98,6 +98,10 @@ class Program:
         """Tell whether an equation depends on more than parameters."""
         return any(v not in self.prepared for v in equation.outvars) or bool(equation.effects)
 
+    def low_level(self) -> Program:
+        """Return the program without jax's high-level primitives."""
+        return self.with_closed(jaxprs.low_level(self.closed))
+
     def pruned(self) -> Program:
         """Return the program without what nothing reads."""
         return self.with_equations(self.equations)
