@@ -21,7 +21,6 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import signal
 import sys
 import tarfile
@@ -43,6 +42,7 @@ import jax
 import nnef_jax
 from tests.fuzz_mutants import GROUPS, mutant
 from tests.hostile import tar
+from tests.unix import resource
 
 ROOT = Path(__file__).resolve().parents[1]
 FOUND = ROOT / "tests/regressions"

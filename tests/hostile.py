@@ -14,7 +14,6 @@ import io
 import json
 import lzma
 import multiprocessing
-import resource
 import struct
 import sys
 import tarfile
@@ -25,6 +24,7 @@ from typing import Any
 import jax
 
 import nnef_jax
+from tests.unix import resource
 
 FINAL = (
     "version 1.0;\nextension KHR_enable_fragment_definitions;\n"

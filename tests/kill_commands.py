@@ -14,7 +14,6 @@ import contextlib
 import errno
 import itertools
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -28,6 +27,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from tests.kill_saves import CHANGING, at_call
+from tests.unix import resource
 
 NEIGHBOURS = ("thesis.txt", "notes/mine", ".nnef_jax-thesis", "out.txt", ".out.tmp")
 TAKING = CHANGING - {"unlink", "rmdir", "close", "__exit__", "flock", "chmod", "chown"}

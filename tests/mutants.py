@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import resource
 import signal
 import sys
 import tempfile
@@ -42,6 +41,7 @@ from tests.openvino.rare_layers import OLD, USES
 from tests.openvino.test_kinds import CASES
 from tests.openvino.test_rare_layers import written
 from tests.operation_checks import read_graph
+from tests.unix import resource
 
 _INTEGERS = (0, -1, 1, 2, 3, 5, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40)
 _INTEGERS += ((1 << 63) - 1, -(1 << 31), -(1 << 40), -(1 << 63))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import io
 import random
-import resource
 import struct
 import sys
 import tempfile
@@ -24,6 +23,7 @@ import numpy as np
 from nnef_jax import NnefError, TensorSpec
 from nnef_jax.cli.inputs import read_inputs
 from nnef_jax.cli.pictures import PictureOptions
+from tests.unix import resource
 
 _DESCRS = ["<f4", ">f4", "<f8", "<i8", "|b1", "|u1", "<c8", "<f2"]
 _WORDS = [

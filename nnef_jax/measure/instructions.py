@@ -7,8 +7,10 @@ How long each instruction ran is in what jax's profiler recorded.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -97,6 +99,19 @@ class Run(NamedTuple):
         return (self.end - self.start) / 1e9
 
 
+@contextmanager
+def _without_warnings_of_types() -> Generator[None]:
+    """Ignore the warning that Python 3.12 and later give for a type of jaxlib's profiler.
+
+    jaxlib makes the type where an event's statistics are first read. It aborts the process where
+    the warning is an error.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "builtin type", DeprecationWarning)
+        yield
+
+
+@_without_warnings_of_types()
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
     """Return the calls, which are annotated by a name, and what ran of a module, both in order.
 

@@ -40,15 +40,31 @@ def test_versions_agree() -> None:
     assert newest in ("Unreleased", nnef_jax.__version__)
 
 
-def test_ci_runs_on_every_supported_python_with_the_oldest_and_the_newest_jax() -> None:
+def test_ci_runs_on_every_supported_python_with_the_oldest_and_the_newest_versions() -> None:
     supported = re.findall(r":: (3\.\d+)", " ".join(PROJECT["classifiers"]))
-    (tested,) = re.findall(r"python: \[(.*)\]", CI)
-    assert tested.replace('"', "").split(", ") == supported
     assert PROJECT["requires-python"] == f">={supported[0]}"
-    (jax, jaxlib) = re.findall(r'"(\w+)==([\d.]+)"', CI)
-    assert jax[0] == "jax" and jaxlib[0] == "jaxlib"
-    for name, version in (jax, jaxlib):
-        assert f"{name}>={version}" in PROJECT["dependencies"]
+    tested = re.findall(r'python: "(.*)", versions: (\w+)', CI)
+    assert {python for python, _ in tested} == set(supported)
+    assert (supported[0], "oldest") in tested and (supported[-1], "newest") in tested
+
+
+def test_lock_files_have_the_lowest_and_newer_versions() -> None:
+    versions = {}
+    for side in ("oldest", "newest"):
+        lines = [line for line in read(f".ci/{side}.txt").splitlines() if line[0] != "#"]
+        pairs = [line.partition(" ;")[0].split("==") for line in reversed(lines)]
+        versions[side] = {name: numbers(version) for name, version in pairs}
+    extras = PROJECT["optional-dependencies"]
+    for line in (*PROJECT["dependencies"], *extras["test"], *extras["docs"]):
+        if match := re.match(r"([\w-]+)(?:\[.*\])?>=([\d.]+)", line):
+            name, bound = match[1], numbers(match[2])
+            oldest, newest = (versions[side][name] for side in ("oldest", "newest"))
+            assert oldest[: len(bound)] == bound, name
+            assert newest >= oldest, name
+
+
+def numbers(version: str) -> list[int]:
+    return [int(x) for x in re.findall(r"\d+", version)]
 
 
 def test_every_commit_is_checked_by_the_same_commands() -> None:
