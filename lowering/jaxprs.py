@@ -24,6 +24,7 @@ _CALLS = {
     _PROGRAM: "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
 }
 
 INLINED = "inlineable"  # XLA's name for whether a call may be inlined

@@ -113,8 +113,10 @@ _ROUNDED: dict[str, tuple[int, ...]] = {
     "sub": (1, -1),
 }
 _FUNCTIONS: dict[str, tuple[int, ...]] = {
-    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log1p", "logistic", "tanh", "sqrt"), (1,)),
-    **dict.fromkeys(("sinh", "asinh", "asin", "atan", "atanh", "acosh", "cbrt", "erf"), (1,)),
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "tanh"), (1,)),
+    **dict.fromkeys(
+        ("sqrt", "sinh", "asinh", "asin", "atan", "atanh", "acosh", "cbrt", "erf"), (1,)
+    ),
     **dict.fromkeys(("erf_inv", "cumlogsumexp"), (1,)),
     **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
 }

@@ -271,7 +271,7 @@ def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
 
 _CURVES: dict[str, Callable[[Curve, Interval], tuple[Line, Line]]] = {
     **dict.fromkeys(("exp", "expm1", "square", "rsqrt"), _convex),
-    **dict.fromkeys(("log", "log1p", "sqrt"), _concave),
+    **dict.fromkeys(("log", "log1p", "log2", "sqrt"), _concave),
     **dict.fromkeys(("logistic", "tanh", "erf", "atan"), _sigmoidal),
     "div": _reciprocal,
 }
