@@ -36,8 +36,8 @@ def _direct(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
 
 
 def _shapes(equation: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shapes of the one operand and the result; None where extents are open."""
-    if len(equation.invars) != 1:
+    """Return the shapes of the one operand and the one result; None where extents are open."""
+    if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
     before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
     return None if any(map(is_symbolic, (*before, *after))) else (before, after)
