@@ -27,9 +27,11 @@ _CALLS = {
     "eval_jaxpr": "call_jaxpr",
 }
 
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)  # One class since jax 0.12.
+
 INLINED = "inlineable"  # XLA's name for whether a call may be inlined
 
-_NAMES = ("ClosedJaxpr", "DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
+_NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
 
 def require_names() -> None:
@@ -141,7 +143,7 @@ def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
         invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
         debug_info=closed.jaxpr.debug_info.with_unknown_names(),
     )
-    return core.ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
+    return ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
 
 
 def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[Any], Any]) -> Any:
@@ -159,7 +161,7 @@ def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[
             for e in closed.jaxpr.eqns
         ],
     )
-    return core.ClosedJaxpr(jaxpr, closed.consts)
+    return ClosedJaxpr(jaxpr, closed.consts)
 
 
 def of_equations(
@@ -190,7 +192,7 @@ def of_equations(
         eqns=kept[::-1],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return core.ClosedJaxpr(made, list(constants.values()))
+    return ClosedJaxpr(made, list(constants.values()))
 
 
 def traced(
@@ -311,7 +313,7 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
 
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
-    return core.ClosedJaxpr(jaxpr, list(constants.values()))
+    return ClosedJaxpr(jaxpr, list(constants.values()))
 
 
 def _callee(equation: Any, platform: str | None) -> Any:
@@ -333,13 +335,13 @@ def _called_function(equation: Any) -> Any:
 def inner(equation: Any) -> list[Any]:
     """Return the traced functions that an equation holds."""
     found = [x for p in equation.params.values() for x in (p if isinstance(p, tuple) else (p,))]
-    return [x for x in found if isinstance(x, core.ClosedJaxpr)]
+    return [x for x in found if isinstance(x, ClosedJaxpr)]
 
 
 def recomputed(equation: Any) -> Any:
     """Return the function whose values a derivative computes again, None of another equation."""
     is_one = primitive(equation) == "remat2"
-    return core.ClosedJaxpr(equation.params["jaxpr"], []) if is_one else None
+    return ClosedJaxpr(equation.params["jaxpr"], []) if is_one else None
 
 
 def innermost(jaxpr: Any) -> Iterator[Any]:
@@ -393,7 +395,7 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
     paths = tuple("" for _ in equation.outvars)
     info = core.DebugInfo(name, name, tuple("" for _ in given), paths)
     jaxpr = core.Jaxpr([], given, equation.outvars, [equation], debug_info=info)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, []))(*operands)
+    return core.jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*operands)
 
 
 def unnamed(equation: Any) -> Any:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Literal
 
 import jax
-from jax.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from lowering.registry import Registry
 from nnef_jax.execution.execution import Execution

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Literal, TypedDict, get_args
 
 import jax
 import numpy as np
-from jax.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from lowering.registry import Registry
 from nnef_jax.errors import InputError

@@ -48,8 +48,11 @@ def measured(threads: int) -> MachineProfile:
 
     It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
     """
-    kinds = (jnp.float32, CPU), (jnp.bfloat16, BFLOAT16), (jnp.int8, BYTES, jnp.int32)
-    products = _rates(*(_product(*kind) for kind in kinds))
+    products = _rates(
+        _product(jnp.float32, CPU),
+        _product(jnp.bfloat16, BFLOAT16),
+        _product(jnp.int8, BYTES, jnp.int32),
+    )
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))

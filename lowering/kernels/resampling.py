@@ -287,7 +287,7 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
 
 
-def neighbours(place: Array, extent: int, dtype: np.dtype) -> tuple[Array, Array, Array]:
+def neighbours(place: Array, extent: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
     """Return the items on both sides of places, and the weight of the second."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)

@@ -86,7 +86,7 @@ class Adversarial(Result):
         from nnef_jax.analysis.tiles import montage, picture, signed
 
         x, original = (np.asarray(a[:items], np.float64) for a in (self.x, self.original))
-        low, high = (f([f(x, initial=0), f(original, initial=0)]) for f in (np.min, np.max))
+        low, high = (float(f([f(x, initial=0), f(original, initial=0)])) for f in (np.min, np.max))
         each = [""] * len(x)
         before, after = (
             each if c is None else [f"{n}" for n in np.asarray(c[:items])]

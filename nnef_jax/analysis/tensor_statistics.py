@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 from nnef_jax.analysis.results import plain
 from nnef_jax.array_statistics import Moments, merged
@@ -29,8 +30,8 @@ class TensorStatistics(Moments):
     name: str
     kind: str
     shape: tuple[int, ...]
-    alive: np.ndarray | None = None
-    gram: np.ndarray | None = None
+    alive: NDArray[Any] | None = None
+    gram: NDArray[Any] | None = None
 
     @property
     def rms(self) -> float:

@@ -128,7 +128,8 @@ def _as_json(
     for result in results:
         outputs: list[dict[str, Any]] = []
         for name, array in result.outputs.items():
-            entry = {"name": name, "shape": list(array.shape), "dtype": str(array.dtype)}
+            entry: dict[str, Any] = {"name": name, "shape": list(array.shape)}
+            entry["dtype"] = str(array.dtype)
             if top:
                 entry["top"] = [
                     {"row": row, "entries": plain(entries)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
 from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_format
 from nnef_jax.similar import listed
 
-Floats = NDArray[np.floating]
+Floats = NDArray[np.floating[Any]]
 
 
 def table(
@@ -23,7 +24,7 @@ def table(
     dtype: DTypeLike,
     position: int | None = None,
     output_position: int | None = None,
-) -> np.ndarray:
+) -> NDArray[Any]:
     """Return `function` of all numbers of a type, the least first: truncated, then saturated.
 
     It is computed in float64 by numpy, so that it does not depend on a platform; 0 where it is
@@ -48,7 +49,7 @@ def table(
 
 @checks.layer
 def table_layer(
-    inputs: Tensor, table: Array | np.ndarray, output_position: int | None = None
+    inputs: Tensor, table: Array | NDArray[Any], output_position: int | None = None
 ) -> Tensor:
     """Replace each number by the item of a table of all numbers of its type, the least first.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from lowering.kernels.exact_sums import Factors, factors
 from nnef_jax.openvx.profiles import ROUNDING
@@ -36,7 +36,7 @@ class Tensor:
     data: Array
     fixed_point_position: int
 
-    def __init__(self, data: Array | np.ndarray, fixed_point_position: int | None = None) -> None:
+    def __init__(self, data: Array | NDArray[Any], fixed_point_position: int | None = None) -> None:
         if not hasattr(data, "dtype") or not hasattr(data, "shape"):
             raise TypeError(
                 f"data must be an array of {listed(POSITIONS)}, not {type(data).__name__}: "
@@ -80,7 +80,7 @@ class Tensor:
         return tuple(self.data.shape)
 
     @property
-    def dtype(self) -> np.dtype:
+    def dtype(self) -> np.dtype[Any]:
         """Return uint8, int8 or int16."""
         return np.dtype(self.data.dtype)
 

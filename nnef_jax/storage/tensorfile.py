@@ -102,7 +102,7 @@ class _Header:
     quantization: str = ""
 
 
-def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> np.ndarray:
+def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDArray[Any]:
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
     `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,

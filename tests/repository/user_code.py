@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from numpy.typing import NDArray
 
 import nnef_jax
 from nnef_jax import analysis, openvx
@@ -22,7 +23,7 @@ def load(path: Path) -> nnef_jax.Model:
     return model
 
 
-def call(model: nnef_jax.Model, images: np.ndarray) -> Array:
+def call(model: nnef_jax.Model, images: NDArray[Any]) -> Array:
     probabilities: Array = model(images)  # of one output; several are a named tuple
     by_name: Array = model(image=images)
     outputs, inside = model(
@@ -46,7 +47,7 @@ def differentiate(model: nnef_jax.Model, images: Array) -> dict[str, Array]:
     return tuned
 
 
-def recur(model: nnef_jax.Model, xs: np.ndarray) -> tuple[Array, dict[str, Array]]:
+def recur(model: nnef_jax.Model, xs: NDArray[Any]) -> tuple[Array, dict[str, Array]]:
     state = model.init_state()
     y, state = model.step(state, xs[0])
     assert_type(state, dict[str, Array])
@@ -56,7 +57,7 @@ def recur(model: nnef_jax.Model, xs: np.ndarray) -> tuple[Array, dict[str, Array
     return first[None] + ys[0], after
 
 
-def explain(model: nnef_jax.Model, images: np.ndarray) -> Array:
+def explain(model: nnef_jax.Model, images: NDArray[Any]) -> Array:
     found = analysis.saliency(model, images, target=[3] * len(images))
     assert_type(found, analysis.Attribution)
     margin = analysis.pgd(
@@ -67,7 +68,7 @@ def explain(model: nnef_jax.Model, images: np.ndarray) -> Array:
     return found.values + margin.perturbation
 
 
-def fixed_point(model: nnef_jax.Model, images: np.ndarray) -> Array:
+def fixed_point(model: nnef_jax.Model, images: NDArray[Any]) -> Array:
     fixed = openvx.lower(model, "openvx-16bit", on_unfit="float")
     raw: openvx.Tensor = fixed(*fixed.quantize(images))
     return raw.data
@@ -76,7 +77,7 @@ def fixed_point(model: nnef_jax.Model, images: np.ndarray) -> Array:
 def write(model: nnef_jax.Model, folder: Path) -> str:
     model.save(folder / "net.nnef.tgz", overwrite=True, quantize=None)
     nnef_jax.write_tensor(folder / "x.dat", np.ones((2, 3), np.float32))
-    assert_type(nnef_jax.read_tensor(folder / "x.dat"), np.ndarray)
+    assert_type(nnef_jax.read_tensor(folder / "x.dat"), NDArray[Any])
     return nnef_jax.convert(folder / "net.nnef.tgz", flat=True, values=None)
 
 
