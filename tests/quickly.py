@@ -82,7 +82,7 @@ def unoptimised() -> Iterator[None]:
         nonlocal context
         if ir.Context.current is not None:  # while a program is lowered: it would be written into
             return make_context()
-        if next(lowered) % _LOWERED == 0:
+        if next(lowered) % _LOWERED == 0 or context is None:  # another thread may make the first
             context = make_context()
         return context
 

@@ -456,7 +456,7 @@ def test_what_is_wrong_is_told_before_anything_is_made(arguments, message):
     [
         ("", "Missing option '--out'"),
         ("-oout --mean=1", "for pictures"),
-        ("-oout --batch-size=0", "greater than or equal to 1"),
+        ("-oout --batch-size=0", "Invalid value for '--batch-size'"),
         ("-oout --on-error=ask", "'skip', 'stop'"),
         ("-oout --shape=x", "is not a name and extents"),
         ("-oout --shard=2", "'2' is no I/N as 0/4"),
