@@ -29,11 +29,11 @@ def _straight_through_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
     return straight_through(*primals), tangents[1]  # itself, for derivatives of derivatives
 
 
-def rounded_to(dtype: Any, x: Array) -> Array:
+def rounded_to(x: Array, dtype: Any) -> Array:
     """Return x in a dtype of 16 bits, rounded even where a platform computes such in 32.
 
     XLA and the passes for CPUs may leave out a conversion to fewer bits and back. They keep
-    `reduce_precision`, whose results below the least normal number are 0: these are rounded apart.
+    `reduce_precision`. It gives 0 below the least normal number: such numbers are rounded by steps.
     """
     wide, narrow = x.astype(wide_dtype(x)), jnp.finfo(dtype)
     result = lax.reduce_precision(wide, narrow.nexp, narrow.nmant)
@@ -59,7 +59,7 @@ def saturated(x: Any, dtype: Any) -> NDArray[Any]:
 
 
 def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
-    """Put what is infinite in a result, but finite in the array it comes from, at the ends."""
+    """Put infinite items of a result, finite in the array, at the ends of the result's dtype."""
     if not jnp.issubdtype(result.dtype, jnp.floating) or array.dtype == object:
         return
     beyond = np.isinf(result)

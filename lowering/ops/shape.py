@@ -255,7 +255,7 @@ def cast(input: Any, dtype: str) -> Array:
     if dtype == "bool":
         return x != 0
     if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
-        return rounded_to(dtype, x)
+        return rounded_to(x, dtype)
     if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):
         return x.astype(dtype)
     if jnp.finfo(x.dtype).bits < 32:  # the limits of integers are beyond it

@@ -156,7 +156,7 @@ def test_ranks(shape):
 @pytest.mark.parametrize("surplus", range(1, 9))
 @pytest.mark.parametrize("front", [True, False], ids=["front", "end"])
 def test_surplus_bytes_are_never_taken_for_items(front, surplus, first):
-    """Files with a surplus are refused, but those that old tools wrote, as the next test has."""
+    """A surplus is refused. The next test has the one that old tools wrote."""
     for item, bits in [(FLOAT, 32), (FLOAT, 16), (INT, 8), (QUINT, 64), (UINT, 4), (BOOL, 1)]:
         for shape in [(), (9,), (3, 2, 2), (2, 1, 1, 1, 3, 1, 1, 1)]:
             values = np.ones(math.prod(shape), np.uint64)

@@ -13,7 +13,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import is_float
-from lowering.kernels.rounding import saturated
+from lowering.kernels.rounding import HALVES, saturated
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
@@ -24,7 +24,6 @@ from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _ON_ITEMS = ("clamp", "prelu", "select")  # besides those of x and y
-HALVES = ("float16", "bfloat16")
 _SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
 
 

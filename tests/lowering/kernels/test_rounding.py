@@ -25,7 +25,7 @@ def test_rounding_is_that_of_numpy(dtype: Any) -> None:
     x = x[~(np.abs(x) < np.finfo(np.float32).tiny) | (x == 0)]  # CPUs take others for 0
     with np.errstate(all="ignore"):
         wanted = x.astype(dtype).astype(np.float32)
-    found = jax.jit(lambda x: rounded_to(dtype, x).astype(jnp.float32))(x)
+    found = jax.jit(lambda x: rounded_to(x, dtype).astype(jnp.float32))(x)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
 
@@ -35,13 +35,13 @@ def test_integers_are_rounded(dtype: Any) -> None:
     x = np.int32([2049, -70000, 2**24 + 1, 257])
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(
-            rounded_to(dtype, jnp.asarray(x)), x.astype("f4").astype(dtype)
+            rounded_to(jnp.asarray(x), dtype), x.astype("f4").astype(dtype)
         )
 
 
 def test_the_derivative_of_rounding_is_1() -> None:
     x = jnp.asarray([1.0001, 1e-6, 7e4])
-    slopes = jax.grad(lambda x: rounded_to("float16", x).astype(jnp.float32).sum())(x)
+    slopes = jax.grad(lambda x: rounded_to(x, "float16").astype(jnp.float32).sum())(x)
     np.testing.assert_array_equal(slopes, [1, 1, 1])
 
 

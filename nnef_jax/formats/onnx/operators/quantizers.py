@@ -79,8 +79,8 @@ def quantized(
 def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
     """Return (x - zero point) * scale in a dtype, that of the scale by default, rounded once.
 
-    Both factors have 16 bits where codes have up to 8: their product is rounded as it is. Others
-    are multiplied in 32 bits.
+    Codes of 8 bits, minus a zero point, fit 16: their product with a scale is rounded once. Other
+    codes are scaled in 32 bits.
     """
     given, codes = site.dtype_of(scale), site.dtype_of(x)
     dtype = dtype or given
