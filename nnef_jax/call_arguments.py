@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from lowering.devices import aligned
 from lowering.extents import is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
+from lowering.kernels.rounding import saturated
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
@@ -194,8 +195,19 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
             _require_range(what, array, dtype)
         if isinstance(array, jax.ShapeDtypeStruct):
             return array.update(dtype=dtype)
-        return array.astype(dtype)
+        return saturated(array, dtype) if isinstance(array, np.ndarray) else _narrowed(array, dtype)
     return array
+
+
+@partial(jax.jit, static_argnums=1)
+def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+    """Return an array of jax in a dtype, as `saturated` returns one of numpy."""
+    result = x.astype(dtype)
+    if _kind(dtype) != "f":
+        return result
+    most = jnp.finfo(dtype).max
+    beyond = jnp.isinf(result) & jnp.isfinite(x)
+    return jnp.where(beyond, jnp.where(x < 0, -most, most), result)
 
 
 def in_order(

@@ -116,6 +116,8 @@ def _moved(found: Matcher, equation: Any) -> Any:
 def _converted(found: Matcher, equation: Any) -> Any:
     """Convert the source of a converted operand, to 16 bits by 32."""
     (operand,), (result,) = equation.invars, equation.outvars
+    if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
+        return None  # to the other format, whose range or digits are fewer
     source = _source(found, operand)
     if source.aval.dtype == result.aval.dtype:
         return source

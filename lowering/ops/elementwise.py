@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, clamped, maximum, minimum
+from lowering.kernels.rounding import straight_through
 from lowering.ops import require, rules
 from lowering.static import is_static
 from lowering.trace import Context
@@ -95,20 +95,6 @@ def rounded(x: Array, ties: str) -> Array:
         return jnp.where(x - whole >= 0.5, whole + 1, whole)
     away = lax.RoundingMethod.AWAY_FROM_ZERO
     return lax.round(x, away if ties == "away" else lax.RoundingMethod.TO_NEAREST_EVEN)
-
-
-@jax.custom_jvp
-def straight_through(result: Array, x: Array) -> Array:
-    """Return the result, with the derivative of x instead of its own.
-
-    Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
-    """
-    return result
-
-
-@straight_through.defjvp
-def _straight_through_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return straight_through(*primals), tangents[1]  # itself, for derivatives of derivatives
 
 
 def _round_type(x: TensorType, ties: str = "up") -> TensorType:

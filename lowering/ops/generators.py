@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show, volume
 from lowering.graph import Scalar, TensorType, is_integer
+from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.trace import Context
 
@@ -41,7 +42,7 @@ def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDA
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
         return jnp.broadcast_to(items.reshape(shape if len(value) > 1 else ()), shape)
-    items = np.array(value, np.dtype(dtype))
+    items = saturated(value, dtype)
     return np.broadcast_to(items[0], shape) if items.size == 1 else items.reshape(shape)
 
 

@@ -21,8 +21,9 @@ from lowering.errors import InvalidOperation
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.levels import noted
+from lowering.kernels.rounding import straight_through
 from lowering.ops import require, rules
-from lowering.ops.elementwise import TIES, rounded, straight_through
+from lowering.ops.elementwise import TIES, rounded
 from lowering.trace import Context
 
 

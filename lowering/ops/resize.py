@@ -21,7 +21,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, along, differ, show, volume
-from lowering.graph import ABSENT, TensorType
+from lowering.graph import ABSENT, TensorType, is_float
 from lowering.kernels.precision import widened
 from lowering.kernels.resampling import (
     COORDINATES,
@@ -37,6 +37,7 @@ from lowering.kernels.resampling import (
     places,
     resample,
 )
+from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.trace import Context
@@ -145,7 +146,8 @@ def resize(
         x = resample(x, axis, where, wanted / extent, method)
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
-            x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
+            fill = saturated(extrapolation_value, dtype if is_float(dtype.name) else x.dtype)
+            x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
     return x if x.dtype == dtype else cast(x, dtype.name)
 
 

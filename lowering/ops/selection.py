@@ -10,8 +10,9 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Ints, Shape, is_symbolic, show, with_extent
-from lowering.graph import TensorType
+from lowering.graph import TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
+from lowering.kernels.rounding import saturated
 from lowering.kernels.windows import BORDERS, PAD_MODES, Padding
 from lowering.ops import require, rules
 from lowering.ops.shape import cast
@@ -153,7 +154,8 @@ def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
     """Extend each axis by items before and after (border modes: spec 4.3); `value` is cast."""
     x = jnp.asarray(input)
     if border == "constant":
-        fill = cast(np.float32(value), x.dtype.name)
+        kept = x.dtype if is_float(x.dtype.name) else np.float32
+        fill = cast(saturated(value, kept), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
     return jnp.pad(x, padding, mode=PAD_MODES[border]) if x.ndim else x
 

@@ -13,6 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume, with_extent
 from lowering.graph import TensorType, is_complex
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
+from lowering.kernels.rounding import HALVES, rounded_to
 from lowering.ops import require, rules
 from lowering.trace import Context
 
@@ -246,10 +247,15 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 
 @rules.rule("cast", _cast_type)
 def cast(input: Any, dtype: str) -> Array:
-    """Cast: non-zero is true, reals go towards 0 and saturate, NaN is 0, integers wrap."""
+    """Cast: non-zero is true, reals go towards 0 and saturate, NaN is 0, integers wrap.
+
+    What 16 bits cannot hold is rounded here, on every platform; beyond their range it is infinite.
+    """
     x = jnp.asarray(input)
     if dtype == "bool":
         return x != 0
+    if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
+        return rounded_to(x, dtype)
     if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):
         return x.astype(dtype)
     if jnp.finfo(x.dtype).bits < 32:  # the limits of integers are beyond it

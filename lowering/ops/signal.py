@@ -13,6 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, show, volume, with_extent
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
+from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
 
@@ -219,4 +220,4 @@ def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value
     """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
     x = jnp.asarray(input)
     places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    return jnp.where((places >= begin) & (places < end), x, jnp.asarray(value, x.dtype))
+    return jnp.where((places >= begin) & (places < end), x, saturated(value, x.dtype))

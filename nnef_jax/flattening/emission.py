@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -23,6 +24,7 @@ from nnef_jax.limits import EXTENT, OPERATION, raising
 Given = Mapping[str, Any]  # by parameter
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
+_TAKEN = _ARRAYS | {float}
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -52,6 +54,7 @@ class Emission:
     def __init__(self, options: Options, integer: str = "int32") -> None:
         self.options = options
         self.builder = GraphBuilder(real=options.real, integer=integer)
+        self._most = float(jnp.finfo(options.real).max)
         self.meter = options.meter
         self.limits = options.meter.limits
         # Where `jax.export` keeps extents open.
@@ -81,7 +84,7 @@ class Emission:
         arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
         self.meter.spend(OPERATION + sum(arrays), "the network", span, calls)
-        operands = {k: _frozen(x) if type(x) in _ARRAYS else x for k, x in operands.items()}
+        operands = {k: self._taken(x) if type(x) in _TAKEN else x for k, x in operands.items()}
         attributes = {k: _plain(x) for k, x in attributes.items()}
         results = self.builder.operation(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
@@ -90,6 +93,12 @@ class Emission:
             for value in result if isinstance(result, tuple) else (result,):
                 self.require_bounds(value, span, calls)
         return tuple([list(result) if isinstance(result, tuple) else result for result in results])
+
+    def _taken(self, x: Any) -> Any:
+        """Return an operand, hashable, its numbers within the range of real tensors."""
+        if isinstance(x, float):
+            return math.copysign(self._most, x) if self._most < abs(x) < math.inf else x
+        return tuple([self._taken(item) if type(item) in _TAKEN else item for item in x])
 
     def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
         """Raise NnefError for a tensor larger than any may be; extents open or 0 count as 1."""
@@ -206,11 +215,6 @@ class placed:  # a class takes a quarter of the time of a generator's context
 def _extents(values: Sequence[Any]) -> int:
     """Return the steps for operands that are in an array: their shapes are compared."""
     return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
-
-
-def _frozen(array: Sequence[Any]) -> tuple[Any, ...]:
-    """Return an array as a tuple, hashable."""
-    return tuple([_frozen(x) if type(x) in _ARRAYS else x for x in array])
 
 
 def _plain(attribute: Any) -> Any:

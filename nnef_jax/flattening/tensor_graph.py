@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import TensorType, Value
+from lowering.kernels.rounding import saturated
 from lowering.location import Span
 from nnef_jax.flattening.padded_axes import CountedEmission
 from nnef_jax.formats.base import Options
@@ -155,11 +156,11 @@ class TensorGraph(CountedEmission, ABC):
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return an array in a dtype: whole numbers beyond its range at its ends."""
+    """Return an array in a dtype: finite numbers beyond its range at its ends."""
     if array.dtype == object and any(map(is_symbolic, array.ravel())):
         return array
     wanted = np.dtype(dtype)
     if array.dtype.kind in "iuO" and wanted.kind in "iu":
         ends = np.iinfo(wanted)
         return np.clip(array, ends.min, ends.max).astype(wanted)
-    return array.astype(wanted)
+    return saturated(array, wanted)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import Graph, Value
+from lowering.kernels.rounding import saturated
 from lowering.location import Span
 from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError
@@ -86,7 +87,7 @@ class Options:
             raise InvalidShape(f"its value has the shape {found}, declared is [{extents}]")
         if wanted.kind in "iub" and array.dtype.kind not in "iub":
             raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
-        return array.astype(wanted)
+        return saturated(array, wanted)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the one asked for, else the one declared.

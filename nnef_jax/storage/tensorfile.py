@@ -13,9 +13,10 @@ That of the provisional specification is as long as it has to be:
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
 
-Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`). Files
-of the Khronos tools from before 2018-10-19 have 4 bytes more: they are refused, since nothing tells
-these from stray bytes.
+Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`).
+
+The Khronos tools from before 2018-10-19 wrote a reserved word too many: headers of 132 bytes, for
+items of type 0 and 1. They are read with a warning. Any other surplus is refused.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import math
 import os
 import struct
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -56,9 +58,10 @@ _PROVISIONAL = {
     2: ("signed integer", "i", False),
     3: ("unsigned integer", "u", False),
 }
+_OLD_TYPES = (0, 1)  # with whole bytes for an item
 _OLD = (
-    "if the Khronos tools from before 2018-10-19 wrote the file, remove its bytes 128 to 131, as "
-    "their fix_nnef_binary_size.py does"
+    "tensor files have the header of the Khronos tools from before 2018-10-19: their bytes 128 to "
+    "131, which are 0, are left out; save the network to write them anew"
 )
 _BITS = {"f": "16, 32 or 64", "b": "1 or 8", "i": "1 to 64", "u": "1 to 64"}
 _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
@@ -111,7 +114,8 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
     the memory of items that are unpacked.
 
     Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types,
-    `LimitError` for a tensor that takes too much memory.
+    `LimitError` for a tensor that takes too much memory. Warns of a file of the Khronos tools from
+    before 2018-10-19, whose header is 4 bytes longer.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
@@ -196,7 +200,17 @@ def _read_header(data: memoryview, name: str) -> _Header:
     dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
     if header.item_type == 1 and header.signed:  # how NNEF 1.0.0 marked signed integers
         dtype = np.dtype(f"i{dtype.itemsize}")
-    return _Header(dtype, header.bits, shape, quantized, HEADER_SIZE, header.length)
+    start = HEADER_SIZE
+    if _is_old(data, header):
+        warnings.warn(_OLD, stacklevel=2)
+        start += 4
+    return _Header(dtype, header.bits, shape, quantized, start, header.length)
+
+
+def _is_old(data: memoryview, header: FinalHeader) -> bool:
+    """Tell whether a header is followed by the word that tools before 2018-10-19 wrote."""
+    has_word = len(data) == HEADER_SIZE + 4 + header.length and not any(data[HEADER_SIZE:][:4])
+    return has_word and header.item_type in _OLD_TYPES and header.bits % 8 == 0
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
@@ -263,8 +277,7 @@ def _check_length(data: memoryview, header: _Header, items: int, size: int, name
             f"{name}: truncated: {len(data) - header.start} bytes follow the header, but {what}"
         )
     if surplus > 0:
-        old = header.length is not None and surplus == 4
-        raise DataError(f"{name}: {surplus} bytes too many: {what}", hint=_OLD if old else "")
+        raise DataError(f"{name}: {surplus} bytes too many: {what}")
 
 
 def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: str) -> NDArray[Any]:

@@ -133,6 +133,14 @@ def test_what_a_document_rounds_is_rounded(units: bool) -> None:
     np.testing.assert_allclose(found, function(matrix, [x]), rtol=2**-7)
 
 
+@pytest.mark.parametrize("first", [BF16, jnp.dtype(jnp.float16)], ids=str)
+def test_one_format_of_16_bits_is_rounded_to_the_other(first: Any) -> None:
+    second = jnp.float16 if first == BF16 else BF16
+    x = jnp.asarray([10.81, -3.3, 65504, 99840, 1e-7]).astype(first)
+    found = optimised(lambda _, inputs: inputs[0].astype(second).astype(F32))({}, [x])
+    np.testing.assert_array_equal(found, x.astype(second).astype(F32))
+
+
 def test_products_alone_are_of_16_bits(units: bool) -> None:
     run = optimised(lambda p, inputs: jnp.tanh(inputs[0] @ p) + inputs[0])
     x, matrix = random(4, 32).astype(BF16), random(32, 32, seed=1).astype(BF16)

@@ -170,3 +170,15 @@ def test_what_nothing_writes_is_what_it_starts_with(starts: bool, tmp_path: Path
     assert model.summary() and not model.graph.states
     found = model(np.float32([[-1, 2]]))
     np.testing.assert_array_equal(found, [[0, 2]] if starts else np.zeros((0, 2)))
+
+
+def test_memory_goes_by_what_the_runtime_of_2020_left_in_it(shared_cases: Path) -> None:
+    """It set no start, see `state_layers`: what it recorded follows from a state of ones."""
+    folder = shared_cases / "openvino" / "legacy"
+    recorded = np.load(folder / "memory_rnn_fc.npz")
+    model = nnef_jax.load(folder / "memory_rnn_fc.xml")
+    assert all((x == 0).all() for x in model.init_state().values())
+    state = jax.tree.map(jnp.ones_like, model.init_state())
+    for cycle in ("", "step1/", "step2/"):
+        found, state = model.step(state, recorded[f"{cycle}in/data"])
+        np.testing.assert_allclose(found, recorded[f"{cycle}out/out"], rtol=1e-5, atol=1e-6)

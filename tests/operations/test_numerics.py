@@ -442,6 +442,36 @@ graph g( x ) -> ( y ) { x = external(shape = [2]); z = add(x, 512.0); y = sub(z,
     same(model_of(text, dtype="bfloat16")(jnp.asarray(floats(1, 3), jnp.bfloat16)), 1, 3)
 
 
+@pytest.mark.parametrize("optimize", [True, False])
+def test_a_cast_rounds(optimize: bool) -> None:
+    text = """
+version 1.0;
+extension tract_core;
+graph g( x ) -> ( y ) {
+    x = tract_core_external(shape = [3], datum_type = 'f16');
+    a = tract_core_cast(x, to = 'f32'); b = mul(a, 100.0);
+    c = tract_core_cast(b, to = 'f16'); y = tract_core_cast(c, to = 'f32');
+}
+"""
+    x = np.float16([700, 0.001, 20.5])
+    with np.errstate(over="ignore"):
+        wanted = (x.astype(np.float32) * np.float32(100)).astype(np.float16)
+    same(model_of(text, optimize=optimize)(x), *wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_finite_numbers_stay_finite(dtype: str) -> None:
+    text = """
+version 1.0;
+graph g( x ) -> ( y ) {
+    x = external(shape = [2]); z = mul(x, 0.0); w = add(z, -3.4e38); y = mul(w, 0.0);
+}
+"""
+    model = model_of(text, dtype=dtype)
+    same(model(floats(-3.4e38, 1)), 0, 0)
+    assert np.isnan(model(floats(-np.inf, 1))[0])
+
+
 def test_products_of_bfloat16() -> None:
     text = """
 version 1.0;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import is_float
+from lowering.kernels.rounding import HALVES, saturated
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
@@ -23,7 +24,6 @@ from nnef_jax.formats.onnx.node_graph import NodeGraph
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _ON_ITEMS = ("clamp", "prelu", "select")  # besides those of x and y
-HALVES = ("float16", "bfloat16")
 _SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
 
 
@@ -171,17 +171,21 @@ class NodeSite(Site[NodeGraph]):
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
             typed = (self.item(x, tensors[-1]) if tensors else x for x in operands.values())
             operands = dict(zip(operands, self.aligned(*typed), strict=True))
-        if decides(operands.values(), _SCALES if kind == "cast" else 1):
+        if self.decides(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
         # `super()` without arguments is of another class where a dataclass has slots.
         return Site._emit(self, kind, operands, attributes, inserted)
 
+    def decides(self, kind: str, operands: Iterable[Any]) -> bool:
+        """Tell whether the result of a kind is known when the network is read."""
+        return decides(operands, _SCALES if kind == "cast" else 1)
+
     # Shorthands
 
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
-        return Constant(np.asarray(items, np.dtype(dtype)), dtype, derived=True)
+        return Constant(saturated(items, dtype), dtype, derived=True)
 
     def numbers_of(self, items: Sequence[Any], dtype: str = "int64") -> Constant:
         """Return whole numbers, of which some may be symbolic, as a known tensor."""

@@ -15,6 +15,7 @@ from lowering.devices import aligned
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import TensorType, Value
+from lowering.kernels.rounding import saturate
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
@@ -158,8 +159,9 @@ def convert(
             )
     meter.expand(array.size * dtype.itemsize, member)
     converted = aligned(array.shape, dtype)
-    with np.errstate(over="ignore"):  # to infinity, as in any computation
+    with np.errstate(over="ignore"):
         np.copyto(converted, array, casting="unsafe")
+    saturate(converted, array)
     return converted
 
 

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show, volume
-from lowering.graph import TensorType, Value
+from lowering.graph import TensorType, Value, is_float
+from lowering.kernels.rounding import saturated
 from lowering.location import Span
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening.emission import computed
@@ -108,8 +109,8 @@ class FlatGraph(Emitter):
         if items > self.limits.tensor_items:
             raise LimitError(f"a state of {items} items", hint=raising("tensor_items"))
         self.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
-        data = np.zeros(type.shape, type.dtype) if initial is None else initial.astype(type.dtype)
-        self.data.setdefault(label, data)
+        data = np.zeros(type.shape, type.dtype) if initial is None else initial
+        self.data.setdefault(label, saturated(data, type.dtype))
         return self.builder.variable(self.builder.unreserved(name), label, type, span)
 
     def shape_of(self, value: Value) -> Sequence[Any]:
@@ -151,8 +152,8 @@ class FlatGraph(Emitter):
     def literal(self, value: Host, dtype: str) -> Any:
         """Return a known value of one item as a literal of a dtype."""
         try:
-            with np.errstate(all="ignore"):  # what a small real type does not have is infinite
-                return jnp.dtype(dtype).type(value.ravel()[0])
+            item = value.ravel()[0]
+            return saturated(item, dtype)[()] if is_float(dtype) else jnp.dtype(dtype).type(item)
         except OverflowError:
             x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
             message = f"{value.item()} does not fit {dtype}"
@@ -166,8 +167,7 @@ class FlatGraph(Emitter):
                 self.literal(host(extreme), dtype)
         elif wanted != np.bool_:
             known = known.astype(np.float64)
-        with np.errstate(all="ignore"):
-            return tuple(known.astype(wanted).ravel().tolist())
+        return tuple(saturated(known, wanted).ravel().tolist())
 
 
 def _items(value: Any) -> Iterator[Any]:

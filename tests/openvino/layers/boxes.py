@@ -119,6 +119,10 @@ _DETECTED = reference.detection_output(
     _LOCATIONS, _CONFIDENCES, _PRIORS, False, False, 3, 0, 4, 5, True, False, True, 0.3, 0.3,
     False, False, False, True, (1, 1), 0.0,
 )  # fmt: skip
+_ENCODED = reference.detection_output(  # of which the variances are not read
+    _LOCATIONS / 8, _CONFIDENCES, _PRIORS, False, False, 3, 0, 4, 5, True, True, True, 0.3, 0.3,
+    False, False, False, True, (1, 1), 0.0,
+)  # fmt: skip
 _SSD_GIVEN = {
     "num_classes": 3, "background_label_id": 0, "top_k": 4, "keep_top_k": 5, "share_location": 1,
     "variance_encoded_in_target": 0, "code_type": "caffe.PriorBoxParameter.CENTER_SIZE",
@@ -215,6 +219,8 @@ PRIORS = [
 ]  # fmt: skip
 CHOSEN = [
     old("DetectionOutput", [_LOCATIONS, _CONFIDENCES, _PRIORS], *_float(_DETECTED), **_SSD_GIVEN),
+    old("DetectionOutput", [_LOCATIONS / 8, _CONFIDENCES, _PRIORS], *_float(_ENCODED),
+        **(_SSD_GIVEN | {"variance_encoded_in_target": 1})),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), ratio="0.5,1,2", **_GIVEN),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_CUT_AFTER[0]), ratio="0.5,1,2",
         clip_before_nms=0, clip_after_nms=1, **_GIVEN),

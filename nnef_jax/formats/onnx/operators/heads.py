@@ -9,7 +9,8 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from nnef_jax.formats.onnx.node_site import HALVES, NodeSite
+from lowering.kernels.rounding import HALVES
+from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 

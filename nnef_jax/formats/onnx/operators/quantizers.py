@@ -18,6 +18,7 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 MICROSOFT = "com.microsoft"
 _SMALL = ("float8_", "float4_")
 _WHOLE = ("int", "uint")
+_LONG = ("int16", "uint16", "int32")
 
 
 def is_zero(x: Any) -> bool:
@@ -76,12 +77,20 @@ def quantized(
 
 
 def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
-    """Return (x - zero point) * scale in a dtype, that of the scale by default."""
-    dtype = dtype or site.dtype_of(scale)
-    exact = "int32" if site.dtype_of(x).startswith(_WHOLE) else dtype
+    """Return (x - zero point) * scale in a dtype, that of the scale by default, rounded once.
+
+    Codes of 8 bits, minus a zero point, fit 16: their product with a scale is rounded once. Other
+    codes are scaled in 32 bits.
+    """
+    given, codes = site.dtype_of(scale), site.dtype_of(x)
+    dtype = dtype or given
+    wide = given
+    if dtype != given or codes in _LONG:
+        wide = "float64" if "float64" in (given, dtype) else "float32"
+    exact = "int32" if codes.startswith(_WHOLE) else wide
     if not is_zero(zero_point):
         x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
-    return site.step.mul(site.cast(x, dtype), site.cast(scale, dtype))
+    return site.cast(site.step.mul(site.cast(x, wide), site.cast(scale, wide)), dtype)
 
 
 def _spread_all(site: NodeSite, x: Any, scale: Any, zero_point: Any) -> list[Any]:

@@ -92,7 +92,7 @@ operator("CastLike")(lambda site: _as(site, site.dtype_of(1)))
 def _as(site: NodeSite, dtype: str) -> Any:
     """Return the input in a dtype: numbers beyond one of 8 bits are its ends, with `saturate`."""
     x, source = site.operand(0), site.dtype_of(0)
-    kept = dtype if isinstance(x, Constant) and x.derived else site.computed(dtype)
+    kept = dtype if site.decides("cast", [x]) else site.computed(dtype)
     if dtype == "float8_e8m0fnu":
         return _power_of_two(site, x)
     if dtype.startswith("float8") and source != dtype and site.flag("saturate", True):

@@ -136,6 +136,9 @@ def _detection_output(
     site: LayerSite, locations: Value, confidences: Value, priors: Value
 ) -> Value:
     normalized = site.flag("normalized", site.net.is_legacy)
+    is_encoded = site.flag("variance_encoded_in_target")
+    if site.net.is_legacy and is_encoded and priors.type.shape[:2] == (1, 2):
+        priors = site.part(priors, 1, 0, 1)  # the runtime of 2020 does not read the variances
     count = max(priors.type.shape[-1] // (4 if normalized else 5), 1)
     code = site.text("code_type", "caffe.priorboxparameter.corner")
     anchors = [site.tensor(i) if site.has(i) else False for i in (3, 4)]
@@ -145,7 +148,7 @@ def _detection_output(
         background_label=site.int("background_label_id", 0), top_k=site.int("top_k", -1),
         keep_top_k=site.ints("keep_top_k", [-1])[0], normalized=normalized,
         share_location=site.flag("share_location", True),
-        variance_encoded=site.flag("variance_encoded_in_target"),
+        variance_encoded=is_encoded,
         center_size=code.endswith("center_size"), nms_threshold=site.number("nms_threshold"),
         confidence_threshold=site.number("confidence_threshold", -3.4028234663852886e38),
         clip_before=site.flag("clip_before_nms", site.flag("clip")),

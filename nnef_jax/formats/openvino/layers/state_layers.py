@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
+from lowering.kernels.rounding import saturated
 from lowering.trace import Context, trace
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.symbolic import opened
@@ -23,7 +24,12 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite) -> Any:
-    """Read (index 1) or write (index 0) what has the same `id`."""
+    """Read (index 1) or write (index 0) what has the same `id`, which starts with zeros.
+
+    OpenVINO's CPU plugin starts so since 2021.1 (MKLDNNMemoryInputNode::createPrimitive). Before, a
+    state was allocated and not set until its first write (MKLDNNGraph::AllocateWithReuse, where
+    inputs alone are filled): results of the first cycles followed from what was in memory.
+    """
     label = site.layer.attributes.get("id", site.layer.name)
     if site.int("index", 0) == 1:
         return _variable(site, label, TensorType(site.layer.outputs[0].shape or (), site.real))
@@ -40,7 +46,7 @@ def _variable(
     _require_outermost(site)
     if label not in graph.data:
         initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
-        graph.data[label] = initial.astype(type.dtype, copy=False)
+        graph.data[label] = saturated(initial, type.dtype)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
 
 

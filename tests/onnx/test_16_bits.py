@@ -1,0 +1,126 @@
+"""Numbers of 16 bits: what operators, Casts and levels make of them is the reference's."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from onnx.reference import ReferenceEvaluator
+
+import nnef_jax
+from nnef_jax.formats.onnx.tensor_types import code_of
+from tests.onnx.models import model, node, tensor
+from tests.onnx.narrow_cases import narrow_cases
+from tests.onnx.node_suite import run
+from tests.onnx.test_node_suite import REFUSED
+from tests.quickly import optimised
+
+FLOATS = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+WHOLE = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+# Halves between two numbers, what is beyond a type, and what has no digits left in it.
+ITEMS = np.float32([
+    0, 1, -1, 0.1, 2.5, 100.3, 126.99, -3.3, 10.81, 255.9, 257, 2049, 65519, 65520, 70000, 99840,
+    -3e38, 3e38, 6e-5, 6e-8, 2.9e-8, np.inf, -np.inf, np.nan,
+])  # fmt: skip
+
+
+def results(made: Any, inputs: dict[str, Any]) -> list[tuple[Any, Any]]:
+    """Return what a model gives, each output with what the standard's own evaluator gives."""
+    with np.errstate(all="ignore"):
+        wanted = ReferenceEvaluator(made).run(None, inputs)
+    found = nnef_jax.load(made)(**inputs)
+    found = found if isinstance(found, tuple) else (found,)
+    return [(np.asarray(x), np.asarray(y)) for x, y in zip(found, wanted, strict=True)]
+
+
+def are_equal(x: Any, y: Any) -> bool:
+    """Tell whether arrays have the same items and dtype."""
+    return x.dtype == y.dtype and np.array_equal(x.astype("f8"), y.astype("f8"), equal_nan=True)
+
+
+@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+def test_casts_of_all_pairs(source: str) -> None:
+    """A network with inputs of 16 bits alone is computed in 32, but for what Casts make of it."""
+    pairs = [(a, b) for a in (*FLOATS, *WHOLE) for b in FLOATS]
+    nodes: list[Any] = []
+    for a, b in pairs:
+        nodes += [
+            node("Cast", "x", f"{a}.{b}.first", to=code_of(a)),
+            node("Cast", f"{a}.{b}.first", f"{a}.{b}.second", to=code_of(b)),
+            node("Cast", f"{a}.{b}.second", f"{a}.{b}", to=1),
+        ]
+    with np.errstate(over="ignore"):
+        x = ITEMS.astype(source)
+    outputs = [tensor(f"{a}.{b}", None) for a, b in pairs]
+    made = model(nodes, [tensor("x", x.shape, code_of(source))], outputs, version=25)
+    wrong: dict[str, Any] = {}
+    for (a, b), (y, wanted) in zip(pairs, results(made, {"x": x}), strict=True):
+        fits = np.full(x.shape, True)
+        if a in WHOLE and a != "bool":  # numpy does not say what others are
+            ends = np.iinfo(a)
+            fits = (ends.min <= x.astype("f8")) & (x.astype("f8") <= ends.max)
+        if not are_equal(y[fits], wanted[fits]):
+            wrong[f"{a} {b}"] = x[fits], y[fits], wanted[fits]
+    assert wrong == {}
+
+
+def test_a_cast_rounds_what_is_computed() -> None:
+    nodes = [
+        node("Cast", "x", "wide", to=1),
+        node("Mul", "wide wide", "square"),
+        node("Cast", "square", "narrow", to=10),
+        node("Cast", "narrow", "y", to=1),
+    ]
+    x = np.float16([300, 0.01, 1e-4, 33.3])
+    ((y, wanted),) = results(model(nodes, [tensor("x", x.shape, 10)]), {"x": x})
+    assert wanted[0] == np.inf
+    assert are_equal(y, wanted)
+
+
+_CODES = {
+    "int4": [-8, 7, 3, 0], "uint4": [15, 7, 3, 0], "int8": [-128, 127, 3, 0],
+    "uint8": [255, 127, 3, 0], "int16": [-32768, 32767, 1001, 0],
+    "uint16": [65535, 32767, 1001, 0], "int32": [70000, -200100, 2**24 + 1, 1001],
+    "float8_e4m3fn": [448, -0.3, 1.1, 0], "float8_e5m2": [57344, -0.3, 1.1, 0],
+}  # fmt: skip
+
+
+def test_levels_are_scaled_in_32_bits_and_rounded_once() -> None:
+    real = ("float32", "float16", "bfloat16")
+    cases = [(c, s, d, z) for c in _CODES for s in real for d in real for z in (False, True)]
+    inputs = {x: np.array(items, "f8").astype(x) for x, items in _CODES.items()}
+    weights = {f"scale.{x}": np.array(0.001234, x) for x in real}
+    zeros = {x: 0 if x.startswith("float") or x == "int32" else 3 for x in _CODES}
+    weights |= {f"zero.{x}": np.array(zero).astype(x) for x, zero in zeros.items()}
+    nodes = [
+        node("DequantizeLinear", f"{x} scale.{s} {f'zero.{x}' if z else ''}", f"{x}.{s}.{d}.{z}",
+             output_dtype=code_of(d))
+        for x, s, d, z in cases
+    ]  # fmt: skip
+    made = model(
+        nodes,
+        [tensor(name, x.shape, code_of(name)) for name, x in inputs.items()],
+        [tensor(x.output[0], None) for x in nodes],
+        weights, version=23,
+    )  # fmt: skip
+    pairs = zip(cases, results(made, inputs), strict=True)
+    assert {case: found for case, found in pairs if not are_equal(*found)} == {}
+
+
+@pytest.mark.filterwarnings("ignore")  # of ONNX, which makes the cases
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_all_operators(dtype: str, every: bool, tmp_path: Path) -> None:
+    """Results are those of 32 bits within two units of the largest, as docs/numerics.md says."""
+    chosen = [x for x in narrow_cases(dtype, every=every) if x.name not in REFUSED]
+    assert len({x.model.graph.node[0].op_type for x in chosen}) >= 145
+    found: dict[str, str] = {}
+    compiled = optimised() if every else nullcontext()  # else casts to some of 8 bits are wrong
+    with compiled, jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        for i in range(0, len(chosen), 40):
+            found |= run(chosen[i : i + 40], tmp_path)
+    assert {name: why for name, why in found.items() if why} == {}
