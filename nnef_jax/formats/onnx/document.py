@@ -235,10 +235,7 @@ class Reader:
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
-            shape = tuple(
-                _decoded(x.dim_param) or None if not x.HasField("dim_value") else x.dim_value
-                for x in type.shape.dim
-            )
+            shape = tuple(map(_extent, type.shape.dim))
         try:
             dtype = dtype_of(type.elem_type) if type.elem_type else ""
         except InvalidOperation:
@@ -344,6 +341,13 @@ def _line(node: Any) -> str:
 def _decoded(value: bytes | str) -> str:
     """Return a text; protobuf hands over bytes where it is no UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _extent(proto: Any) -> int | str | None:
+    """Return an extent, or the name of an open one; exporters write -1 for one without a name."""
+    if not proto.HasField("dim_value"):
+        return _decoded(proto.dim_param) or None
+    return None if proto.dim_value == -1 else proto.dim_value
 
 
 def _same(value: Any) -> Any:
