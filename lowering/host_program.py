@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from lowering.devices import ALIGNMENT, aligned
 from lowering.facts import named
+from lowering.kernels.broadcast import broadcast_shapes
 
 Array = NDArray[Any]
 
@@ -60,7 +61,7 @@ class Step:
                 found = _copied(found)
             values[self.place] = _for_device(found) if self.is_result else found
         else:
-            shape = np.broadcast_shapes(*(x.shape for x in operands))
+            shape = broadcast_shapes(*(x.shape for x in operands))
             out = aligned(shape, operands[0].dtype) if self.is_result else None
             values[self.place] = known.numpy(*operands, out=out)
         for place in self.last:

@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from lowering.extents import MAX_RANK
 from lowering.facts import facts
 from lowering.host_program import HostProgram, Step
 from lowering.jaxprs import is_literal, primitive, variables
@@ -25,8 +26,11 @@ def host_program(program: Program) -> HostProgram | None:
 
 def _is_known(equation: Any) -> bool:
     name, known = primitive(equation), facts(equation)
-    types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
+    every = (*equation.invars, *equation.outvars)
+    types = {v.aval.dtype for v in every}
     if known.numpy is None or len(equation.outvars) > 1 or not {*known.reads} <= {*equation.params}:
+        return False
+    if any(v.aval.ndim > MAX_RANK for v in every):
         return False
     if name == "reshape" and equation.params["dimensions"] is not None:
         return False

@@ -383,6 +383,18 @@ ODDITIES: dict[str, bytes] = {
             "c.json": '{"k": "\\ud800"}',
         }
     ),
+    "a resize beyond all numbers": tar(
+        {
+            "graph.nnef": tract(
+                "y = tract_core_resize(x, scales = [1.0, 1e308], interpolator = 'linear',"
+                " coord_transformer = 'half_pixel', nearest_mode = 'floor');",
+                shape="1, 4",
+            )
+        }
+    ),
+    "a range beyond all numbers": tar(
+        {"graph.nnef": tract("y = tract_core_range(-1e308, 1e308, 1.0);")}
+    ),
     "an item of a number": tar({"graph.nnef": tract("a = 1 + 1; b = a[0]; y = copy(x);")}),
     "an input that was assigned before": tar(
         {

@@ -45,7 +45,7 @@ from tests.unix import resource
 
 _INTEGERS = (0, -1, 1, 2, 3, 5, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40)
 _INTEGERS += ((1 << 63) - 1, -(1 << 31), -(1 << 40), -(1 << 63))
-_REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, 1e300, -1e300, math.inf, -math.inf, math.nan)
+_REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, 1e308, -1e308, math.inf, -math.inf, math.nan)
 _EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 64, 1 << 16, 1 << 31, 1 << 40)
 _DTYPES = ("float32", "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
 _DTYPES += ("complex64",)

@@ -21,6 +21,7 @@ from jax.tree_util import register_dataclass
 from lowering.cpu.memory import stored
 from lowering.cpu.products import row_twice
 from lowering.jaxprs import bind, primitive
+from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 
 BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
@@ -49,7 +50,7 @@ class Codes:
     def extents(self) -> tuple[int, ...]:
         """Return the extents of step and start along the axes of the tensor."""
         shapes = (np.shape(v) for v in (self.step, self.start) if v is not None)
-        return np.broadcast_shapes((1,) * self.codes.ndim, *shapes)
+        return broadcast_shapes((1,) * self.codes.ndim, *shapes)
 
     def real(self) -> Array:
         """Return the tensor in float32."""

@@ -65,7 +65,7 @@ def _level_of_zero(step: Any, start: Any, lowest: int, highest: int) -> int | No
     if not (steps.size and np.all(steps) and np.all(np.isfinite(steps) & np.isfinite(starts))):
         return None
     found = -starts / steps
-    level = int(np.clip(np.rint(found.flat[0]), lowest, highest))
+    level = int(np.clip(np.rint(found.ravel()[0]), lowest, highest))
     return level if np.all(np.abs(found - level) <= _NEAR) else None
 
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.errors import InvalidShape
 from lowering.extents import Shape, along, volume
 from lowering.kernels.windows import extend
 
@@ -79,6 +80,8 @@ class Method:
 def length(extent: int, scale: float) -> float:
     """Return extent * scale, as a whole number where that is within the precision of scales."""
     exact = extent * scale
+    if not math.isfinite(exact):
+        raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")
     whole = float(round(exact))
     return whole if abs(exact - whole) <= whole * _STORED else exact
 

@@ -54,6 +54,8 @@ def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType
     require.within("int64", [x for x in (start, end, step) if isinstance(x, int)])
     if any(x is UNKNOWN for x in (start, end, step)):
         return TensorType((UNKNOWN,), dtype)
+    if not math.isfinite((end - start) / step):
+        raise InvalidOperation(f"a range from {start} to {end} in steps of {step} is too long")
     return TensorType((max(0, _count(start, end, step)),), dtype)
 
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from lowering.devices import Place, computing_at, default_device, is_traced
+from lowering.extents import MAX_RANK
 from lowering.fallback import named, or_else
 from lowering.graph import Graph
 from lowering.machine import using
@@ -285,7 +286,11 @@ def with_constants(
 
     Each argument costs 0.5 microseconds of a call: 200 of them more than a small network computes.
     """
-    small = {i: np.asarray(x) for i, x in enumerate(prepared) if x.nbytes <= _SMALL}
+    small = {
+        i: np.asarray(x)
+        for i, x in enumerate(prepared)
+        if x.nbytes <= _SMALL and x.ndim <= MAX_RANK
+    }
     if sum(x.nbytes for x in small.values()) > _CONSTANTS:
         return run, prepared
 

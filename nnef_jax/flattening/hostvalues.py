@@ -16,6 +16,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
@@ -215,7 +216,7 @@ def _aligned(*operands: Host) -> list[Host]:
     """Return the operands with axes behind their own, so that they broadcast."""
     rank = max(x.ndim for x in operands)
     aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
-    require_few(math.prod(np.broadcast_shapes(*(x.shape for x in aligned))))
+    require_few(math.prod(jnp.broadcast_shapes(*(x.shape for x in aligned))))
     return aligned
 
 
@@ -389,7 +390,7 @@ def _tile(input: Host, repeats: Any) -> Host:
 
 
 def _broadcast(input: Host, shape: Any) -> Host:
-    result = np.broadcast_shapes(input.shape, tuple(shape))
+    result = jnp.broadcast_shapes(input.shape, tuple(shape))
     require_few(math.prod(result))
     return np.broadcast_to(input, result)
 

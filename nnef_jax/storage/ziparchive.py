@@ -49,7 +49,8 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     ) -> None:
         self._name, self._data, self._meter, self._checked = name, data, meter, checked
         self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
-        members = [(x.filename, x) for x in self._entries() if not x.is_dir()]
+        # `is_dir` of Python 3.11 fails where a name is empty, or begins with NUL.
+        members = [(x.filename, x) for x in self._entries() if not x.filename.endswith("/")]
         super().__init__(members, name, graphs)
 
     def _entries(self) -> list[zipfile.ZipInfo]:

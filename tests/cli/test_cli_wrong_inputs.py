@@ -48,6 +48,14 @@ def npz(method, **options):
     return bytearray(file.getvalue())
 
 
+def nameless():
+    """The array beside a member whose name begins with NUL."""
+    file = io.BytesIO(npz(zipfile.ZIP_STORED))
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("?other.npy", b"")
+    return file.getvalue().replace(b"?other", b"\0other")
+
+
 def damaged(method):
     """A member whose data are changed in their middle."""
     content = npz(method)
@@ -97,14 +105,16 @@ def test_each_wrong_file_is_its_own_error_and_the_others_are_computed():
     np.save("data/good.npy", X)
     Path("data/two.npy").write_bytes(npy(header(), X.tobytes(), 2))
     np.save("data/rows.npy", np.asfortranarray(X[None]))
+    Path("data/nameless.npz").write_bytes(nameless())
     code, _, err = call("batch", "net", "data", "--no-cache", "-oout")
-    assert code == 1 and f"{len(WRONG)} of {len(WRONG) + 3} files failed" in err
+    assert code == 1 and f"{len(WRONG)} of {len(WRONG) + 4} files failed" in err
     lines = map(json.loads, Path("out/part-00000.jsonl").read_text().splitlines())
     told = {Path(line["file"]).name: line.get("error") for line in lines}
     assert all(told[name].startswith(f"data/{name}") for name in WRONG)
     assert told["good.npy"] is told["two.npy"] is told["rows.npy"] is None
+    assert told["nameless.npz"] is None
     found = np.load("out/part-00000.npz")["y"]
-    np.testing.assert_allclose(found, np.repeat(X[None] @ FILTER.T + BIAS, 3, 0))
+    np.testing.assert_allclose(found, np.repeat(X[None] @ FILTER.T + BIAS, 4, 0))
 
 
 @pytest.mark.parametrize("name", WRONG)

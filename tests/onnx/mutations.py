@@ -12,7 +12,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, nu
 from tests.onnx import node_suite, runtime_cases
 
 INTEGERS = (0, 1, -1, 2, 3, -2, 7, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 62, -(1 << 63))
-NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-9, 1e30, float("inf"), float("nan"))
+NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-9, 1e30, 3e38, float("inf"), float("nan"))
 WORDS = ("", "x", "SAME_UPPER", "VALID", "constant", "wrap", "linear", "cubic", "max", "ij,jk->ik")
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "own")
 _LARGEST = 20_000  # bytes of a model

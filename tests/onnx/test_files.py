@@ -37,6 +37,14 @@ def test_names_are_those_of_the_file() -> None:
     assert set(found.intermediates(X, names=["p"])) == {"p"}
 
 
+def test_an_extent_of_minus_one_is_open() -> None:
+    """As onnxruntime reads it; exporters of PaddlePaddle write it."""
+    found = nnef_jax.load(model([node("Relu", "x")], [tensor("x", (-1, 3))]))
+    assert found.inputs[0].shape == (None, 3)
+    for rows in (2, 5):
+        np.testing.assert_array_equal(found(np.ones((rows, 3), np.float32)), np.ones((rows, 3)))
+
+
 def test_a_weight_may_be_read_in_several_shapes() -> None:
     nodes = [node("Add", "x b", "p"), node("Unsqueeze", "b a", "c"), node("MatMul", "p c", "y")]
     found = nnef_jax.load(model(nodes, weights={"b": np.float32([1, 2, 3]), "a": np.array([1])}))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnef_jax.storage.bitstream import as_items, codes_of
+from nnef_jax.storage.bitstream import codes_of
 
 BYTES = memoryview(bytes([0b1110_0001, 0b0000_1000]))
 
@@ -36,6 +36,6 @@ def test_order(bits: int, from_high: bool, wanted: list[int]) -> None:
     ],
 )
 def test_items(dtype: str, wanted: list[Any]) -> None:
-    found = as_items(codes_of(BYTES, 4, (3,)), dtype)
+    found = codes_of(BYTES, 4, (3,)).view(dtype)
     assert found.dtype.name == dtype
     np.testing.assert_array_equal(found.astype(np.float32), np.float32(wanted))

@@ -108,6 +108,19 @@ def test_what_is_wrong_is_said(name):
         open_archive(data).open_tensor("graph.nnef")
 
 
+def test_members_without_a_name_are_left_out():
+    data = packed({"?": b"one", "graph.nnef": GRAPH})
+    begins_with_nul = data.replace(b"?", b"\0")
+    empty = bytearray(data)
+    for entry, at in ((b"PK\x03\x04", 26), (b"PK\x01\x02", 28)):  # the byte is of no extra field
+        start = data.index(entry) + at
+        empty[start : start + 4] = struct.pack("<HH", 0, 1)
+    for wrong in (begins_with_nul, bytes(empty)):
+        with open_archive(wrong) as archive:
+            assert archive.names() == ["graph.nnef"]
+            assert archive.open_tensor("graph.nnef") == GRAPH
+
+
 def test_no_change_of_a_byte_breaks_it():
     random = np.random.default_rng(0)
     for method in METHODS.values():

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from lowering.extents import MAX_RANK, volume
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefError, SemanticError, raise_all
 from nnef_jax.flattening.tensor_graph import Constant
@@ -18,7 +19,6 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 from nnef_jax.storage.bitstream import BITS
 
-_NODE = 30  # steps
 _LONGEST = 200  # letters of a line in a listing
 _EXTERNAL = 1  # TensorProto.DataLocation
 _ATTRIBUTES = {
@@ -47,8 +47,7 @@ class Node:
     @property
     def title(self) -> str:
         """Return the name of the node in errors."""
-        named = f" '{self.name}'" if self.name else ""
-        return f"node{named} ({self.operator})"
+        return _titled(self.name, self.operator)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +126,6 @@ class Reader:
 
         def add(nodes: Any) -> None:
             for node in nodes:
-                self.meter.spend(_NODE, self.name)
                 lines.append(_line(node))
                 for attribute in node.attribute:
                     for graph in (attribute.g, *attribute.graphs):
@@ -175,7 +173,6 @@ class Reader:
         nodes = tuple(self.node(x) for x in proto.node)
         self.distinct([*_texts(proto.input), *(n for x in nodes for n in x.outputs)], span)
         own = {self._domain(x.domain): x.version for x in proto.opset_import}
-        self.meter.spend(len(own), self.name)
         return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, own)
 
     def distinct(self, names: Sequence[str], span: Span) -> None:
@@ -194,18 +191,20 @@ class Reader:
         attributes: dict[str, Any] = {}
         references: dict[str, str] = {}
         self.distinct(_texts(x.name for x in proto.attribute), span)
+        name, operator = _decoded(proto.name), _decoded(proto.op_type)
+        title = _titled(name, operator)
         for attribute in proto.attribute:
             if attribute.ref_attr_name:
                 references[_decoded(attribute.name)] = _decoded(attribute.ref_attr_name)
                 continue
-            what = f"node '{proto.name}' ({proto.op_type}): attribute '{attribute.name}'"
-            with self.located(what, span):
-                attributes[_decoded(attribute.name)] = self.attribute(attribute)
+            key = _decoded(attribute.name)
+            with self.located(f"{title}: attribute '{key[:_LONGEST]}'", span):
+                attributes[key] = self.attribute(attribute)
         inputs = _texts(proto.input)
         inner = (graph.reads for value in attributes.values() for graph in graphs_in(value))
         return Node(
-            _decoded(proto.name),
-            _decoded(proto.op_type),
+            name,
+            operator,
             self._domain(proto.domain),
             inputs,
             _texts(proto.output),
@@ -235,10 +234,7 @@ class Reader:
         type = proto.type.tensor_type
         shape: tuple[int | str | None, ...] | None = None
         if type.HasField("shape"):
-            shape = tuple(
-                _decoded(x.dim_param) or None if not x.HasField("dim_value") else x.dim_value
-                for x in type.shape.dim
-            )
+            shape = tuple(map(_extent, type.shape.dim))
         try:
             dtype = dtype_of(type.elem_type) if type.elem_type else ""
         except InvalidOperation:
@@ -247,10 +243,10 @@ class Reader:
 
     def tensor(self, proto: Any, label: str = "") -> Constant:
         """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
-        dtype, shape = dtype_of(proto.data_type), tuple(proto.dims)
-        if any(n < 0 for n in shape):
-            raise InvalidOperation(f"its shape {list(shape)} has a negative extent")
-        items = int(np.prod(shape, dtype=object))
+        dtype, shape = dtype_of(proto.data_type), _shape(proto)
+        items = volume(shape)
+        if dtype in BITS:
+            self.meter.expand(items, f"tensor '{label}'")
         if proto.data_location == _EXTERNAL:
             data = self._external(proto, size_of(dtype, items))
         elif proto.HasField("raw_data"):
@@ -283,12 +279,13 @@ class Reader:
             "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
         }.get(dtype, "int32")  # fmt: skip
-        stored, kind = np.array(getattr(proto, f"{field}_data"), field), np.dtype(dtype)
+        exact = "float32" if field == "float" else field
+        stored, kind = np.array(getattr(proto, f"{field}_data"), exact), np.dtype(dtype)
         if kind.kind == "c":
-            array = stored.view(np.complex128).astype(kind)
+            array = stored.view(kind)
         else:  # float16 and the like are bits in whole numbers
             is_bits = field == "int32" and kind.kind in "fV"
-            array = stored.astype(f"u{kind.itemsize}" if is_bits else kind)
+            array = stored.astype(f"u{kind.itemsize}" if is_bits else kind, copy=False)
             wrong = stored[stored != array]
             if wrong.size and stored.dtype.kind in "iu":
                 raise InvalidOperation(f"it has {wrong[0]}, which is no {dtype}")
@@ -302,8 +299,8 @@ class Reader:
         """Return a tensor of which most items are 0, given the others."""
         values = self.tensor(proto.values)
         places = self.tensor(proto.indices).array
-        shape = tuple(proto.dims)
-        size = size_of(values.type, int(np.prod(shape, dtype=object)))
+        shape = _shape(proto)
+        size = size_of(values.type, volume(shape))
         wanted = {(values.array.size,), (values.array.size, len(shape))}
         if places.dtype.kind not in "iu" or places.shape not in wanted or np.any(places < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
@@ -332,6 +329,12 @@ class Reader:
         return "" if name in _SEPARATE else _decoded(name)
 
 
+def _titled(name: str, operator: str) -> str:
+    """Return what errors call a node: it is said often, and a name may be long."""
+    named = f" '{name[:_LONGEST]}'" if name else ""
+    return f"node{named} ({operator[:_LONGEST]})"
+
+
 def _line(node: Any) -> str:
     """Return a node as the listing shows it."""
     domain = f"{_decoded(node.domain)}." if node.domain not in _SEPARATE else ""
@@ -344,6 +347,23 @@ def _line(node: Any) -> str:
 def _decoded(value: bytes | str) -> str:
     """Return a text; protobuf hands over bytes where it is no UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
+
+
+def _shape(proto: Any) -> tuple[int, ...]:
+    """Return the shape of a stored tensor. Raises InvalidOperation."""
+    shape = tuple(proto.dims)
+    if len(shape) > MAX_RANK:
+        raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
+    if any(n < 0 for n in shape):
+        raise InvalidOperation(f"its shape {list(shape)} has a negative extent")
+    return shape
+
+
+def _extent(proto: Any) -> int | str | None:
+    """Return an extent, or the name of an open one; exporters write -1 for one without a name."""
+    if not proto.HasField("dim_value"):
+        return _decoded(proto.dim_param) or None
+    return None if proto.dim_value == -1 else proto.dim_value
 
 
 def _same(value: Any) -> Any:

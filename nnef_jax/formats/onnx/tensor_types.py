@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import volume
-from nnef_jax.storage.bitstream import BITS, as_items, codes_of, packed_size
+from nnef_jax.storage.bitstream import BITS, codes_of, packed_size
 
 # TensorProto.DataType (onnx.proto).
 _DTYPES: dict[int, Any] = {
@@ -55,4 +55,4 @@ def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[An
         )
     if dtype not in BITS:
         return np.frombuffer(data, np.dtype(dtype)).reshape(shape)
-    return as_items(codes_of(data, BITS[dtype], shape), dtype)
+    return codes_of(data, BITS[dtype], shape).view(dtype)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
-from nnef_jax.storage.bitstream import as_items, codes_of, packed_size
+from nnef_jax.storage.bitstream import codes_of, packed_size
 
 # By the names of versions 10 and 11, then those of the ports and of older versions.
 _DTYPES: dict[str, Any] = {
@@ -99,7 +99,7 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:
         return np.frombuffer(data, dtype).reshape(shape)
-    return as_items(codes_of(data, _BITS[type], shape, from_high=type == "u1"), dtype.name)
+    return codes_of(data, _BITS[type], shape, from_high=type == "u1").view(dtype)
 
 
 def stored(type: str, real: str) -> str:

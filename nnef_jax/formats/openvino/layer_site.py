@@ -232,7 +232,7 @@ class LayerSite(Site[LayerGraph]):
 
     def scalar(self, i: int, default: float | None = None) -> float:
         """Return the first item of a known input; a default where it is not connected."""
-        return float(self.known(i).flat[0]) if default is None or self.has(i) else default
+        return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
 
     def number_at(self, i: int, attribute: str, default: float) -> float:
         """Return a number that operation sets have as an input, older versions as an attribute."""
