@@ -239,7 +239,7 @@ class _Flattener(Evaluator):
         dtypes = set(filter(is_integer, tensors))
         if len(dtypes) != 1 or self.builder.integer in dtypes:
             return operands
-        as_item = np.dtype(*dtypes).type
+        as_item = np.dtype(dtypes.pop()).type
         return {n: as_item(x) if type(x) is int else x for n, x in operands.items()}
 
     def _body(self, value: Any, place: CallPlace) -> Graph:

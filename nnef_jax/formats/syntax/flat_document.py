@@ -249,6 +249,9 @@ class FlatWriter:
 
     def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
         """Return a number, string or truth value."""
+        if isinstance(value, complex | np.complexfloating):
+            self.refuse(f"an argument of '{operation.kind}' is complex", operation)
+            return s.Literal(0, 0.0)
         if value is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
@@ -256,8 +259,6 @@ class FlatWriter:
                 hint="write the extents of the inputs into the document, "
                 "or give them by load(..., input_shapes=...)",
             )
-        elif isinstance(value, complex | np.complexfloating):
-            self.refuse(f"an argument of '{operation.kind}' is complex", operation)
         elif type in (t.SCALAR, t.Tensor("scalar")):
             value = float(value)
         if isinstance(value, float) and not math.isfinite(value):
