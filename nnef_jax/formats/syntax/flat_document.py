@@ -20,6 +20,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
+from nnef_jax.formats.syntax.standard_resampling import resampling
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
@@ -174,11 +175,13 @@ class FlatWriter:
     def invoked(self, operation: Operation) -> Invoked | None:
         """Return how the document invokes an operation, None where it does not."""
         kind = operation.kind
+        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if kind == "resize" and operation.rule is None and (said := resampling(operation)):
+            kind, given = said
         declaration = standard().get(kind)
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
-        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in given.items():
             if defaults.get(name, value) != value:  # the standard has the default alone
