@@ -107,6 +107,22 @@ class Model:
         """
         return dict(self.execution.own.leaves()[0])
 
+    @property
+    def trainable(self) -> Model:
+        """Return a model of booleans in the place of arrays: what an optimizer is to change.
+
+        False stands for states, for parameters that are no real numbers, and for those that the
+        `mean` or `variance` of a batch normalisation is computed from.
+
+        >>> trained, fixed = eqx.partition(model, model.trainable)
+        """
+        from nnef_jax.trainable import trained_labels
+
+        definition, (params, state) = self.execution.definition, self.execution.own.leaves()
+        labels = trained_labels(self.graph)
+        booleans = {label: label in labels for label in params}, dict.fromkeys(state, False)
+        return _on(GivenArrays(definition, booleans))
+
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network on other arrays, which stay where they are.
 

@@ -8,6 +8,7 @@ from typing import Unpack
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.options import require_flags, require_keywords, require_path
 from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, opened
+from nnef_jax.saving import require_readable_members
 from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_archive
 
@@ -63,6 +64,7 @@ def convert(
         flat = flat or options.expand == "all" or bool(options.input_shapes)
         members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
         if path is not None:
+            require_readable_members(network, members)
             write_archive(path, members, overwrite=overwrite)
     text = next(iter(members.values()))
     assert isinstance(text, bytes)

@@ -85,6 +85,7 @@ class ReadingOptions:
             )
         return Options(
             rules=self.rules or Registry(),
+            dialect=self.dialect,
             expand=self.expand,
             real=dtype,
             input_shapes=shapes,
@@ -116,7 +117,7 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
             source, options.meter, graphs=graphs(), weights=weights, sniff=sole_member
         ) as archive,
     ):
-        yield network_of(archive, options, reading.dialect, state, data=data)
+        yield network_of(archive, options, state, data=data)
 
 
 def _unchanging(source: Any) -> Any:
@@ -140,13 +141,12 @@ def network_of_text(text: str, options: Options | None = None) -> Network:
 def network_of(
     archive: Archive,
     options: Options,
-    dialect: str = "auto",
     state: Mapping[str, str] | None = None,
     *,
     data: bool = True,
 ) -> Network:
     """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
-    format, labels = format_of(archive, dialect), None
+    format, labels = format_of(archive, options.dialect), None
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
             raise InputError(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,11 +16,14 @@ from lowering.extents import show
 from lowering.registry import Registry
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Options
-from nnef_jax.formats.syntax.declared_tensors import require_kind
+from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
+from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
-from nnef_jax.reading import network_of_text
-from nnef_jax.storage.writer import Member, write_archive
+from nnef_jax.reading import network_of, network_of_text
+from nnef_jax.storage.archive import archive_of_members
+from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.writer import Member, encoded, write_archive
 
 
 def save(
@@ -53,7 +58,9 @@ def save(
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
     network = network_of_text(text, Options(rules or Registry()))
-    write_archive(path, members_of(network, params, quantization), overwrite=overwrite)
+    members = members_of(network, params, quantization)
+    require_readable_members(network, members)
+    write_archive(path, members, overwrite=overwrite)
 
 
 def write_network(
@@ -72,6 +79,7 @@ def write_network(
     }
     held = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
     members = members_of(network, {**arrays, **held}, quantization)
+    require_readable_members(network, members)
     if not spread:
         write_archive(path, members, overwrite=overwrite)
         return
@@ -85,6 +93,36 @@ def write_network(
             raise UnsupportedError(message, hint=hint)
     parts = {names[id(held[label])]: x for label, x in spread.items()}
     write_jointly(path, members, parts, overwrite=overwrite)
+
+
+def require_readable_members(network: Network, members: Mapping[str, Member]) -> None:
+    """Raise UnsupportedError or DataError where `load` would refuse an archive of a network.
+
+    A document that stays as it was is read with the shapes that it was read with. Data of NNEF are
+    not read, but compared with the declarations.
+    """
+    name, text = next(iter(members.items()))
+    meter = Meter(network.options.meter.limits)
+    options = replace(network.options, meter=meter, values={}, progress=None)
+    if not any(isinstance(x, str) and x.encode() == text for x in network.frontend.content()):
+        options = replace(options, dialect="auto", input_shapes={}, extents={})
+    archive = archive_of_members({n: partial(encoded, x) for n, x in members.items()}, name, meter)
+    try:
+        graph = network_of(archive, options, data=False).graph
+        for variable in (*graph.parameters, *graph.states):
+            member = member_of(variable.label)
+            if member not in members:
+                raise without_member(archive, member, variable.label)
+            array, dtype = members[member], np.dtype(variable.value.type.dtype)
+            if isinstance(array, np.ndarray) and array.dtype != dtype:
+                require_range(array, dtype, member)
+    except DataError:  # it says what is wrong with an array
+        raise
+    except NnefError as error:
+        message = f"load would refuse what is to be saved: {error.message}"
+        raise UnsupportedError(
+            message, span=error.span, calls=error.calls, hint=error.hint, others=error.others
+        ) from error
 
 
 def members_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Collection, Generator, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ _INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|[^,\s]+)")
 _NAME = re.compile(r"[\w.\-]+")
 _CONTROL = re.compile(r" (?:while|conditional|call)\(")
-_PATH = re.compile(r'op_name="([^"]*)"')
+_PATH = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 
 
@@ -38,7 +38,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 
     A fusion has those of all that is fused in it.
     """
-    known = frozenset(names)
+    known = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
     own: dict[str, set[str]] = {}  # by instruction
     called: dict[str, list[str]] = {}  # computations by instruction
@@ -54,7 +54,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
             rest, _, metadata = rest.partition(", metadata={")
             inside.append(name)
             path = _PATH.search(metadata)
-            operation = _operation(path[1], known, slashes) if path else None
+            operation = _operation(_unescaped(path[1]), known, slashes) if path else None
             own[name] = {operation} if operation else set()
             called[name] = [n for found in _CALLED.findall(rest) for n in _NAME.findall(found)]
             if _CONTROL.search(rest):
@@ -69,7 +69,19 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     return HloProgram(module[1] if module else "", operations, frozenset(control), loops)
 
 
-def _operation(path: str, names: frozenset[str], most: int) -> str | None:
+def _without_empty_parts(name: str) -> str:
+    """Return "conv1/Conv" for "/conv1//Conv": jax may leave out empty parts of a path."""
+    return "/".join(filter(None, name.split("/")))
+
+
+def _unescaped(text: str) -> str:
+    """Return a string of a compiled module, which has octal numbers for bytes beyond ASCII."""
+    if "\\" not in text:
+        return text
+    return text.encode().decode("unicode_escape").encode("latin-1").decode(errors="replace")
+
+
+def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
     """Return the outermost name in "jit(net)/conv1/transpose", but for the primitive's at the end.
 
     A name may hold `most` slashes itself. Derivatives have names such as "transpose(jvp(conv1))".
@@ -82,7 +94,7 @@ def _operation(path: str, names: frozenset[str], most: int) -> str | None:
             while part not in names and (match := _TRANSFORMED.fullmatch(part)):
                 part = match[1]
             if part in names:
-                return part
+                return names[part]
     return None
 
 

@@ -57,7 +57,24 @@ class _Single:
         return self._data
 
 
-_Container = Folder | Tarball | ZipArchive | _Texts | _Single
+class _Members:
+    """A container that is not written yet: a member is encoded when it is read."""
+
+    def __init__(self, members: Mapping[str, Callable[[], bytes]]) -> None:
+        self.names = members.keys
+        self.exists = members.__contains__
+        self._members = members
+
+    def location(self, name: str) -> str:
+        return name
+
+    def read(self, name: str) -> memoryview:
+        if name not in self._members:
+            raise ArchiveError(f"there is no '{name}'")
+        return memoryview(self._members[name]())
+
+
+_Container = Folder | Tarball | ZipArchive | _Texts | _Members | _Single
 # Of the first bytes of a file: the member of a container that it could be, '' for none.
 Sniff = Callable[[bytes], str]
 
@@ -204,6 +221,13 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
     """Return a container of texts by member name, and of nothing else."""
     return Archive(_Texts(texts), "the document", meter)
+
+
+def archive_of_members(
+    members: Mapping[str, Callable[[], bytes]], graph: str, meter: Meter
+) -> Archive:
+    """Return a container of members by name, each with a function that returns its bytes."""
+    return Archive(_Members(members), "the network to save", meter, graph=graph)
 
 
 def _open_source(

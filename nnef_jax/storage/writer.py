@@ -109,6 +109,11 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
     return dict(sorted(named.items()))
 
 
+def encoded(member: Member) -> bytes:
+    """Return the bytes of a member."""
+    return b"".join(_parts(member))
+
+
 def _parts(member: Member) -> tuple[bytes | memoryview, ...]:
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
@@ -119,7 +124,7 @@ def write_tar(stream: Any, members: dict[str, Member]) -> None:
     """Write members of normal names as a tar archive."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
-            content = b"".join(_parts(member))
+            content = encoded(member)
             info = tarfile.TarInfo(name)  # of the year 1970, and nobody's
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))

@@ -69,6 +69,34 @@ def test_networks_in_networks(kind: str) -> None:
     np.testing.assert_allclose(y, b - np.maximum(b, 0) + 10 * WEIGHT)
 
 
+def within_and_beside() -> bytes:
+    """A network with another in it, and a JSON value."""
+    outer = graph(
+        "(u, v) = tract_core_submodel([x], label = '/a/part'); "
+        "s = tract_resource_get('scales', 'one'); y = u * s;"
+    )
+    parts = {f"a/part/{name}": content for name, content in members(INNER, w=WEIGHT).items()}
+    return tar({"graph.nnef": outer.encode(), "scales.json": b'{"one": 3.0}'} | parts)
+
+
+@pytest.mark.parametrize("suffix", ["", ".tgz"])
+def test_networks_in_networks_are_saved(suffix: str, tmp_path: Path) -> None:
+    found = nnef_jax.load(within_and_beside())
+    double = {label: 2 * x for label, x in found.params.items()}
+    found.save(tmp_path / f"saved{suffix}", params=double)
+    again = nnef_jax.load(tmp_path / f"saved{suffix}")
+    np.testing.assert_allclose(again(X), 3 * (X * 2 * WEIGHT + 2))
+    again.save(tmp_path / f"saved{suffix}", params=found.params, overwrite=True)
+    np.testing.assert_allclose(nnef_jax.load(tmp_path / f"saved{suffix}")(X), 3 * (X * WEIGHT + 2))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_networks_in_networks_are_converted(flat: bool, tmp_path: Path) -> None:
+    nnef_jax.convert(within_and_beside(), tmp_path / "net", flat=flat)
+    np.testing.assert_allclose(nnef_jax.load(tmp_path / "net")(X), 3 * (X * WEIGHT + 2))
+    assert (tmp_path / "net/scales.json").exists() is not flat
+
+
 def test_a_folder_on_disk(tmp_path: Path) -> None:
     outer = graph("u, v = tract_core_submodel([x], 'part'); y = v;")
     for folder, content in (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tarfile
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -394,6 +395,26 @@ def test_complex_parameters() -> None:
                   c="[2] complexf32")  # fmt: skip
     with pytest.raises(nnef_jax.SemanticError, match="these are complex ones"):
         nnef_jax.load(archive(graph=wrong, w=file))
+
+
+@pytest.mark.parametrize("expression", ["c * 2.0", "c + tract_core_cast(7, to = 'complexf32')"])
+def test_complex_numbers_in_flat_documents(expression: str, tmp_path: Path) -> None:
+    source = archive(graph=graph(f"y = {expression};", c="[2] complexf32"))
+    text = nnef_jax.convert(source, tmp_path / "flat", flat=True)
+    assert "complexf16" not in text
+    c = np.array([1 + 1j, 2], np.complex64)
+    wanted = c * 2 if "*" in expression else c + 7
+    np.testing.assert_allclose(nnef_jax.load(tmp_path / "flat")(c), wanted)
+
+
+def test_complex_numbers_that_no_file_holds(tmp_path: Path) -> None:
+    file = tensor((), 64, 0, np.array(1j, np.complex64).tobytes(), vendor=TR)
+    text = graph("w = variable(label = 'w', shape = []); y = c * w;", c="[2] complexf32")
+    with pytest.raises(nnef_jax.UnsupportedError, match="'w' holds complex numbers"):
+        nnef_jax.convert(archive(graph=text, w=file), tmp_path / "flat", flat=True)
+    with pytest.raises(DataError, match="cannot hold items of dtype complex64"):
+        nnef_jax.load(archive(graph=text, w=file)).save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
 
 
 def test_bfloat16_parameters() -> None:

@@ -111,6 +111,25 @@ def test_state_and_loops():
     assert nnef_jax.profile(model, entry="scan", calls=2).by_operation()["y"] > 0
 
 
+def test_names_of_other_formats():
+    """Names of PyTorch begin with a slash; others hold quotes, and what is not ASCII."""
+    pytest.importorskip("onnx")
+    from onnx import helper
+
+    from tests.onnx.models import model, tensor
+
+    names = ["/conv1/MatMul_output_0", "a//b", 'q"uote', "größe\\x", "y"]
+    nodes = [
+        helper.make_node("MatMul", [before, "w"], [name])
+        for before, name in zip(["x", *names], names, strict=False)
+    ]
+    w = np.eye(128, dtype=np.float32)
+    found = nnef_jax.profile(nnef_jax.load(model(nodes, [tensor("x", w.shape)], weights={"w": w})))
+    assert [row.operations for row in sorted(found.rows, key=lambda row: row.operations)] == sorted(
+        (name,) for name in names
+    )
+
+
 def test_a_model_on_other_parameters(heavy):
     half = heavy.with_params(jax.tree.map(lambda x: x / 2, heavy.params))
     assert nnef_jax.profile(half, calls=2).by_operation()["heavy"] > 0

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import pytest
 
-from tests.onnx.node_suite import cases, has_float8, run
+from tests.onnx.node_suite import Load, cases, has_float8, kept, loaded, run, saved
 from tests.quickly import optimised
 
 _LISTED = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").splitlines()
@@ -19,7 +19,8 @@ REFUSED = dict(line.split(maxsplit=1) for line in _LISTED)
 _GROUP = 40
 
 
-def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
+def results(chosen: Sequence[Any], folder: Path, load: Load) -> dict[str, str]:
+    """Return what came of each case; none is wrong."""
     found: dict[str, str] = {}
     # Without `xla_cpu_use_fusion_emitters`, which only tests switch off, XLA casts to float8
     # wrongly.
@@ -27,10 +28,15 @@ def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
         part = [case for case in chosen if has_float8(case) is is_narrow]
         with compiled, jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             for i in range(0, len(part), _GROUP):
-                found |= run(part[i : i + _GROUP], folder)
+                found |= run(part[i : i + _GROUP], folder, load)
     wrong = {x: why for x, why in found.items() if why and not why.startswith("refused")}
     assert wrong == {}
     assert len(found) == len({case.name for case in chosen})
+    return found
+
+
+def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
+    found = results(chosen, folder, loaded)
     refused = {name for name, why in found.items() if why}
     assert refused == {name for name in found if name in REFUSED}
 
@@ -48,6 +54,23 @@ def test_the_suite_is_right_or_listed(tmp_path: Path) -> None:
     every = cases()
     assert REFUSED.keys() <= {case.name for case in every}
     require_as_listed(every, tmp_path)
+
+
+def count_right(chosen: Sequence[Any], folder: Path, load: Load) -> int:
+    return list(results(chosen, folder, load).values()).count("")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_tenth_of_the_suite_is_read_back_as_it_is_saved(tmp_path: Path) -> None:
+    every = cases()
+    assert count_right(random.Random(8).sample(every, len(every) // 10), tmp_path, saved) > 60
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("load", "least"), [(saved, 700), (kept, 1600)])
+def test_the_suite_is_read_back_as_it_is_saved(tmp_path: Path, load: Load, least: int) -> None:
+    assert count_right(cases(), tmp_path, load) >= least
 
 
 def test_there_are_few_reasons() -> None:

@@ -43,13 +43,16 @@ class Evaluator(Emitter, ABC):
         """Return the result of an operation, or a generator that finds it."""
 
     def _emit(
-        self, kind: str, operands: Given, attributes: Given, place: CallPlace
+        self, kind: str, operands: Given, attributes: Given, place: CallPlace, *, least: int = 1
     ) -> tuple[Any, ...]:
-        """Add an operation whose operands are all known to the graph."""
+        """Add an operation whose operands are all known to the graph.
+
+        `least` is the least extent or count that is taken where the standard has positive ones.
+        """
         self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
         name, rule = _POSITIVE.get(kind), self.options.rules.get(kind)
-        if name is not None and rule is None and any([item < 1 for item in attributes[name]]):
+        if name is not None and rule is None and any([item < least for item in attributes[name]]):
             error = InvalidOperation(f"'{name}' must be positive, it is {list(attributes[name])}")
             raise self.invalid(error, kind, operands, place.node, place.frame)
         return self.emit(kind, operands, attributes, place, rule)

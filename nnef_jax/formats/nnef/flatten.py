@@ -7,9 +7,11 @@ from itertools import chain
 from types import GeneratorType
 from typing import Any, cast
 
+import numpy as np
+
 from lowering import ops
 from lowering.errors import InvalidOperation
-from lowering.graph import Call, Graph, Value
+from lowering.graph import Call, Graph, Value, is_integer
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.flattening.emission import Given
@@ -223,13 +225,22 @@ class _Flattener(Evaluator):
         """Add the operation that was kept, under its own name."""
         try:
             given = {n: self._body(x, place) if is_body(x) else x for n, x in attributes.items()}
-            return self._emit(kind, operands, given, place)
+            return self._emit(kind, self._of_one_dtype(operands), given, place, least=0)
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             # The document declares it: nothing has checked the types of its arguments before.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
+
+    def _of_one_dtype(self, operands: Given) -> Given:
+        """Return operands with whole numbers in the one dtype of the integer tensors among them."""
+        tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
+        dtypes = set(filter(is_integer, tensors))
+        if len(dtypes) != 1 or self.builder.integer in dtypes:
+            return operands
+        as_item = np.dtype(dtypes.pop()).type
+        return {n: as_item(x) if type(x) is int else x for n, x in operands.items()}
 
     def _body(self, value: Any, place: CallPlace) -> Graph:
         """Return the graph that an argument stands for, a fragment with types of its inputs."""

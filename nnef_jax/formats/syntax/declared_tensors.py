@@ -151,18 +151,24 @@ def convert(
     if array.dtype == dtype:
         return array
     require_kind(array, dtype, member)
-    if dtype.kind in "iu" and array.size:
-        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
-        if low < bounds.min or high > bounds.max:
-            raise DataError(
-                f"{member} holds values from {low} to {high}, which do not fit {dtype}", hint=hint
-            )
+    require_range(array, dtype, member, hint)
     meter.expand(array.size * dtype.itemsize, member)
     converted = aligned(array.shape, dtype)
     with np.errstate(over="ignore"):
         np.copyto(converted, array, casting="unsafe")
     saturate(converted, array)
     return converted
+
+
+def require_range(
+    array: NDArray[Any], dtype: np.dtype[Any], what: str, hint: str = "integer tensors are int32"
+) -> None:
+    """Raise DataError for integers that a dtype does not have."""
+    if dtype.kind in "iu" and array.size:
+        low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
+        if low < bounds.min or high > bounds.max:
+            message = f"{what} holds values from {low} to {high}, which do not fit {dtype}"
+            raise DataError(message, hint=hint)
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:

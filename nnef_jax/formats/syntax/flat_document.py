@@ -8,8 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 from lowering.extents import UNKNOWN
-from lowering.graph import Graph, Operation, Value
+from lowering.graph import Graph, Operation, Value, is_complex, is_integer
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
@@ -17,11 +20,13 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
+from nnef_jax.formats.syntax.standard_resampling import resampling
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
 _RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
 _ITEMS = ("scalar", "integer", "logical")
+_INTEGERS = ("int32", "int64")  # of the language, as networks compute with them
 _EXPRESSION = 5  # steps to make one and to print it
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
@@ -79,8 +84,9 @@ class FlatWriter:
         does not have, numbers that are not finite, attributes that depend on unknown extents.
         """
         graph = self.graph
-        if not graph.inputs:
-            self.refuse("a graph without inputs cannot be written")
+        for what, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+            if not values:
+                self.refuse(f"a graph without {what} cannot be written")
         names = self.identifiers()
         self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
         results, copies = self._results(names)
@@ -135,11 +141,10 @@ class FlatWriter:
 
     def _variables(self) -> Iterator[s.Assignment]:
         for variable in (*self.graph.parameters, *self.graph.states):
-            type, label = variable.value.type, s.Literal(0, variable.label)
-            node = invocation(
-                "variable", generic=item_of(type.dtype), shape=integers(type.shape), label=label
-            )
-            yield _assign(self.names[variable.value], node)
+            value, label = variable.value, s.Literal(0, variable.label)
+            shape = integers(value.type.shape)
+            node = invocation("variable", generic=self._item(value), shape=shape, label=label)
+            yield _assign(self.names[value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
         """Yield the updates, each under the name of a result that copies the new value, if any."""
@@ -159,17 +164,24 @@ class FlatWriter:
     def external(self, value: Value) -> s.Invocation:
         """Return the declaration of an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
-        generic = item_of(value.type.dtype)
-        return invocation("external", generic=generic, shape=integers(shape))
+        return invocation("external", generic=self._item(value), shape=integers(shape))
+
+    def _item(self, value: Value) -> str:
+        """Return the items of a tensor that the document declares; refuse complex numbers."""
+        if is_complex(value.type.dtype):
+            self.refuse(f"'{value.name}' holds complex numbers, NNEF has none")
+        return item_of(value.type.dtype)
 
     def invoked(self, operation: Operation) -> Invoked | None:
         """Return how the document invokes an operation, None where it does not."""
         kind = operation.kind
+        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if kind == "resize" and operation.rule is None and (said := resampling(operation)):
+            kind, given = said
         declaration = standard().get(kind)
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
-        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in given.items():
             if defaults.get(name, value) != value:  # the standard has the default alone
@@ -180,6 +192,11 @@ class FlatWriter:
             if isinstance(value, Value) and item in _ITEMS and item_of(value.type.dtype) != item:
                 self.refuse(f"'{kind}' of items of {value.type.dtype} is not NNEF", operation)
                 break
+        if kind == "constant" and 0 in given["shape"]:
+            self.refuse("a tensor without items is not NNEF", operation)
+        if kind == "cast" and not _holds(given["dtype"], given["input"]):
+            reason = "keeps numbers in its range, integers of NNEF have 32 bits"
+            self.refuse(f"a cast to {given['dtype']} {reason}", operation)
         generic = item_of(given["dtype"]) if kind in GENERIC_RESULT else None
         return Invoked(declaration, given, generic)
 
@@ -235,6 +252,9 @@ class FlatWriter:
 
     def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
         """Return a number, string or truth value."""
+        if isinstance(value, complex | np.complexfloating):
+            self.refuse(f"an argument of '{operation.kind}' is complex", operation)
+            return s.Literal(0, 0.0)
         if value is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
@@ -254,6 +274,17 @@ class FlatWriter:
         """Record an operation that cannot be written."""
         span, calls = (operation.span, operation.calls) if operation else (None, ())
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
+
+
+def _holds(dtype: str, x: Any) -> bool:
+    """Tell whether a cast keeps all values of its operand, or is one to the language's items."""
+    if not is_integer(dtype) or dtype in _INTEGERS:
+        return True
+    source = x.type.dtype if isinstance(x, Value) else ""
+    if not is_integer(source):
+        return source == "bool"
+    narrow, wide = ml_dtypes.iinfo(source), ml_dtypes.iinfo(dtype)
+    return wide.min <= narrow.min and narrow.max <= wide.max
 
 
 def _assign(name: str, value: s.Expression) -> s.Assignment:

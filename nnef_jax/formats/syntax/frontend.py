@@ -19,6 +19,18 @@ from nnef_jax.storage.writer import Member
 GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
+def tensor_members(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays by the members that hold them; DataError for two in one member."""
+    found: dict[str, Any] = {}
+    for label, array in arrays.items():
+        member = member_of(label)
+        if member in found:
+            message = f"variable '{label}' and another one would both be stored in '{member}'"
+            raise DataError(message)
+        found[member] = array
+    return found
+
+
 class TextFrontend(Frontend):
     """A document, and the texts of its archive; `quantization` is that of graph.quant, if any."""
 
@@ -72,10 +84,4 @@ class TextFrontend(Frontend):
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))
             found[QUANTIZATION] = quantization.encode()
-        for label, array in arrays.items():
-            member = member_of(label)
-            if member in found:
-                message = f"variable '{label}' and another one would both be stored in '{member}'"
-                raise DataError(message)
-            found[member] = array
-        return found
+        return found | tensor_members(arrays)

@@ -16,10 +16,9 @@ from nnef_jax.errors import UnsupportedError
 from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.custom_operations import KeepingWriter
 from nnef_jax.formats.syntax.flat_document import FlatWriter
-from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION
+from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, tensor_members
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.tree import Document
-from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
@@ -104,7 +103,7 @@ class GraphFrontend(Frontend):
             document = KeepingWriter(graph, options.meter, options.real, None).write()
         else:
             document = _TitledWriter(graph, self.titles(), options).write()
-        stored = {member_of(label): _as_member(array) for label, array in arrays.items()}
+        stored = {name: _as_member(x) for name, x in tensor_members(arrays).items()}
         texts = {GRAPH: print_document(document), QUANTIZATION: quantization}
         return {member: text.encode() for member, text in texts.items() if text} | stored
 

@@ -31,7 +31,7 @@ DATUM_TYPES = {
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64", "tdim": "int64",
     "f16": "float16", "f32": "float32", "f64": "float64",
-    "complexf16": "complex64", "complexf32": "complex64", "complexf64": "complex128",
+    "complexf32": "complex64", "complexf64": "complex128", "complexf16": "complex64",
 }  # fmt: skip
 # Parameters of operations that take a datum type.
 DATUM_PARAMETERS = frozenset(

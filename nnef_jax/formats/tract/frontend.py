@@ -22,7 +22,7 @@ from nnef_jax.formats.base import Arrays, Cut, Options, Stored
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, integers, invocation
-from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, TextFrontend
+from nnef_jax.formats.syntax.frontend import TextFrontend
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.types import Type
@@ -91,6 +91,11 @@ class TractFrontend(TextFrontend):
         """Return the entries of a graph.quant."""
         return read_quantization(source, self.document.names, self.options.meter)
 
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+        """Return the archive with other data, and with the networks and JSON that it has read."""
+        members = super().members(arrays, quantization)
+        return members | {x: text for x, text in self._unit.texts().items() if x not in members}
+
     def flat_text(self, options: Options, cut: Cut) -> str:
         """Return a flat document of the dialect of a part of the graph."""
         return self._flat(options, self._data, cut)[1]
@@ -104,9 +109,7 @@ class TractFrontend(TextFrontend):
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
         found, text = self._flat(options, real, lambda graph: (graph, {}))
         arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
-        members = self.members(arrays, None) | {GRAPH: text.encode()}
-        members.pop(QUANTIZATION, None)
-        return members
+        return self._archive(text, arrays, None)
 
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
@@ -220,6 +223,8 @@ class _DialectWriter(FlatWriter):
     def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, complex) and not value.imag:  # complex by the tensor beside it
+            value = value.real
         if not isinstance(value, float) or math.isfinite(value):
             return super().literal(value, type, operation)
         name = s.Identifier(0, "nan" if math.isnan(value) else "inf")

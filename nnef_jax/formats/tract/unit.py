@@ -56,6 +56,14 @@ class Unit:
         for label, unit in sorted(self._within.items()):
             yield from (label, *unit.content())
 
+    def texts(self) -> dict[str, bytes]:
+        """Return all texts that were read, by member; those of a network within in a folder."""
+        texts = {name: text.encode() for name, text in self._archive.texts.items()}
+        for label, unit in self._within.items():
+            folder = _member(label, "")
+            texts |= {f"{folder}/{name}": text for name, text in unit.texts().items()}
+        return texts
+
     @cached_property
     def document(self) -> TractDocument:
         """Return the parsed text of the network."""

@@ -1,0 +1,87 @@
+"""Resizes that NNEF 1.0 has: up and down by whole factors (spec 4.3.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lowering.extents import UNKNOWN, is_known
+from lowering.graph import Operation, Value
+from lowering.kernels.resampling import length
+
+Said = tuple[str, dict[str, Any]]  # a kind, and its arguments
+
+# The largest factors by which a resize to the nearest item repeats each item, by
+# `coordinate_transformation_mode` and `nearest_mode`.
+_REPEATS = {
+    ("asymmetric", "floor"): math.inf,
+    ("asymmetric", "round_prefer_floor"): 2,
+    ("half_pixel", "round_prefer_floor"): math.inf,
+    ("half_pixel", "round_prefer_ceil"): math.inf,
+    ("half_pixel_symmetric", "round_prefer_floor"): math.inf,
+    ("half_pixel_symmetric", "round_prefer_ceil"): math.inf,
+    ("pytorch_half_pixel", "round_prefer_floor"): math.inf,
+    ("pytorch_half_pixel", "round_prefer_ceil"): math.inf,
+    ("tf_half_pixel_for_nn", "floor"): math.inf,
+    ("align_corners", "round_prefer_floor"): 2,
+    ("align_corners", "round_prefer_ceil"): 2,
+}
+# Those by which it takes the first item of each block.
+_FIRSTS = {
+    ("asymmetric", "floor"): math.inf,
+    ("asymmetric", "ceil"): math.inf,
+    ("asymmetric", "round_prefer_floor"): math.inf,
+    ("asymmetric", "round_prefer_ceil"): math.inf,
+    ("half_pixel", "floor"): 2,
+    ("half_pixel", "round_prefer_floor"): 2,
+    ("half_pixel_symmetric", "floor"): 2,
+    ("half_pixel_symmetric", "round_prefer_floor"): 2,
+    ("pytorch_half_pixel", "floor"): 2,
+    ("pytorch_half_pixel", "round_prefer_floor"): 2,
+}
+# Methods of multilinear_upsample.
+_METHODS = {
+    "half_pixel": "symmetric",
+    "half_pixel_symmetric": "symmetric",
+    "pytorch_half_pixel": "symmetric",
+    "asymmetric": "asymmetric",
+    "align_corners": "aligned",
+}
+# Coordinates by which a linear resize to a half takes the mean of two items.
+_MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
+
+
+def resampling(operation: Operation) -> Said | None:
+    """Return what a resize is in NNEF, None where NNEF has nothing that computes the same."""
+    given: Any = dict(operation.attributes)
+    x = dict(operation.operands)["input"]
+    if not isinstance(x, Value) or not (given["scales"] or is_known(x.type.shape)):
+        return None
+    # What is true of an open extent is true of 1, but that it is a multiple.
+    shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
+    lengths = list(map(length, shape, given["scales"])) or given["sizes"]
+    mode, coordinates = given["mode"], given["coordinate_transformation_mode"]
+    key, is_linear = (coordinates, given["nearest_mode"]), mode == "linear"
+    ups, downs = _factors(lengths, shape), _factors(shape, lengths)
+    if ups and mode == "nearest" and max(ups) <= _REPEATS.get(key, 0):
+        return "nearest_upsample", {"input": x, "factor": ups}
+    if ups and is_linear and coordinates in _METHODS:
+        how = {"method": _METHODS[coordinates], "border": "replicate"}
+        return "multilinear_upsample", {"input": x, "factor": ups, **how}
+    shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
+    if not downs or given["antialias"] or any(x.type.shape[axis] is UNKNOWN for axis in shrinking):
+        return None
+    is_first = max(downs) <= _FIRSTS.get(key, 0) if mode == "nearest" else key[0] == "asymmetric"
+    if is_first:
+        return "nearest_downsample", {"input": x, "factor": downs}
+    is_single = coordinates == "pytorch_half_pixel" and any(lengths[a] == 1 for a in shrinking)
+    if is_linear and coordinates in _MEANS and max(downs) <= 2 and not is_single:
+        return "area_downsample", {"input": x, "factor": downs}
+    return None
+
+
+def _factors(wholes: Sequence[float], parts: Sequence[float]) -> tuple[int, ...]:
+    """Return by how much spatial axes are larger, () where an axis is not by a whole factor."""
+    found = [int(n // m) if m and n % m == 0 else 0 for n, m in zip(wholes, parts, strict=True)]
+    return tuple(found[2:]) if all(found) and found[:2] == [1, 1] else ()

@@ -1,0 +1,66 @@
+"""Which parameters of a network are trained: real ones that are no statistics of a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Set
+from typing import Any
+
+from lowering.graph import Graph, Operation, Value, is_float, values_of
+
+_NORM, _STATISTICS = "batch_normalization", ("mean", "variance")
+_CARRIED = "initial"  # the operand of a loop that changes from iteration to iteration
+
+
+def trained_labels(graph: Graph) -> Set[str]:
+    """Return the labels of parameters that are real and that no statistics are computed from.
+
+    Statistics are the operands `mean` and `variance` of batch normalisations, if they depend on
+    parameters alone. Those of a batch depend on inputs.
+    """
+    statistics = _statistics(graph, [p.value for p in graph.parameters])
+    return {
+        p.label
+        for p in graph.parameters
+        if is_float(p.value.type.dtype) and p.value not in statistics
+    }
+
+
+def _statistics(graph: Graph, given: Collection[Value]) -> Set[Value]:
+    """Return values that statistics are computed from, of those that depend on `given` alone."""
+    constant = set(given)
+    for operation in graph.operations:
+        if constant.issuperset(operation.reads()):
+            constant.update(operation.writes())
+    found: set[Value] = set()
+    for operation in reversed(graph.operations):
+        if operation.kind == _NORM:
+            operands = dict(operation.operands)
+            found.update(x for name in _STATISTICS for x in values_of(operands.get(name, ())))
+        found.update(_read_by_bodies(operation, constant))
+        if constant.issuperset(operation.writes()) and not found.isdisjoint(operation.writes()):
+            found.update(operation.reads())
+    return found & constant
+
+
+def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Value]:
+    """Yield operands that are statistics in a graph that the operation repeats or chooses.
+
+    The inputs of such a graph stand for the last operands.
+    """
+    operands = [(name, x) for name, operand in operation.operands for x in _items(operand)]
+    for _, body in operation.attributes:
+        if not isinstance(body, Graph):
+            continue
+        count = len(body.inputs)
+        pairs = list(zip(body.inputs, operands[len(operands) - count :], strict=True))
+        given = [inner for inner, (name, x) in pairs if name != _CARRIED and x in constant]
+        inside = _statistics(body, given)
+        yield from (x for inner, (_, x) in pairs if inner in inside)
+
+
+def _items(operand: Any) -> Iterator[Any]:
+    if isinstance(operand, tuple):
+        for item in operand:  # pyright: ignore[reportUnknownVariableType]
+            yield from _items(item)
+    else:
+        yield operand

@@ -1,0 +1,146 @@
+"""What is saved as NNEF is read back, or refused before anything is replaced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax.errors import DataError, NnefError, UnsupportedError
+
+pytest.importorskip("onnx")
+
+import ml_dtypes
+from onnx import TensorProto, numpy_helper
+
+from tests.onnx.models import model, node, tensor
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+DTYPES = ("bool", "int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16", "int32",
+          "uint32", "int64", "float32")  # fmt: skip
+TYPES = {x: getattr(TensorProto, x.upper()) for x in DTYPES[:-1]} | {"float32": TensorProto.FLOAT}
+
+
+WIDE = ("int32", "int64")  # the integers of NNEF, of 32 bits
+
+
+def ends(dtype: str) -> tuple[int, int]:
+    """Return the least and the largest number, of real ones some that are far from 0."""
+    if dtype in ("bool", "float32"):
+        return (0, 1) if dtype == "bool" else (-(1 << 24), 1 << 24)
+    bounds = ml_dtypes.iinfo(dtype)
+    return int(bounds.min), int(bounds.max)
+
+
+@pytest.mark.parametrize("wanted", [x for x in DTYPES if x not in ("bool", "float32")])
+@pytest.mark.parametrize("source", DTYPES)
+def test_a_cast_that_loses_numbers_is_not_saved(source: str, wanted: str, tmp_path: Path) -> None:
+    nodes = [node("Cast", "x", "a", to=TYPES[wanted]), node("Cast", "a", "y", to=TYPES["int32"])]
+    ports = [tensor("x", (3,), TYPES[source])], [tensor("y", (3,), TYPES["int32"])]
+    found = nnef_jax.load(model(nodes, *ports, version=25))
+    low, high = ends(source)
+    if source == wanted or wanted in WIDE or ends(wanted)[0] <= low <= high <= ends(wanted)[1]:
+        found.save(tmp_path / "saved")
+        again = nnef_jax.load(tmp_path / "saved")
+        x = np.clip([low, high, 1], *ends("int32")).astype(again.inputs[0].dtype)
+        np.testing.assert_array_equal(again(x), x)
+    else:
+        with pytest.raises(UnsupportedError, match=f"a cast to {wanted} keeps numbers in"):
+            found.save(tmp_path / "saved")
+
+
+def slice_of_nothing() -> Any:
+    nodes = [node("Shape", "x", "y", start=1, end=1)]
+    return model(nodes, [tensor("x")], [tensor("y", (0,), TensorProto.INT64)])
+
+
+def no_outputs() -> Any:
+    return model([node("Relu", "x", "z")], outputs=[])
+
+
+def complex_constant() -> Any:
+    value = numpy_helper.from_array(np.array(1 + 2j, np.complex64))
+    nodes = [node("Constant", "", "c", value=value), node("Equal", "x c", "y")]
+    ports = [tensor("x", (2,), TensorProto.COMPLEX64)], [tensor("y", (2,), TensorProto.BOOL)]
+    return model(nodes, *ports)
+
+
+def two_labels_of_one_file() -> Any:
+    nodes = [node("Add", "x /w", "p"), node("Add", "p w", "y")]
+    return model(nodes, weights={"w": X, "/w": X + 1})
+
+
+def far_beyond_int32(count: int = 1) -> Any:
+    nodes = [node("Cast", "w", "v", to=TensorProto.FLOAT), node("Add", "x v", "y")]
+    return model(nodes, weights={"w": np.full((count, 2, 3), 3_000_000_000, np.uint32)})
+
+
+def many_far_beyond_int32() -> Any:
+    return far_beyond_int32(1000)
+
+
+REFUSED = {
+    slice_of_nothing: "a tensor without items is not NNEF",
+    no_outputs: "a graph without outputs cannot be written",
+    complex_constant: r"node \(Equal\): it has items of complex64",
+    two_labels_of_one_file: "would both be stored in 'w.dat'",
+    far_beyond_int32: "'constant': 3000000000 does not fit int32",
+    many_far_beyond_int32: "values from 3000000000 to 3000000000, which do not fit int32",
+}
+
+
+@pytest.mark.parametrize("container", ["old", "old.tgz"])
+@pytest.mark.parametrize("make", REFUSED)
+def test_a_good_file_stays(make: Any, container: str, tmp_path: Path) -> None:
+    path = tmp_path / container
+    nnef_jax.load(model([node("Relu", "x", "y")])).save(path)
+    proto = make()
+    for write in (nnef_jax.load(proto).save, lambda path, **o: nnef_jax.convert(proto, path, **o)):
+        with pytest.raises((UnsupportedError, DataError), match=REFUSED[make]):
+            write(path, overwrite=True)
+        np.testing.assert_array_equal(nnef_jax.load(path)(X - 2), np.maximum(X - 2, 0))
+    assert [x.name for x in tmp_path.iterdir()] == [container]
+
+
+@pytest.mark.parametrize("make", [no_outputs, complex_constant, two_labels_of_one_file])
+def test_custom_operations_are_no_way_round(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(NnefError, match=r"without outputs|complex|both be stored"):
+        nnef_jax.convert(make(), tmp_path / "kept", keep=True)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tensor_without_items_is_kept(tmp_path: Path) -> None:
+    nnef_jax.convert(slice_of_nothing(), tmp_path / "kept", keep=True)
+    assert np.asarray(nnef_jax.load(tmp_path / "kept")(X)).shape == (0,)
+
+
+def test_numbers_beside_kept_integers_have_their_width(tmp_path: Path) -> None:
+    nodes = [node("Cast", "x", "i", to=TensorProto.INT64), node("Add", "i one", "y")]
+    proto = model(nodes, outputs=[tensor("y", None, TensorProto.INT64)],
+                  weights={"one": np.array(1)})  # fmt: skip
+    with jax.enable_x64(True):
+        nnef_jax.convert(proto, tmp_path / "kept", keep=True)
+        y = nnef_jax.load(tmp_path / "kept")(X)
+    assert y.dtype == np.int64
+    np.testing.assert_array_equal(y, X.astype(np.int64) + 1)
+
+
+def test_parameters_that_no_file_holds_are_refused(tmp_path: Path) -> None:
+    text = """version 1.0;
+graph net( x ) -> ( y )
+{
+    x = external<integer>(shape = [1, 2]);
+    w = variable<integer>(label = 'w', shape = [1, 2]);
+    y = select(true, x, w);
+}
+"""
+    nnef_jax.save(tmp_path / "net", text, {"w": np.int32([[1, 2]])})
+    large = np.array([[1, 1 << 40]])
+    with pytest.raises(DataError, match="do not fit int32"):
+        nnef_jax.save(tmp_path / "net", text, {"w": large}, overwrite=True)
+    stored = nnef_jax.read_tensor(tmp_path / "net/w.dat")
+    np.testing.assert_array_equal(stored, [[1, 2]])
