@@ -219,11 +219,12 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
             shapes = {**frontend.declared_shapes(options), **options.input_shapes}
             return _opened(guess, shapes, states), True
     error = refused[0]
-    guessed = (
-        f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
-        f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes=...)"
-    )
-    error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
+    if any((x.message, x.span) != (error.message, error.span) for x in refused):
+        guessed = (
+            f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
+            f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes=...)"
+        )
+        error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
     raise error
 
 

@@ -102,7 +102,7 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
 
     Without `data` the network has none.
     """
-    source, weights = as_readable(source), reading.weights
+    (source, member), weights = as_readable(source), reading.weights
     require_readable("source", source)
     if weights is not None:
         require_readable("weights", weights)
@@ -113,7 +113,11 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
     with (
         within_memory("the network"),
         open_archive(
-            source, options.meter, graphs=graphs(), weights=weights, sniff=sole_member
+            source,
+            options.meter,
+            graphs=graphs(),
+            weights=weights,
+            sniff=lambda start: member or sole_member(start),
         ) as archive,
     ):
         yield network_of(archive, options, reading.dialect, state, data=data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -107,20 +107,25 @@ class Emission:
             raise self.beyond(message, "tensor_items", span, calls)
         self._within.add(shape)
 
-    def fixing(self, value: Value) -> str:
-        """Return the hint that fixes what a tensor follows from, if that is lists and numbers.
+    def fixing(self, *values: Value) -> str:
+        """Return the hint that fixes what tensors follow from, if that is lists and numbers.
 
-        It is '' for a tensor of a body, or one that follows from inputs of more axes.
+        It is '' for tensors of a body, or that follow from inputs of more axes.
         """
-        builder, behind = self.builder, {value}
-        for operation in reversed(builder.operations):
-            if not behind.isdisjoint(operation.writes()):
-                behind = behind.difference(operation.writes()).union(operation.reads())
-        inputs = (x for x in behind if builder.is_input(x))
-        known = sorted(x.name for x in inputs if x is value or len(x.type.shape) < 2)
+        behind = self.origins(values)
+        inputs = (x for x in behind if self.builder.is_input(x))
+        known = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
         if self.is_body or not known or len(known) < len(behind):
             return ""
         return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
+
+    def origins(self, values: Iterable[Value]) -> set[Value]:
+        """Return the inputs and variables that tensors follow from."""
+        behind = set(values)
+        for operation in reversed(self.builder.operations):
+            if not behind.isdisjoint(operation.writes()):
+                behind = behind.difference(operation.writes()).union(operation.reads())
+        return behind
 
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()

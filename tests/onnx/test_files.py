@@ -293,6 +293,22 @@ def test_what_is_no_model() -> None:
             nnef_jax.load(data)
 
 
+@pytest.mark.parametrize("version", [32, 127, 128, 1 << 40, -1])
+def test_a_model_of_an_unknown_version_is_told_as_such(tmp_path: Path, version: int) -> None:
+    made = affine()
+    made.ir_version = version
+    (tmp_path / "net.onnx").write_bytes(made.SerializeToString())
+    for source in (made, made.SerializeToString(), tmp_path / "net.onnx"):
+        with pytest.raises(ArchiveError, match=f"is an ONNX model of IR version {version}, which"):
+            nnef_jax.load(source)
+
+
+def test_a_model_without_a_version_is_one() -> None:
+    made = affine()
+    made.ClearField("ir_version")
+    np.testing.assert_array_equal(nnef_jax.load(made)(X), nnef_jax.load(affine())(X))
+
+
 def test_open_extents_by_name() -> None:
     made = model([node("Add", "x x")], [tensor("x", ("batch", 3))])
     assert nnef_jax.load(made).inputs[0].shape == (None, 3)
