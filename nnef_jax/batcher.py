@@ -23,7 +23,7 @@ from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.formats.base import Progress
 from nnef_jax.options import require
-from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.tensor_spec import TensorSpec
 
 
 class Batcher:
@@ -47,9 +47,9 @@ class Batcher:
             for v in graph.inputs
         ]
         self._taken = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
-        self.inputs = tuple(spec_of(v.name, v) for v in opened)
-        specs = map(spec_of, graph.output_names, graph.outputs)
-        self.outputs = tuple(TensorSpec(x.name, (None, *x.shape[1:]), x.dtype) for x in specs)
+        self.inputs = execution.network.specs(opened)
+        specs = execution.network.specs(graph.outputs, graph.output_names)
+        self.outputs = tuple(replace(x, shape=(None, *x.shape[1:])) for x in specs)
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes, in threads, or find what is compiled in the model's `cache_dir`.
@@ -158,7 +158,7 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
         return execution, unit, False
     (declared, *others) = extents
     if others or not is_known((declared,)) or not declared:
-        shapes = ", ".join(str(spec_of(v.name, v)) for v in graph.inputs)
+        shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
         opened = execution.of(network.opened(execution.own.stored))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lowering.extents import is_known, known, show, volume
-from lowering.graph import Graph
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.module_names import ModuleNames
@@ -33,7 +32,7 @@ def summarise(
     meter = Meter(network.options.meter.limits)
     rows: list[Sequence[str]] = []
     work = [multiply_adds(operation) for operation in graph.operations]
-    for row in _rows(graph, work, unused, in_integers):
+    for row in _rows(network, work, in_integers):
         meter.spend(ROW, graph.name)
         rows.append([*map(printable, row)])
     head: Sequence[str] = _HEAD
@@ -53,11 +52,10 @@ def summarise(
     return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts), *remarks])
 
 
-def _rows(
-    graph: Graph, counts: Iterable[int], unused: Collection[str], in_integers: Collection[str]
-) -> Iterator[_Row]:
+def _rows(network: Network, counts: Iterable[int], in_integers: Collection[str]) -> Iterator[_Row]:
+    graph, unused = network.graph, network.unused
     for value in graph.inputs:
-        yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "", "")
+        yield (value.name, "external", network.shape_of(value), value.type.dtype, "", "", "")
     names = ModuleNames(graph)
     sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
     for operation, work in zip(graph.operations, counts, strict=True):

@@ -170,6 +170,10 @@ class Frontend(ABC):
         """
         return {}
 
+    def extent_names(self) -> Mapping[str, Sequence[str]]:
+        """Return what the document calls extents of inputs and outputs, "" where it does not."""
+        return {}
+
     def content(self) -> Iterable[object]:
         """Return everything but options that graphs depend on: texts, bytes or hashable objects.
 

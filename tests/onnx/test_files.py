@@ -313,5 +313,27 @@ def test_open_extents_by_name() -> None:
     made = model([node("Add", "x x")], [tensor("x", ("batch", 3))])
     assert nnef_jax.load(made).inputs[0].shape == (None, 3)
     assert nnef_jax.load(made, input_shapes={"batch": 4}).inputs[0].shape == (4, 3)
-    with pytest.raises(InputError, match="input_shapes names 'seq', the graph's open extents are"):
-        nnef_jax.load(made, input_shapes={"seq": 4})
+    with pytest.raises(InputError, match="the graph's open extents are batch") as error:
+        nnef_jax.load(made, input_shapes={"batsh": 4})
+    assert error.value.hint == "did you mean 'batch'?"
+    closed = model([node("Relu", "x")])
+    with pytest.raises(InputError, match="names 'batch', the graph has no open extent with a name"):
+        nnef_jax.load(closed, input_shapes={"batch": 4})
+
+
+def test_open_extents_are_shown_by_name() -> None:
+    """An extent without a name is `?`, as is one that the file knows and `load` opened."""
+    shape = ("batch", 3, "height", None)
+    made = model([node("Relu", "x")], [tensor("x", shape)], [tensor("y", shape)])
+    found = nnef_jax.load(made)
+    named = "float32[batch,3,height,?]"
+    assert str(found.inputs[0]) == f"x: {named}" and str(found.outputs[0]) == f"y: {named}"
+    assert found.inputs[0].extents == ("batch", "", "height", "")
+    assert "[batch,3,height,?]" in found.summary() and named in repr(found)
+    with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):
+        found(np.ones((2, 4, 5, 6), np.float32))
+    with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):
+        nnef_jax.load(made, input_shapes={"x": (1, 3)})
+    some = nnef_jax.load(made, input_shapes={"x": (2, None, None, 7)})
+    assert str(some.inputs[0]) == "x: float32[2,?,height,7]"
+    assert str(found.batcher((1,)).inputs[0]) == f"x: {named}"
