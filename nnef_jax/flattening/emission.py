@@ -23,6 +23,7 @@ from nnef_jax.limits import EXTENT, OPERATION, raising
 Given = Mapping[str, Any]  # by parameter
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
+_MADE = 4  # tensors of a node that are named instead of one that it reads
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -106,6 +107,21 @@ class Emission:
             message = f"'{value.name}' has {items} items, more than {self.limits.tensor_items}"
             raise self.beyond(message, "tensor_items", span, calls)
         self._within.add(shape)
+
+    def fold(
+        self, known: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
+    ) -> None:
+        """Note tensors that are known, by name, and what is made of them.
+
+        Steps have the names of what each reads and makes.
+        """
+        taken = self.builder.is_taken
+        readers: dict[str, list[str]] = {name: [] for name in known if not taken(name)}
+        for reads, makes in steps:
+            for name in reads:
+                if name in readers:
+                    readers[name] += makes[:_MADE]
+        self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
     def fixing(self, *values: Value) -> str:
         """Return the hint that fixes what tensors follow from, if that is lists and numbers.

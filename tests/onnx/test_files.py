@@ -309,6 +309,27 @@ def test_a_model_without_a_version_is_one() -> None:
     np.testing.assert_array_equal(nnef_jax.load(made)(X), nnef_jax.load(affine())(X))
 
 
+def test_folded_tensors_are_told_as_such() -> None:
+    """Shapes and what is made of them, and initialisers that are no weights."""
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s one", "g"), node("Unsqueeze", "g zero", "u"),
+        node("Concat", "some u", "c", axis=0), node("Reshape", "x c", "r"), node("Relu", "r"),
+        node("Add", "g one", "idle"),
+    ]  # fmt: skip
+    known = {"one": np.int64(1), "zero": np.int64([0]), "some": np.int64([-1])}
+    for shape in ((2, 3), ("b", 3)):
+        found = nnef_jax.load(model(nodes, [tensor("x", shape)], weights=known))
+        for name in ("s", "g", "u", "c", "zero", "some"):
+            with pytest.raises(InputError, match=f"no tensor '{name}'") as error:
+                found(X, capture=[name])
+            assert f"'{name}' was folded" in error.value.hint
+            assert error.value.hint.endswith("take what reads it: 'r'")
+        with pytest.raises(InputError, match="no tensor 'idle'") as error:
+            found(X, edit={"idle": np.abs})
+        assert "folded" not in error.value.hint
+        assert found(X, capture=["r"])[1]["r"].shape == (2, 3)
+
+
 def test_open_extents_by_name() -> None:
     made = model([node("Add", "x x")], [tensor("x", ("batch", 3))])
     assert nnef_jax.load(made).inputs[0].shape == (None, 3)

@@ -50,6 +50,8 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         wanted = [port.name for port in top.outputs]
         flattener.run(top.nodes, found, wanted)
         outputs = [flattener.output(port, found, top) for port in top.outputs]
+        folded = [name for name, value in found.items() if isinstance(value, Constant)]
+        graph.fold(folded, ((x.reads, [*filter(None, x.outputs)]) for x in top.nodes))
         names = options.unfixed(names)
         return graph.builder.graph(top.name, outputs, wanted, names)
 

@@ -14,6 +14,7 @@ from lowering.graph import Graph, Value
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import Weights, element_type
@@ -44,6 +45,7 @@ def flatten(
         feeds = pre_processed(net, feeds, flattener.site)
         found = flattener.run(net, feeds, [*ends.outputs.values()])
         outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
+        flattener.note_folded(net, found)
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
 
@@ -128,6 +130,18 @@ class Flattener:
             if tensor is None:
                 raise InvalidOperation("nothing gives the output that is read of it")
             return self.graph.ended(site.tensor(tensor), name, layer.span)
+
+    def note_folded(self, net: Net, found: Mapping[End, Tensor]) -> None:
+        """Note the tensors of layers that are known."""
+        own = {layer: layer.named(layer.outputs) for layer in net.layers}
+        names = {(x.id, port.id): [n, *port.names] for x in own for n, port in own[x]}
+        known = [n for end, x in found.items() if isinstance(x, Constant) for n in names[end]]
+        steps: list[tuple[list[str], list[str]]] = []
+        for layer in net.layers:
+            ends = [net.feeds.get((layer.id, port.id), (-1, -1)) for port in layer.inputs]
+            reads = [name for end in ends for name in names.get(end, ())]
+            steps.append((reads, [name for name, _ in own[layer]]))
+        self.graph.fold(known, steps)
 
     def body(
         self,

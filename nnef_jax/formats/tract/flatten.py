@@ -65,19 +65,29 @@ def flatten(
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
         graph.variables = document.variables if options.progress else 0
         builder = graph.builder
-        builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
+        builder.reserve(name for a in header.body for name in _targets(a))
         frame = Frame(None, document.source, {})
         inputs = [parameter.name for parameter in header.parameters]
         outputs = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs)).outputs(frame)
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
+        steps = (([*s.names_in(a.value)], _targets(a)) for a in header.body)
+        graph.fold((name for name, x in frame.values.items() if not _has_tensor(x)), steps)
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         unsupported.refuse_readers_of_padding(flat)
         for value, name, axis in unsupported.padded_outputs(flat):
             flat.aliases[length_name(name, axis, "places")] = value
         return flat, graph.said
+
+
+def _targets(assignment: s.Assignment) -> list[str]:
+    return [identifier.name for identifier in s.identifiers(assignment.target)]
+
+
+def _has_tensor(x: Any) -> bool:
+    return any(map(_has_tensor, x)) if isinstance(x, list | tuple) else isinstance(x, Value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 @dataclass(slots=True)
@@ -103,7 +113,7 @@ class _UnitFlattener:
         self._refuse_undeclared_inputs(frame)
         errors: list[NnefError] = []
         for assignment in document.graph.body:
-            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+            targets = _targets(assignment)
             try:
                 self._assign(assignment, [frame.prefix + target for target in targets], frame)
                 continue
