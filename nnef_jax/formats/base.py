@@ -171,7 +171,7 @@ class Frontend(ABC):
         return {}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return what the document calls extents of inputs and outputs, "" where it does not."""
+        """Return the names of extents of inputs and outputs, "" for one without a name."""
         return {}
 
     def content(self) -> Iterable[object]:
