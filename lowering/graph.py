@@ -30,6 +30,10 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
+# The type of a tensor of which nothing is known: nothing computes what makes it.
+UNTYPED = TensorType((), "unknown")
+
+
 class _Present(TensorType):
     """The type of a tensor that is there, other than ABSENT though it is as large."""
 

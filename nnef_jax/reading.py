@@ -63,6 +63,7 @@ class ReadingOptions:
     limits: Limits | None = None
     progress: Progress | None = None
     weights: Source | None = None
+    outline: bool = False  # for `summary` and `view`: operators that are not supported are shown
 
     def checked(self) -> Options:
         """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
@@ -93,6 +94,7 @@ class ReadingOptions:
             meter=Meter(self.limits),
             rounds=self.quantization != "ignore",
             progress=self.progress,
+            outline=self.outline,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lowering.extents import is_known, known, show, volume
+from lowering.graph import UNTYPED
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.module_names import ModuleNames
@@ -41,7 +42,7 @@ def summarise(
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(head, *rows, strict=True)]
     lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
     lines += [_line(row, widths) for row in rows]
-    sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
+    sizes = {p.label: volume(known(p.value.type.shape)) for p in graph.parameters}
     spare = sum(size for label, size in sizes.items() if label in unused)
     state = sum(volume(known(s.value.type.shape)) for s in graph.states)
     parts = [f"{sum(sizes.values()) - spare:,} parameters"]
@@ -57,7 +58,8 @@ def _rows(network: Network, counts: Iterable[int], in_integers: Collection[str])
     for value in graph.inputs:
         yield (value.name, "external", network.shape_of(value), value.type.dtype, "", "", "")
     names = ModuleNames(graph)
-    sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
+    read = (p.value for p in graph.parameters if p.label not in unused)
+    sizes = {value: volume(known(value.type.shape)) for value in read}
     for operation, work in zip(graph.operations, counts, strict=True):
         # A parameter counts for the first operation that reads it.
         count = sum(sizes.pop(value, 0) for value in operation.reads())
@@ -65,12 +67,14 @@ def _rows(network: Network, counts: Iterable[int], in_integers: Collection[str])
         kind += " (int8)" if operation.name in in_integers else ""
         module = ".".join(names.of_operation(operation))
         for value in operation.writes():
-            yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers, module)
+            dtype = value.type.dtype
+            shape = "" if dtype == UNTYPED.dtype else show(value.type.shape)
+            yield (value.name, kind, shape, dtype, *numbers, module)
             kind, numbers = "", ("", "")
     for parameter in graph.parameters:
         if parameter.label in unused:
             type = parameter.value.type
-            size = _number(volume(type.shape))
+            size = _number(volume(known(type.shape)))
             yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "", "")
 
 

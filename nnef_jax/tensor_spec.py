@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from lowering.extents import UNKNOWN, show
-from lowering.graph import Value
+from lowering.graph import UNTYPED, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,8 @@ class TensorSpec:
     extents: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.dtype}{show(self.shape, self.extents)}"
+        shape = "" if self.dtype == UNTYPED.dtype else show(self.shape, self.extents)
+        return f"{self.name}: {self.dtype}{shape}"
 
 
 def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:

@@ -10,9 +10,10 @@ from typing import Any
 
 from lowering import machine
 from lowering.extents import UNKNOWN, known, volume
-from lowering.graph import Parameter, StateVariable, Value
+from lowering.graph import UNTYPED, Parameter, StateVariable, Value
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.execution import host_profile
+from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise
 from nnef_jax.tensor_spec import TensorSpec, spec_of
@@ -26,6 +27,7 @@ def describe(network: Network) -> list[str]:
     lines += [("input", str(spec)) for spec in network.specs(graph.inputs)]
     lines += [("output", str(x)) for x in network.specs(graph.outputs, graph.output_names)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
+    lines += [("unknown", name) for name in unknown_operators(graph)]
     head = [f"{name:<16}{text}" for name, text in lines]
     return [*head, "", *summarise(network).split("\n")]
 
@@ -39,6 +41,7 @@ def description(network: Network) -> dict[str, Any]:
         "extensions": list(network.frontend.extensions),
         "inputs": [_told(x) for x in network.specs(graph.inputs)],
         "outputs": [_told(x) for x in network.specs(graph.outputs, graph.output_names)],
+        "unknown": unknown_operators(graph),
         "counts": {name: _known(count) for name, count in _counts(network).items()},
         "operations": [
             {
@@ -74,12 +77,15 @@ def _items(variables: Iterable[Parameter | StateVariable]) -> int:
 
 def _told(spec: TensorSpec) -> dict[str, Any]:
     """Return a description as an object for JSON, with the names of extents where there are any."""
-    return {k: x for k, x in asdict(spec).items() if k != "extents" or any(x)}
+    told: dict[str, Any] = {"name": spec.name, "shape": spec.shape, "dtype": spec.dtype}
+    if spec.dtype == UNTYPED.dtype:
+        told["shape"] = None
+    return told | ({"extents": spec.extents} if any(spec.extents) else {})
 
 
 def _type(value: Value) -> dict[str, Any]:
-    spec = spec_of(value.name, value)
-    return {"shape": spec.shape, "dtype": spec.dtype}
+    told = _told(spec_of(value.name, value))
+    return {name: told[name] for name in ("shape", "dtype")}
 
 
 def _known(count: int) -> int | None:
