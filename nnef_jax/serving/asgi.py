@@ -47,7 +47,7 @@ class RequestProgress:
         return time.monotonic() - self._start
 
     def done(self, part: str) -> None:
-        """Note that a part is done, which began when the one before was."""
+        """Note the end of a part, which began at the end of the one before."""
         self._parts[part] = self.seconds - sum(self._parts.values())
 
     def line(self, model: str, status: int) -> str:
