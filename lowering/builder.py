@@ -58,6 +58,7 @@ class GraphBuilder:
     integer: str = "int32"
     operations: list[Operation] = field(default_factory=list[Operation])
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
+    folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     _inputs: list[Value] = field(default_factory=list[Value])
     _variables: dict[str, _Variable] = field(default_factory=dict[str, _Variable])
     _variable_of: dict[Value, _Variable] = field(default_factory=dict["Value", _Variable])
@@ -269,6 +270,7 @@ class GraphBuilder:
                 if v.update is not None
             ),
             dict(self.aliases),
+            dict(self.folded),
         )
 
 

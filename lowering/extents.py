@@ -125,6 +125,12 @@ def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
     return (*shape[:axis], *extents, *shape[axis + 1 :])
 
 
-def show(shape: Sequence[int]) -> str:
-    """Return a shape as NNEF writes it: `[1,3,?,?]`."""
-    return "[" + ",".join(str(extent) for extent in shape) + "]"
+def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
+    """Return a shape as NNEF writes it: `[1,3,?,?]`.
+
+    An open extent, which may be None too, is shown by its name if it has one: `[batch,3,?,?]`.
+    """
+    said = [*names, *[""] * (len(shape) - len(names))]
+    pairs = zip(shape, said, strict=False)
+    shown = (name or "?" if n is UNKNOWN or n is None else str(n) for n, name in pairs)
+    return f"[{','.join(shown)}]"

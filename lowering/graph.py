@@ -30,6 +30,10 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
+# The type of a tensor of which nothing is known: nothing computes what makes it.
+UNTYPED = TensorType((), "unknown")
+
+
 class _Present(TensorType):
     """The type of a tensor that is there, other than ABSENT though it is as large."""
 
@@ -219,6 +223,20 @@ class Graph:
     states: tuple[StateVariable, ...] = ()
     # Further names of values: of variables that share a label, say.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
+    # Names of tensors that were computed while the document was read, with those of their readers.
+    folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    def readers_of(self, folded: str) -> list[str]:
+        """Return the names of the first tensors of the graph that a folded one leads to."""
+        found, waiting = dict[str, None](), [folded]
+        for name in waiting:  # which gets longer
+            for reader in self.folded[name]:
+                if reader in found:
+                    continue
+                found[reader] = None
+                if reader in self.folded:
+                    waiting.append(reader)
+        return [name for name in found if name in self.values]
 
     @cached_property
     def values(self) -> dict[str, Value]:

@@ -16,7 +16,8 @@ def main() -> int:
     """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
 
     SIGINT, SIGTERM and a closed reader of the output end the process without a word: a shell sees
-    130, 143 and 141. A standard output that is closed or full is an error.
+    130, 143 and 141. A standard output that is closed or full is an error. `serve` goes on without
+    readers, of its output and of its answers.
     """
     _default_signals()
     _fill_closed_streams()

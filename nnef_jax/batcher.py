@@ -23,7 +23,9 @@ from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.formats.base import Progress
 from nnef_jax.options import require
-from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.tensor_spec import TensorSpec
+
+_AS_IT_IS = "call the model itself: it takes a batch as it is"
 
 
 class Batcher:
@@ -38,7 +40,7 @@ class Batcher:
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
-        self._execution, unit, self._is_mapped = _separate(execution)
+        self._execution, unit, self._is_mapped = _separate(execution, max(sizes))
         self.sizes = tuple(sorted({-(-size // unit) * unit for size in sizes}))
         self._unit = unit
         graph = execution.network.graph
@@ -47,9 +49,9 @@ class Batcher:
             for v in graph.inputs
         ]
         self._taken = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
-        self.inputs = tuple(spec_of(v.name, v) for v in opened)
-        specs = map(spec_of, graph.output_names, graph.outputs)
-        self.outputs = tuple(TensorSpec(x.name, (None, *x.shape[1:]), x.dtype) for x in specs)
+        self.inputs = execution.network.specs(opened)
+        specs = execution.network.specs(graph.outputs, graph.output_names)
+        self.outputs = tuple(replace(x, shape=(None, *x.shape[1:])) for x in specs)
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes, in threads, or find what is compiled in the model's `cache_dir`.
@@ -134,8 +136,8 @@ def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _separate(execution: Execution) -> tuple[Execution, int, bool]:
-    """Return the execution of batches, the unit of their sizes, and whether it is mapped.
+def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
+    """Return the execution of batches of at most so many items, their unit, and if it is mapped.
 
     A network that declares its batch is taken for any batch. Where it wrote that down elsewhere, it
     is mapped over batches of the declared size, which may be 1. Raises InputError where items of a
@@ -154,15 +156,15 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
     if not extents:
         raise InputError(f"{graph.name} has no inputs")
     if extents == {UNKNOWN}:
-        _require_separate(execution, 2, 3)
+        _require_separate(execution, 2, 3, most=most)
         return execution, unit, False
     (declared, *others) = extents
     if others or not is_known((declared,)) or not declared:
-        shapes = ", ".join(str(spec_of(v.name, v)) for v in graph.inputs)
+        shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
         opened = execution.of(network.opened(execution.own.stored))
-        _require_separate(opened, declared + 1, declared + 2)
+        _require_separate(opened, declared + 1, declared + 2, most=most)
         return opened, unit, False
     except NnefError:
         if layout:
@@ -175,27 +177,34 @@ def _separate(execution: Execution) -> tuple[Execution, int, bool]:
     return execution, declared, True
 
 
-def _require_separate(execution: Execution, size: int, *others: int) -> None:
+def _require_separate(execution: Execution, size: int, *others: int, most: int = 0) -> None:
     """Raise InputError where items of a batch may meet, NnefError where there is none of a size.
 
     Nor may anything but extents differ in the programs for the `others`: a number of items, say,
-    that rows are divided by.
+    that rows are divided by. Constants with an item for each must be alike in `most` items too.
     """
-    hint = "call the model itself: it takes a batch as it is"
     program = _program(execution, size)
+    _require_rows(execution, program)
+    if most > size and any(size in v.aval.shape for v in program.constants):
+        _require_rows(execution, _program(execution, most))
+    if not all(_is_alike(program, _program(execution, other)) for other in others):
+        raise InputError("what is computed depends on the number of items", hint=_AS_IT_IS)
+
+
+def _require_rows(execution: Execution, program: Program) -> None:
+    """Raise InputError where a program has no row for each item, or items may meet in it."""
     try:
         inputs = program.arguments[program.parameters :]
         axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
     except NotSeparableError as error:
         what = described(error.args[0])
         message = f"items of a batch may depend on one another, by {what}"
-        raise InputError(message, hint=hint) from None
+        raise InputError(message, hint=_AS_IT_IS) from None
     names = execution.network.graph.output_names
     for name, result in zip(names, program.results, strict=True):
         if axes.get(result) != 0:
-            raise InputError(f"output '{name}' has no row for each item of a batch", hint=hint)
-    if not all(_is_alike(program, _program(execution, other)) for other in others):
-        raise InputError("what is computed depends on the number of items", hint=hint)
+            message = f"output '{name}' has no row for each item of a batch"
+            raise InputError(message, hint=_AS_IT_IS)
 
 
 def _program(execution: Execution, size: int) -> Program:

@@ -78,7 +78,8 @@ def bind_inputs(
         try:
             if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
                 array = _as_array(what, array, value.type)
-            arrays.append(copied(fitted(what, array, value.type, leading)))
+            shape = network.shape_of(value)
+            arrays.append(copied(fitted(what, array, value.type, leading, shape)))
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
@@ -158,7 +159,7 @@ def _as_array(what: str, array: Any, type: TensorType) -> Any:
     return result
 
 
-def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> None:
+def _require_shape(what: str, array: Any, type: TensorType, leading: int, declared: str) -> None:
     shape = array.shape[leading:]
     if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
         return
@@ -175,14 +176,17 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int) -> Non
         hint = "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap "
         hint += "adds a batch axis"
     raise InputError(
-        f"{what} has shape {show(array.shape)}, the graph declares {show(type.shape)}{after}",
+        f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}",
         hint=hint,
     )
 
 
-def fitted(what: str, array: Any, type: TensorType, leading: int = 0) -> Any:
-    """Return an array of the type's shape in its dtype; InputError for another shape or kind."""
-    _require_shape(what, array, type, leading)
+def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: str = "") -> Any:
+    """Return an array of the type's shape in its dtype; InputError for another shape or kind.
+
+    `declared` is the shape as the error shows it, with the names of open extents.
+    """
+    _require_shape(what, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
     if array.dtype != dtype:
         kind = _kind(dtype)
@@ -224,7 +228,8 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Return the types of inputs that a document declares. Raises InputError for open shapes."""
     for value in network.graph.inputs:
         if not is_known(value.type.shape):
-            message = f"the shape of input '{value.name}' is not known"
+            message = f"the shape of input '{value.name}' is not known, it is "
+            message += network.shape_of(value)
             raise InputError(message, hint="give an example input")
     types = (value.type for value in network.graph.inputs)
     return tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types)

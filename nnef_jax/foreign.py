@@ -104,14 +104,14 @@ def refuse_file(path: str, start: bytes) -> None:
         raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 
 
-def as_readable(source: Any) -> Any:
-    """Return the bytes of an onnx.ModelProto, any other source as it is.
+def as_readable(source: Any) -> tuple[Any, str]:
+    """Return a source, and the member that it is: an onnx.ModelProto as bytes, others as they are.
 
-    Raises TypeError for a module of PyTorch.
+    Any other may be any member, which is "". Raises TypeError for a module of PyTorch.
     """
     package = type(source).__module__.partition(".")[0]
     if package.startswith("onnx") and type(source).__name__ == "ModelProto":
-        return source.SerializeToString()
+        return source.SerializeToString(), "model.onnx"
     if any(base.__module__ == "torch.nn.modules.module" for base in type(source).__mro__):
         raise TypeError(f"source is a module of PyTorch; {_TORCH}")
-    return source
+    return source, ""

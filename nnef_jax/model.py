@@ -31,7 +31,7 @@ from nnef_jax.execution.functions import Entry
 from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.execution.run_options import Prepared, is_watched
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
-from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.trimming import is_length
 
 if TYPE_CHECKING:
@@ -82,12 +82,12 @@ class Model:
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Return the inputs of a call, in order."""
-        return tuple(spec_of(value.name, value) for value in self.graph.inputs)
+        return self.execution.network.specs(self.graph.inputs)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return the outputs of a call, in order."""
-        return tuple(map(spec_of, self.graph.output_names, self.graph.outputs))
+        return self.execution.network.specs(self.graph.outputs, self.graph.output_names)
 
     @property
     def lengths(self) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedEr
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Meter
+from nnef_jax.similar import did_you_mean
+from nnef_jax.tensor_spec import TensorSpec, spec_of
 
 # Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
 _GUESSES = (1, 64)
@@ -140,6 +142,24 @@ class Network:
                 hint="export it for known shapes",
             ) from None
 
+    def specs(
+        self, values: Sequence[Value], names: Sequence[str] | None = None
+    ) -> tuple[TensorSpec, ...]:
+        """Return the descriptions of inputs or outputs, which may have other names."""
+        names = [value.name for value in values] if names is None else names
+        said = self.extent_names
+        pairs = zip(names, values, strict=True)
+        return tuple(spec_of(name, value, said.get(name, ())) for name, value in pairs)
+
+    def shape_of(self, value: Value) -> str:
+        """Return the shape of an input as messages show it: `[batch,3,?]`."""
+        return show(value.type.shape, self.extent_names.get(value.name, ()))
+
+    @cached_property
+    def extent_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the document's names of extents, of inputs and outputs."""
+        return self.frontend.extent_names()
+
     @cached_property
     def computed_starts(self) -> frozenset[str]:
         """Return the labels of variables that start with what the network computes."""
@@ -219,12 +239,20 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
             shapes = {**frontend.declared_shapes(options), **options.input_shapes}
             return _opened(guess, shapes, states), True
     error = refused[0]
-    guessed = (
-        f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
-        f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes=...)"
-    )
-    error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
+    if any((x.message, x.span) != (error.message, error.span) for x in refused):
+        guessed = (
+            f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
+            f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes="
+            f"{_open_ones(frontend)})"
+        )
+        error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
     raise error
+
+
+def _open_ones(frontend: Frontend) -> str:
+    """Return the names of open extents as `input_shapes` takes them, '...' where there are none."""
+    given = ", ".join(f"{name!r}: ..." for name in frontend.symbols)
+    return f"{{{given}}}" if given else "..."
 
 
 def _is_known(graph: Graph) -> bool:
@@ -232,8 +260,10 @@ def _is_known(graph: Graph) -> bool:
 
 
 def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -> list[InputError]:
+    there = f"the graph's {kind}s are {', '.join(known)}"
+    there = there if known else f"the graph has no {kind} with a name"
     return [
-        InputError(f"{what} names '{name}', the graph's {kind}s are {', '.join(known)}")
+        InputError(f"{what} names '{name}', {there}", hint=did_you_mean(name, known))
         for name in names
         if name not in known
     ]
@@ -276,11 +306,12 @@ def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[s
 
 def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:
     """Raise InputError for shapes of another rank than the document's."""
+    said = frontend.extent_names()
     raise_all(
         [
             InputError(
                 f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
-                f"the graph declares {show(value.type.shape)}",
+                f"the graph declares {show(value.type.shape, said.get(value.name, ()))}",
                 span=frontend.spans().get(value.name),
             )
             for value in (declared.inputs if declared else ())

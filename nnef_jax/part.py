@@ -218,4 +218,5 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
     for state in graph.states:
         builder.update(new[state.value], new[state.update])
     builder.aliases.update({name: new[value] for name, value in graph.aliases.items()})
+    builder.folded.update(graph.folded)
     return builder.graph(graph.name, [new[v] for v in graph.outputs], graph.output_names)

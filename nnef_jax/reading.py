@@ -63,6 +63,7 @@ class ReadingOptions:
     limits: Limits | None = None
     progress: Progress | None = None
     weights: Source | None = None
+    outline: bool = False  # for `summary` and `view`: operators that are not supported are shown
 
     def checked(self) -> Options:
         """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
@@ -94,6 +95,7 @@ class ReadingOptions:
             meter=Meter(self.limits),
             rounds=self.quantization != "ignore",
             progress=self.progress,
+            outline=self.outline,
         )
 
 
@@ -103,7 +105,7 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
 
     Without `data` the network has none.
     """
-    source, weights = as_readable(source), reading.weights
+    (source, member), weights = as_readable(source), reading.weights
     require_readable("source", source)
     if weights is not None:
         require_readable("weights", weights)
@@ -114,7 +116,11 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
     with (
         within_memory("the network"),
         open_archive(
-            source, options.meter, graphs=graphs(), weights=weights, sniff=sole_member
+            source,
+            options.meter,
+            graphs=graphs(),
+            weights=weights,
+            sniff=lambda start: member or sole_member(start),
         ) as archive,
     ):
         yield network_of(archive, options, state, data=data)

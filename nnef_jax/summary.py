@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from lowering.extents import is_known, known, show, volume
-from lowering.graph import Graph
+from lowering.graph import UNTYPED
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.module_names import ModuleNames
@@ -33,7 +33,7 @@ def summarise(
     meter = Meter(network.options.meter.limits)
     rows: list[Sequence[str]] = []
     work = [multiply_adds(operation) for operation in graph.operations]
-    for row in _rows(graph, work, unused, in_integers):
+    for row in _rows(network, work, in_integers):
         meter.spend(ROW, graph.name)
         rows.append([*map(printable, row)])
     head: Sequence[str] = _HEAD
@@ -42,7 +42,7 @@ def summarise(
     widths = [min(_WIDEST, max(map(len, column))) for column in zip(head, *rows, strict=True)]
     lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
     lines += [_line(row, widths) for row in rows]
-    sizes = {p.label: volume(p.value.type.shape) for p in graph.parameters}
+    sizes = {p.label: volume(known(p.value.type.shape)) for p in graph.parameters}
     spare = sum(size for label, size in sizes.items() if label in unused)
     state = sum(volume(known(s.value.type.shape)) for s in graph.states)
     parts = [f"{sum(sizes.values()) - spare:,} parameters"]
@@ -53,13 +53,13 @@ def summarise(
     return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts), *remarks])
 
 
-def _rows(
-    graph: Graph, counts: Iterable[int], unused: Collection[str], in_integers: Collection[str]
-) -> Iterator[_Row]:
+def _rows(network: Network, counts: Iterable[int], in_integers: Collection[str]) -> Iterator[_Row]:
+    graph, unused = network.graph, network.unused
     for value in graph.inputs:
-        yield (value.name, "external", show(value.type.shape), value.type.dtype, "", "", "")
+        yield (value.name, "external", network.shape_of(value), value.type.dtype, "", "", "")
     names = ModuleNames(graph)
-    sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters if p.label not in unused}
+    read = (p.value for p in graph.parameters if p.label not in unused)
+    sizes = {value: volume(known(value.type.shape)) for value in read}
     for operation, work in zip(graph.operations, counts, strict=True):
         # A parameter counts for the first operation that reads it.
         count = sum(sizes.pop(value, 0) for value in operation.reads())
@@ -67,12 +67,14 @@ def _rows(
         kind += " (int8)" if operation.name in in_integers else ""
         module = ".".join(names.of_operation(operation))
         for value in operation.writes():
-            yield (value.name, kind, show(value.type.shape), value.type.dtype, *numbers, module)
+            dtype = value.type.dtype
+            shape = "" if dtype == UNTYPED.dtype else show(value.type.shape)
+            yield (value.name, kind, shape, dtype, *numbers, module)
             kind, numbers = "", ("", "")
     for parameter in graph.parameters:
         if parameter.label in unused:
             type = parameter.value.type
-            size = _number(volume(type.shape))
+            size = _number(volume(known(type.shape)))
             yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "", "")
 
 

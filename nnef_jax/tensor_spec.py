@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from lowering.extents import UNKNOWN
-from lowering.graph import Value
+from lowering.extents import UNKNOWN, show
+from lowering.graph import UNTYPED, Value
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """Name, shape (None for an unknown extent) and dtype of an input or output."""
+    """Name, shape (None for an unknown extent) and dtype of an input or output.
+
+    `extents` has the document's names of its extents, "" where there is none; it may be shorter.
+    """
 
     name: str
     shape: tuple[int | None, ...]
     dtype: str
+    extents: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     def __str__(self) -> str:
-        extents = ",".join("?" if extent is None else str(extent) for extent in self.shape)
-        return f"{self.name}: {self.dtype}[{extents}]"
+        shape = "" if self.dtype == UNTYPED.dtype else show(self.shape, self.extents)
+        return f"{self.name}: {self.dtype}{shape}"
 
 
-def spec_of(name: str, value: Value) -> TensorSpec:
-    """Return the description of a value of the graph."""
+def spec_of(name: str, value: Value, extents: Sequence[str] = ()) -> TensorSpec:
+    """Return the description of a value of the graph, whose extents may have names."""
     shape = tuple(None if extent is UNKNOWN else extent for extent in value.type.shape)
-    return TensorSpec(name, shape, value.type.dtype)
+    return TensorSpec(name, shape, value.type.dtype, tuple(extents))

@@ -40,6 +40,8 @@ from typing import Any
 import jax
 
 import nnef_jax
+from nnef_jax.cli.description import describe
+from nnef_jax.reading import read
 from tests.fuzz_mutants import GROUPS, mutant
 from tests.hostile import tar
 from tests.unix import resource
@@ -81,6 +83,9 @@ def trial(source: bytes) -> str:
     except nnef_jax.NnefError as error:
         if "does not fit into memory" in str(error):
             raise TooLargeError from error
+        if isinstance(error, nnef_jax.UnsupportedError):  # which `summary` shows
+            with suppress(nnef_jax.NnefError):
+                describe(read(source, outline=True))
         return type(error).__name__
     return "model"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from lowering import jaxprs
 from lowering.cpu.view_rules import reshaped_runs
@@ -39,7 +41,8 @@ def batch_axes(
     """
     axes, following = dict(known), set(follow) - set(known)
     size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
-    repeated: dict[Any, set[int]] = {}  # what is the same along these axes, and read once
+    # What is the same along these axes, and read once.
+    repeated = {} if resizes else _alike(program, size)
 
     def axes_of(equation: Any) -> list[int | None]:
         return [None if is_literal(v) else axes.get(v) for v in equation.invars]
@@ -56,6 +59,8 @@ def batch_axes(
                 is_sized = program.uses[result] == 1 and primitive(equation) == "broadcast_in_dim"
                 if is_sized or not resizes:
                     repeated[result] = _repeated(equation, {} if resizes else repeated)
+                if not resizes:
+                    repeated[result] |= _made_of(equation, repeated)
             continue
         if primitive(equation) == SCAN and not resizes:
             axes.update(_scan_axes(program, equation, given, has_items))
@@ -66,13 +71,53 @@ def batch_axes(
                 same = [v for v in variables(equation.invars) if has_items(v, axis, rank)]
                 axes.update(dict.fromkeys(same, axis))
             given = axes_of(equation)
-        rule = _RULES.of(equation) or (None if resizes else _UNSIZED.of(equation))
+        rule = _rule(equation, resizes=resizes)
         axis = None if rule is None else rule(equation, given)
+        if axis is None and rule is not None and not resizes:
+            # Operands that are the same for all items have one for each.
+            others = [*_filled(equation, given, repeated)]
+            axis = next((x for x in (rule(equation, y) for y in others) if x is not None), None)
         if axis is not None:
             axes.update((variable, axis) for variable in equation.outvars)
         elif not (reduces and _is_over(equation, given)):
             raise NotSeparableError(equation)
     return axes
+
+
+def _rule(equation: Any, *, resizes: bool) -> Any:
+    return _RULES.of(equation) or (None if resizes else _UNSIZED.of(equation))
+
+
+def _alike(program: Program, size: int) -> dict[Any, set[int]]:
+    """Return for each constant the axes of this extent along which it is the same."""
+    found: dict[Any, set[int]] = {}
+    for variable, constant in zip(program.constants, program.closed.consts, strict=True):
+        if axes := [axis for axis, n in enumerate(variable.aval.shape) if n == size]:
+            array = np.asarray(constant)
+            found[variable] = {x for x in axes if np.all(array == array.take([0], axis=x))}
+    return found
+
+
+def _filled(
+    equation: Any, given: Sequence[int | None], repeated: Mapping[Any, set[int]]
+) -> Iterator[list[int | None]]:
+    """Yield axes of operands, where one that has none, or all, have one along which they repeat."""
+    known = [set[int]() if is_literal(v) else repeated.get(v, set[int]()) for v in equation.invars]
+    pairs = [*zip(given, known, strict=True)]
+    for i, (own, axes) in enumerate(pairs):
+        yield from ([*given[:i], x, *given[i + 1 :]] for x in axes if own is None)
+    for axis in set[int]().union(*known):
+        yield [axis if own is None and axis in axes else own for own, axes in pairs]
+
+
+def _made_of(equation: Any, repeated: Mapping[Any, set[int]]) -> set[int]:
+    """Return the axes along which a result is the same as an operand is: its items are apart."""
+    rule = _rule(equation, resizes=False)
+    if rule is None or facts(equation).by_item:  # which `_repeated` knows
+        return set()
+    none: list[int | None] = [None] * len(equation.invars)
+    found = (rule(equation, given) for given in _filled(equation, none, repeated))
+    return {axis for axis in found if axis is not None}
 
 
 def _is_over(equation: Any, given: Sequence[int | None]) -> bool:

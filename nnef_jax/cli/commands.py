@@ -64,7 +64,7 @@ def summary(
     as_json: option.Json = False,
 ) -> None:
     """Show a network's inputs, outputs and sizes, and a table of its operations."""
-    network = reading.read(source)
+    network = reading.read(source, outline=True)
     from nnef_jax.cli.description import describe, description
 
     print_result(*([json.dumps(description(network))] if as_json else describe(network)))

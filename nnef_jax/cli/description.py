@@ -10,12 +10,13 @@ from typing import Any
 
 from lowering import machine
 from lowering.extents import UNKNOWN, known, volume
-from lowering.graph import Graph, Parameter, StateVariable, Value
+from lowering.graph import UNTYPED, Parameter, StateVariable, Value
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.execution import host_profile
+from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.network import Network
 from nnef_jax.summary import summarise
-from nnef_jax.tensor_spec import spec_of
+from nnef_jax.tensor_spec import TensorSpec, spec_of
 
 
 def describe(network: Network) -> list[str]:
@@ -23,9 +24,10 @@ def describe(network: Network) -> list[str]:
     graph, counts = network.graph, _counts(network)
     lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
     lines += [("extension", extension) for extension in network.frontend.extensions]
-    lines += [("input", f"{value.name}: {value.type}") for value in graph.inputs]
-    lines += [("output", f"{name}: {value.type}") for name, value in _outputs(graph)]
+    lines += [("input", str(spec)) for spec in network.specs(graph.inputs)]
+    lines += [("output", str(x)) for x in network.specs(graph.outputs, graph.output_names)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
+    lines += [("unknown", name) for name in unknown_operators(graph)]
     head = [f"{name:<16}{text}" for name, text in lines]
     return [*head, "", *summarise(network).split("\n")]
 
@@ -37,14 +39,15 @@ def description(network: Network) -> dict[str, Any]:
         "name": graph.name,
         "dialect": network.frontend.dialect,
         "extensions": list(network.frontend.extensions),
-        "inputs": [asdict(spec_of(value.name, value)) for value in graph.inputs],
-        "outputs": [asdict(spec_of(name, value)) for name, value in _outputs(graph)],
+        "inputs": [_told(x) for x in network.specs(graph.inputs)],
+        "outputs": [_told(x) for x in network.specs(graph.outputs, graph.output_names)],
+        "unknown": unknown_operators(graph),
         "counts": {name: _known(count) for name, count in _counts(network).items()},
         "operations": [
             {
                 "name": operation.name,
                 "kind": operation.kind,
-                "results": [asdict(spec_of(value.name, value)) for value in operation.writes()],
+                "results": [{"name": x.name, **_type(x)} for x in operation.writes()],
                 "multiply_adds": multiply_adds(operation),
             }
             for operation in graph.operations
@@ -72,13 +75,17 @@ def _items(variables: Iterable[Parameter | StateVariable]) -> int:
     return sum(volume(known(variable.value.type.shape)) for variable in variables)
 
 
-def _outputs(graph: Graph) -> zip[tuple[str, Value]]:
-    return zip(graph.output_names, graph.outputs, strict=True)
+def _told(spec: TensorSpec) -> dict[str, Any]:
+    """Return a description as an object for JSON, with the names of extents where there are any."""
+    told: dict[str, Any] = {"name": spec.name, "shape": spec.shape, "dtype": spec.dtype}
+    if spec.dtype == UNTYPED.dtype:
+        told["shape"] = None
+    return told | ({"extents": spec.extents} if any(spec.extents) else {})
 
 
 def _type(value: Value) -> dict[str, Any]:
-    spec = spec_of(value.name, value)
-    return {"shape": spec.shape, "dtype": spec.dtype}
+    told = _told(spec_of(value.name, value))
+    return {name: told[name] for name in ("shape", "dtype")}
 
 
 def _known(count: int) -> int | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
-from typing import Annotated, Any
+import signal
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -40,18 +43,26 @@ def serve(
     ] = 30.0,
     body: Annotated[int, typer.Option(min=1, help="Bytes of the largest request.")] = 64 << 20,
     queue: Annotated[int, typer.Option(min=1, help="Requests that wait for a network.")] = 256,
+    log_level: Annotated[
+        Literal["info", "warning", "error"],
+        typer.Option(help="What is written to stderr: info has a line for each request."),
+    ] = "warning",
     reading: option.Reading = option.Reading(),
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Serve networks by the Open Inference Protocol 2, until SIGINT or SIGTERM."""
+    """Serve networks by the Open Inference Protocol 2, until SIGINT or SIGTERM.
+
+    Of several networks a shape or a value is for one by NETWORK:NAME=..., for all without it.
+    """
     named = dict(map(_named, sources))
     if len(named) < len(sources):
         raise typer.BadParameter("two networks have the same name", param_hint="SOURCE")
     numbers = [int(x) for x in sizes.split(",") if x.strip().isdecimal()]
     if len(numbers) != len(sizes.split(",")):
         raise typer.BadParameter(f"{sizes!r} are no numbers as in 1,8,32", param_hint="--sizes")
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(asctime)s %(levelname)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("nnef_jax").setLevel(log_level.upper())
     with option.caching(cache_dir, no_cache) as folder:
         with status(f"reading {', '.join(named)}") as progress:
             from nnef_jax import load
@@ -61,8 +72,11 @@ def serve(
             from nnef_jax.serving.server import Server
 
             options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}
-            options |= {"progress": progress, **reading.keywords}
-            models = {name: load(source, **options) for name, source in named.items()}
+            options["progress"] = progress
+            models = {
+                name: load(source, **options, **_of(name, named, reading).keywords)
+                for name, source in named.items()
+            }
         limits = ServingLimits(delay=delay, timeout=timeout, body=body, queue=queue)
         with ExitStack() as compiling:
             progress = compiling.enter_context(status(f"compiling {', '.join(models)}"))
@@ -72,13 +86,35 @@ def serve(
                     progress(done, total)
                 if done == total:
                     compiling.close()
-                    print_result("ready")
+                    _tell("ready")
 
             def listening(url: str) -> None:
-                print_result(f"listening at {url}: {', '.join(models)}")
+                _tell(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
+            if hasattr(signal, "SIGPIPE"):  # which would end the process when a client goes away
+                signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             Server(application, host, port, timeout, listening).run()
+
+
+def _tell(text: str) -> None:
+    """Write a line to standard output, if somebody reads it: the server goes on without."""
+    with suppress(OSError):
+        print_result(text)
+
+
+def _of(name: str, named: Collection[str], reading: option.Reading) -> option.Reading:
+    """Return the options for one of several networks: those for it alone, and those for all."""
+
+    def own(texts: Sequence[str] | None) -> list[str]:
+        split = [(text, *text.partition(":")) for text in texts or ()]
+        return [
+            part if before in named else text
+            for text, before, _, part in split
+            if before not in named or before == name
+        ]
+
+    return replace(reading, shapes=own(reading.shapes), values=own(reading.values))
 
 
 def _named(text: str) -> tuple[str, str]:

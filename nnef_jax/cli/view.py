@@ -42,7 +42,7 @@ def view(
     """
     if output is None and not as_json:
         output = Path(f"{option.name_of(source) or 'network'}.html")
-    network = reading.read(source)
+    network = reading.read(source, outline=True)
     with status("making the page"):
         from nnef_jax.viewing.page import page_of
 

@@ -18,6 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.similar import did_you_mean
 
+_READERS = 4  # that are named instead of a tensor
 Edit = Callable[[jax.Array], ArrayLike]
 
 
@@ -103,6 +104,13 @@ def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
     labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
     if wanted in labels:
         return f"it is the label of '{labels[wanted]}'"
+    folded = [name for name in graph.folded if name == wanted or fnmatchcase(name, wanted)]
+    if folded:
+        readers = ", ".join(map(repr, graph.readers_of(folded[0])[:_READERS]))
+        return (
+            f"'{folded[0]}' was folded: it was computed when the network was read, from shapes and "
+            f"constants; take what reads it: {readers or 'an output'}"
+        )
     return did_you_mean(wanted, names) or "model.summary() lists the names"
 
 

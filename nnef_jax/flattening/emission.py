@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import jax
@@ -25,6 +25,7 @@ Given = Mapping[str, Any]  # by parameter
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
 _TAKEN = _ARRAYS | {float}
+_MADE = 4  # tensors of a node that are named instead of one that it reads
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -116,20 +117,40 @@ class Emission:
             raise self.beyond(message, "tensor_items", span, calls)
         self._within.add(shape)
 
-    def fixing(self, value: Value) -> str:
-        """Return the hint that fixes what a tensor follows from, if that is lists and numbers.
+    def fold(
+        self, known: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
+    ) -> None:
+        """Note tensors that are known, by name, and what is made of them.
 
-        It is '' for a tensor of a body, or one that follows from inputs of more axes.
+        Steps have the names of what each reads and makes.
         """
-        builder, behind = self.builder, {value}
-        for operation in reversed(builder.operations):
-            if not behind.isdisjoint(operation.writes()):
-                behind = behind.difference(operation.writes()).union(operation.reads())
-        inputs = (x for x in behind if builder.is_input(x))
-        known = sorted(x.name for x in inputs if x is value or len(x.type.shape) < 2)
+        taken = self.builder.is_taken
+        readers: dict[str, list[str]] = {name: [] for name in known if not taken(name)}
+        for reads, makes in steps:
+            for name in reads:
+                if name in readers:
+                    readers[name] += makes[:_MADE]
+        self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
+
+    def fixing(self, *values: Value) -> str:
+        """Return the hint that fixes what tensors follow from, if that is lists and numbers.
+
+        It is '' for tensors of a body, or that follow from inputs of more axes.
+        """
+        behind = self.origins(values)
+        inputs = (x for x in behind if self.builder.is_input(x))
+        known = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
         if self.is_body or not known or len(known) < len(behind):
             return ""
         return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
+
+    def origins(self, values: Iterable[Value]) -> set[Value]:
+        """Return the inputs and variables that tensors follow from."""
+        behind = set(values)
+        for operation in reversed(self.builder.operations):
+            if not behind.isdisjoint(operation.writes()):
+                behind = behind.difference(operation.writes()).union(operation.reads())
+        return behind
 
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()

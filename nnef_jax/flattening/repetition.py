@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
+from nnef_jax.errors import LimitError, NnefError
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 
 Outputs = Sequence[tuple[str, int, int]]  # as the kinds `scan` and `loop` have them
 LAST = ("last", 0, 1)
+_Made = TypeVar("_Made")
 
 
 class RepeatedBody:
@@ -101,6 +104,29 @@ class RepeatedBody:
         return list(made) if isinstance(made, list | tuple) else [made]
 
 
+def both(makes: Sequence[Callable[[], _Made]], fixing: str) -> list[_Made]:
+    """Make both graphs of a choice.
+
+    Where one of them cannot be made, its error has the hint `fixing`, which makes the condition
+    known. Raises InvalidOperation, NnefError.
+    """
+    made: list[_Made] = []
+    errors: list[InvalidOperation | NnefError] = []
+    for make in makes:
+        try:
+            made.append(make())
+        except LimitError:
+            raise
+        except (InvalidOperation, NnefError) as error:
+            errors.append(error)
+    if made and errors and fixing:
+        why = f"the other branch fits, and the condition is computed: {fixing}"
+        errors[0].hint = f"{why}; {errors[0].hint}" if errors[0].hint else why
+    for error in errors:
+        raise error
+    return made
+
+
 def branch(
     add: Callable[..., Any],
     condition: Value,
@@ -114,7 +140,11 @@ def branch(
         for graph, found in zip(graphs, results, strict=True)
     )
     given = {"condition": condition, "operands": operands}
-    return add("branch", given, then_body=then_body, else_body=else_body)
+    try:
+        return add("branch", given, then_body=then_body, else_body=else_body)
+    except InvalidOperation as error:
+        error.hint = error.hint or graphs[0].outer.fixing(condition)
+        raise
 
 
 def closed(graph: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:

@@ -115,6 +115,15 @@ class TensorGraph(CountedEmission, ABC):
             self.symbolic.declare(value, options.symbolic_shapes.get(name, shape))
         return value
 
+    def fixing(self, *values: Value) -> str:
+        """Return the hint that fixes tensors; those of a body follow from tensors around it."""
+        if self.outer is None:
+            return super().fixing(*values)
+        behind = self.origins(values)
+        if not behind <= self.captured.keys():
+            return ""
+        return self.outer.fixing(*(self.captured[x] for x in behind))
+
     def entered(self, value: Value, name: str = "") -> Value:
         """Return a tensor of the outer graph as an input of this one.
 

@@ -61,6 +61,7 @@ class Options:
     open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
     # Shapes of the state before a cycle, by label, for variables whose shape changes.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
+    outline: bool = False  # whether it is shown, with operators that are not supported
     starts: bool = False  # whether it is a first cycle, for variables whose start is computed
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -170,6 +171,10 @@ class Frontend(ABC):
 
         `symbol` makes an extent of a name that arithmetic keeps open; others are integers, UNKNOWN.
         """
+        return {}
+
+    def extent_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of extents of inputs and outputs, "" for one without a name."""
         return {}
 
     def content(self) -> Iterable[object]:

@@ -99,7 +99,9 @@ def declared_types(
             shape[0] = batch
         if not is_known(shape):
             wanted = show(shape)[1:-1].replace("?", "1")
-            message = f"the shape of input '{value.name}' is not known, it is {show(shape)}"
+            said = model.execution.network.extent_names.get(value.name, ())
+            known = show(shape, said)
+            message = f"the shape of input '{value.name}' is not known, it is {known}"
             errors.append(InputError(message, hint=f"{hint} --shape {value.name}={wanted}"))
         else:
             found.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))

@@ -128,12 +128,13 @@ def declared_shapes(model: Model) -> list[Shape]:
         )
         for value in graph.inputs
     }
-    spans = model.execution.network.frontend.spans()
+    network = model.execution.network
+    spans, said = network.frontend.spans(), network.extent_names
     raise_all(
         [
             InputError(
-                f"the shape of input '{name}' is open, it is {show(shape)}: tensors of OpenVX "
-                "have extents",
+                f"the shape of input '{name}' is open, it is {show(shape, said.get(name, ()))}: "
+                "tensors of OpenVX have extents",
                 span=spans.get(name),
                 hint=f"give it by load(..., input_shapes={{{name!r}: ...}})",
             )

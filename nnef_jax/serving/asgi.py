@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -29,7 +30,33 @@ from nnef_jax.serving.service import Service
 from nnef_jax.similar import did_you_mean, listed
 
 _log = logging.getLogger("nnef_jax.serving")
+_SHOWN = 60  # characters of a name in the log
 _LONG = 64 << 10  # bytes of JSON, and items, that a thread of their own makes or reads
+
+
+class RequestProgress:
+    """Tells of one request its id, and how many seconds each part of the answer took."""
+
+    def __init__(self) -> None:
+        self.id, self._start = "", time.monotonic()
+        self._parts: dict[str, float] = {}
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds since the request came."""
+        return time.monotonic() - self._start
+
+    def done(self, part: str) -> None:
+        """Note the end of a part, which began at the end of the one before."""
+        self._parts[part] = self.seconds - sum(self._parts.values())
+
+    def line(self, model: str, status: int) -> str:
+        """Return a line for the log; names are JSON, and cut."""
+        named = (json.dumps(name[:_SHOWN]) for name in (model, self.id))
+        line = "request model={} id={} status={} seconds={:.6f}".format(
+            *named, status, self.seconds
+        )
+        return " ".join([line, *(f"{name}={x:.6f}" for name, x in self._parts.items())])
 
 
 class Application:
@@ -121,35 +148,44 @@ class Application:
         return self.services[name]
 
     async def _infer(self, request: Request) -> Response:
-        service, start = self._service(request), time.monotonic()
+        service, progress = self._service(request), RequestProgress()
         body, response = bytearray(), Response(status_code=500)
         try:
-            response = await self._answer(request, service, body, start + self.limits.timeout)
+            response = await self._answer(request, service, body, progress)
         except Exception as error:
             response = self._refusal(service.name, error)
         finally:
             self.held -= len(body)
             self.metrics.requests.labels(service.name, response.status_code).inc()
-            self.metrics.seconds.labels(service.name).observe(time.monotonic() - start)
+            self.metrics.seconds.labels(service.name).observe(progress.seconds)
+            _log.info("%s", progress.line(service.name, response.status_code))
         if self.starlette.state.is_draining:
             response.headers["Connection"] = "close"
         return response
 
     async def _answer(
-        self, request: Request, service: Service, body: bytearray, deadline: float
+        self, request: Request, service: Service, body: bytearray, progress: RequestProgress
     ) -> Response:
         """Return the response to an inference request, whose body is read; raise what is wrong."""
         _require_ready(service)
         await self._read(request, body)
+        progress.done("read")
         length = protocol.json_length(request.headers.get(protocol.LENGTH), len(body))
         if length > self.limits.json:
             raise HTTPException(413, f"{length} bytes are JSON, the limit is {self.limits.json}")
         outputs = service.servable.outputs
         asked = await self._by(length, partial(protocol.decoded, body, length, outputs))
-        results = await service.infer(asked, deadline - time.monotonic())
+        progress.id = asked.id
+        size = sum(x.nbytes for x in asked.arrays.values())
+        arrays = await self._by(size, partial(service.servable.bind, (), asked.arrays))
+        progress.done("decode")
+        left = self.limits.timeout - progress.seconds
+        results = await service.infer(asked.parameters, arrays, left)
+        progress.done("compute")
         size = sum(x.size for x in results if not all(asked.wanted.values()))
         encode = partial(protocol.encoded, service.name, asked, outputs, results)
         text, length = await self._by(size, encode)
+        progress.done("encode")
         headers = {} if length is None else {protocol.LENGTH: str(length)}
         media = "application/json" if length is None else "application/octet-stream"
         return Response(text, headers=headers, media_type=media)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.options import shown
+from nnef_jax.serving.json_pieces import Pieces, dumped, flattened, loads
 from nnef_jax.similar import did_you_mean, listed
 from nnef_jax.tensor_spec import TensorSpec
 
@@ -34,6 +35,7 @@ _DATATYPES = {
     "FP64": "float64",
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
+_TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}  # of items, by kind
 _MOST_AXES = 32
 
 
@@ -87,7 +89,7 @@ def decoded(
 ) -> InferenceRequest:
     """Return the request in a body, of which so many bytes are JSON. Raises InputError."""
     try:
-        document: Any = json.loads(body[:length])
+        document: Any = loads(bytes(memoryview(body)[:length]))
     except (ValueError, RecursionError) as error:
         raise InputError(f"the request is not JSON: {error}") from None
     request = _fields("the request", document)
@@ -119,21 +121,23 @@ def encoded(
 ) -> tuple[bytes, int | None]:
     """Return the body of a response, and how long its JSON is where tensors follow it."""
     named = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
-    outputs: list[dict[str, Any]] = []
+    head = {"model_name": model, "model_version": "1"} | ({"id": request.id} if request.id else {})
+    text = [f'{json.dumps(head)[:-1]}, "outputs": [']
     parts: list[bytes] = []
     for name, is_binary in request.wanted.items():
         spec, result = named[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
+        text.append(", " if len(text) > 1 else "")
         if is_binary:
             parts.append((array if _LITTLE else array.byteswap()).tobytes())
             output["parameters"] = {"binary_data_size": len(parts[-1])}
+            text.append(json.dumps(output))
         else:
-            output["data"] = array.ravel().tolist()
-        outputs.append(output)
-    response = {"model_name": model, "model_version": "1", "outputs": outputs}
-    text = json.dumps(response | ({"id": request.id} if request.id else {})).encode()
-    return b"".join([text, *parts]), len(text) if parts else None
+            text += [f'{json.dumps(output)[:-1]}, "data": [', *dumped(array), "]}"]
+    texts = [x.encode() for x in (*text, "]}")]  # which are joined once
+    length = sum(map(len, texts)) if parts else None
+    return b"".join([*texts, *parts]), length
 
 
 def _fields(what: str, value: Any) -> Mapping[str, Any]:
@@ -205,19 +209,36 @@ def _from_bytes(what: str, item: Mapping[str, Any], data: memoryview) -> NDArray
 
 
 def _from_json(what: str, item: Mapping[str, Any]) -> NDArray[Any]:
+    """Return an input whose items are numbers, flat or in lists of lists."""
     shape, dtype = _type(what, item)
+    data = item.get("data")
+    lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, None)]
+    parts = [_numbers(what, item["datatype"], dtype, items) for items in lists]
+    count = sum(map(len, parts))
+    if count != math.prod(shape):
+        raise InputError(f"data of {what} have {count} items, its shape {math.prod(shape)}")
+    return np.concatenate(parts).reshape(shape)
+
+
+def _numbers(what: str, name: str, dtype: np.dtype[Any], items: list[Any]) -> NDArray[Any]:
+    """Return the numbers in lists of lists, flat.
+
+    Types are checked before there is an array: one of strings has room for the longest in each.
+    """
     try:
-        array = np.array(_items("data", item, None))
-    except (ValueError, OverflowError) as error:
+        items = flattened(items)
+    except ValueError as error:
         raise InputError(f"data of {what} are no array: {error}") from None
-    kinds = {"b": "b", "i": "iu", "u": "iu"}.get(dtype.kind, "iuf")
-    if array.dtype.kind not in kinds:
-        raise InputError(f"data of {what} must be of {item['datatype']}")
-    if array.size != math.prod(shape):
-        raise InputError(f"data of {what} have {array.size} items, its shape {math.prod(shape)}")
-    if dtype.kind in "iu":
+    if not set(map(type, items)) <= _TYPES.get(dtype.kind, {int, float}):
+        raise InputError(f"data of {what} must be of {name}")
+    if dtype.kind in "iu" and items:
         bounds = np.iinfo(dtype)
-        if array.min() < bounds.min or array.max() > bounds.max:
-            raise InputError(f"data of {what} do not fit {item['datatype']}")
+        if min(items) < bounds.min or max(items) > bounds.max:
+            raise InputError(f"data of {what} do not fit {name}: each must be of {name}")
+        return np.array(items, dtype)
+    try:
+        array = np.array(items, bool if dtype.kind == "b" else np.float64)
+    except OverflowError:  # of an integer
+        raise InputError(f"data of {what} do not fit {name}") from None
     with np.errstate(over="ignore"):  # to infinity, as numbers of a file would
-        return array.astype(dtype).reshape(shape)
+        return array.astype(dtype)

@@ -16,6 +16,7 @@ from nnef_jax.model import Model
 from nnef_jax.tensor_spec import TensorSpec
 
 Arrays = Sequence[NDArray[Any]]
+_LONGEST_ID = 256  # characters of the name of a sequence, which is kept as long as its state
 
 
 class Full(Exception):
@@ -117,6 +118,8 @@ class SequenceStep(NamedTuple):
                 "sequence_id must be a number or a string, sequence_start and sequence_end must be "
                 "true or false"
             )
+        if len(id) > _LONGEST_ID if isinstance(id, str) else id.bit_length() > 64:
+            raise InputError(f"sequence_id has at most {_LONGEST_ID} characters, or 64 bits")
         return cls(id, *flags) if id else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.serving.bounds import ServingLimits
 from nnef_jax.serving.metrics import Metrics
-from nnef_jax.serving.protocol import InferenceRequest, described
+from nnef_jax.serving.protocol import described
 from nnef_jax.serving.servables import (
     Arrays,
     FewShapes,
@@ -96,13 +96,15 @@ class Service:
         with suppress(RuntimeError):
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def infer(self, request: InferenceRequest, timeout: float) -> Arrays:
-        """Return the outputs for a request. Raises InputError, Full, TimeoutError."""
-        step = SequenceStep.of(request.parameters)
+    async def infer(self, parameters: Mapping[str, Any], arrays: Arrays, timeout: float) -> Arrays:
+        """Return the outputs for the parameters of a request, and arrays that `bind` returned.
+
+        Raises InputError, Full, TimeoutError.
+        """
+        step = SequenceStep.of(parameters)
         sizes = self.servable.sizes
         if step and not isinstance(self.servable, Sequences):
             raise InputError(f"'{self.name}' has no state: sequence_id is for networks that have")
-        arrays = self.servable.bind((), request.arrays)
         if sizes and len(arrays[0]) > max(sizes):
             raise InputError(f"a request has at most {max(sizes)} items, this has {len(arrays[0])}")
         alike = tuple(x.shape[1:] if sizes else x.shape for x in arrays)

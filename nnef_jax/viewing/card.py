@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lowering.extents import show
 from nnef_jax.network import Network
 from nnef_jax.viewing.data import page_data
 
@@ -102,8 +103,8 @@ def _is_row(node: _Node) -> bool:
 
 def _typed(data: _Node, node: _Node) -> str:
     tensor = data["tensors"][node["reads"][0][1] if node["reads"] else node["writes"][0]]
-    shape = ",".join("?" if extent is None else str(extent) for extent in tensor["shape"])
-    return f"{node['name']} {tensor['dtype']}[{shape}]"
+    shape = "" if tensor["shape"] is None else show(tensor["shape"])
+    return f"{node['name']} {tensor['dtype']}{shape}"
 
 
 def _text(text: str) -> str:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from lowering.extents import UNKNOWN, is_known, volume
-from lowering.graph import Graph, Operand, Operation, Value
+from lowering.extents import UNKNOWN, is_known, known, volume
+from lowering.graph import UNTYPED, Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.multiply_adds import multiply_adds
 from lowering.ops import FAMILIES
@@ -82,7 +82,7 @@ class _Page:
         self.numbers: dict[Value, int] = {}
         self.details = _DETAILS
         self.fields = fields
-        sizes = {p.value: volume(p.value.type.shape) for p in graph.parameters}
+        sizes = {p.value: volume(known(p.value.type.shape)) for p in graph.parameters}
         unused = {p.value for p in graph.parameters if p.label in network.unused}
         # As in the summary, a parameter counts for the first operation that reads it.
         self.sizes: dict[Operation, int] = {}
@@ -267,9 +267,10 @@ class _Page:
     def _tensor(self, value: Value) -> int:
         if value not in self.numbers:
             self.numbers[value] = len(self.tensors)
-            shape = [None if extent is UNKNOWN else extent for extent in value.type.shape]
-            name = _cut(value.name)
-            self.tensors.append({"name": name, "shape": shape, "dtype": value.type.dtype})
+            extents = [None if extent is UNKNOWN else extent for extent in value.type.shape]
+            name, dtype = _cut(value.name), value.type.dtype
+            shape = None if dtype == UNTYPED.dtype else extents
+            self.tensors.append({"name": name, "shape": shape, "dtype": dtype})
         return self.numbers[value]
 
 

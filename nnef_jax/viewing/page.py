@@ -102,7 +102,7 @@ def page_of(
         execution = network.execution
         array_of, found = execution.own.stored, execution.network
     else:
-        found = network if isinstance(network, Network) else read(network)
+        found = network if isinstance(network, Network) else read(network, outline=True)
         array_of = found.data.get
 
     def readable(label: str) -> Any:

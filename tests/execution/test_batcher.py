@@ -90,6 +90,55 @@ def test_each_format_is_served_alike(tmp_path) -> None:
     np.testing.assert_allclose(found, logits / logits.sum(1, keepdims=True), rtol=1e-4, atol=1e-6)
 
 
+def _expanded(positions: object) -> nnef_jax.Model:
+    """Return a network that adds embeddings of positions, in rows of which there are [rows,5]."""
+    onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+    helper, types = onnx.helper, onnx.TensorProto
+    nodes = [
+        ("Shape", ["x"], "s", {"end": 1}), ("Concat", ["s", "five"], "es", {"axis": 0}),
+        *positions, ("Gather", ["table", "e"], "g", {}), ("Gather", ["table", "x"], "t", {}),
+        ("Add", ["t", "g"], "a", {}), ("MatMul", ["m", "a"], "b", {}),
+        ("Expand", ["w", "fw"], "v", {}), ("MatMul", ["b", "v"], "y", {}),
+    ]  # fmt: skip
+    arrays = {
+        "five": np.int64([5]), "row": np.arange(5)[None], "zero": np.int64(0), "one": np.int64(1),
+        "axes": np.int64([1]), "table": _RNG.standard_normal((300, 4)).astype(np.float32),
+        "m": _RNG.standard_normal((1, 5, 5)).astype(np.float32), "w": _DATA["w"][:4, :4],
+        "ff": np.int64([4, 4]), "many": np.int64(4),
+    }  # fmt: skip
+    nodes.insert(-2, ("Concat", ["s", "ff"], "fw", {"axis": 0}))
+    graph = helper.make_graph(
+        [helper.make_node(kind, read, [y], **more) for kind, read, y, more in nodes],
+        "g",
+        [helper.make_tensor_value_info("x", types.INT64, ("b", 5))],
+        [helper.make_tensor_value_info("y", types.FLOAT, ("b", 5, 4))],
+        [onnx.numpy_helper.from_array(x, name) for name, x in arrays.items()],
+    )
+    sets = [helper.make_opsetid("", 18)]
+    return nnef_jax.load(helper.make_model(graph, opset_imports=sets).SerializeToString())
+
+
+def test_what_is_expanded_from_one_row_is_the_same_for_all_items() -> None:
+    """As positions and kinds of tokens are, as torch's dynamo writes a BERT, and weights."""
+    model = _expanded([("Expand", ["row", "es"], "e", {})])
+    x = _RNG.integers(300, size=(7, 5))
+    wanted = np.concatenate([np.asarray(model(row[None])) for row in x])
+    np.testing.assert_allclose(model.batcher((1, 4))(x), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_differ_in_large_batches_alone_are_refused() -> None:
+    """The first four items have the number 0 and the next ones 1."""
+    counted = [
+        ("Squeeze", ["s"], "n", {}), ("Range", ["zero", "n", "one"], "r", {}),
+        ("Div", ["r", "many"], "d", {}), ("Unsqueeze", ["d", "axes"], "u", {}),
+        ("Expand", ["u", "es"], "e", {}),
+    ]  # fmt: skip
+    model = _expanded(counted)
+    assert model.batcher((1, 4))(np.zeros((3, 5), np.int64)).shape == (3, 5, 4)
+    with pytest.raises(InputError, match="may depend on one another"):
+        model.batcher((1, 8))
+
+
 def test_sizes_alone_are_compiled(one: nnef_jax.Model) -> None:
     seen: list[tuple[int, int]] = []
     batcher = _model(1, 0, input_shapes={"x": (None, 3, 4, 4)}).batcher((4, 2, 2))
@@ -224,6 +273,10 @@ _TABLE = jnp.ones((7, 6))
         (lambda x: jnp.flip(x, 1), [0]),
         (lambda x: jnp.concatenate([jnp.tile(jnp.ones((1, 1, 5)), (3, 1, 1)), x], 1), [0]),
         (lambda x: x * jnp.where(jnp.arange(5) > 2, 1.0, 0.0)[None, None], [0]),
+        (lambda x: x + np.tile(np.arange(20.0, dtype=np.float32).reshape(1, 4, 5), (3, 1, 1)), [0]),
+        (lambda x: x + _TABLE[jnp.zeros((3, 4), int), :5], [0]),
+        (lambda x: x @ jnp.tile(jnp.arange(10.0).reshape(1, 5, 2), (3, 1, 1)), [0]),
+        (lambda x: x + jnp.tile(_TABLE[:1, :4], (3, 1)).reshape(3, 4, 1), [0]),
         (
             lambda x: jax.lax.scan(
                 lambda h, y: (jnp.tanh(h + y), h), jnp.zeros((3, 5)), x.swapaxes(0, 1)
@@ -252,6 +305,9 @@ def test_items_are_followed_through(function: object, axes: list[int | None]) ->
         lambda x: jnp.flip(x, 0),
         lambda x: jnp.cumsum(x, axis=0),
         lambda x: x + jnp.arange(60.0).reshape(3, 4, 5),
+        lambda x: x + np.arange(60, dtype=np.float32).reshape(3, 4, 5),
+        lambda x: x @ jnp.arange(30.0).reshape(3, 5, 2),
+        lambda x: x + _TABLE[jnp.arange(12).reshape(3, 4) // 2, :5],
         lambda x: jax.lax.dynamic_slice(x, (0, 1, 0), (2, 2, 5)),
         lambda x: jax.lax.while_loop(lambda x: (x < 9).all(), lambda x: x + 1, x),
     ],

@@ -182,3 +182,31 @@ def test_wrong_arguments(
     for run in (net, lambda x, **given: net.apply(net.params, x, **given)):
         with pytest.raises(error, match=f"(?s){message}"):
             run(X, **arguments)
+
+
+def test_a_folded_tensor_is_told_as_such() -> None:
+    """The hint names the tensors that it leads to, through other folded ones."""
+    text = """version 1.0;
+extension tract_registry tract_core;
+graph net(x) -> (y)
+{
+    x = tract_core_external(shape = [2, 3], datum_type = 'f32');
+    s = tract_core_shape_of(x);
+    n = s[0] * 2;
+    r = tract_core_broadcast([[1.0, 2.0, 3.0]], shape = [n, 3]);
+    h = neg(x);
+    y = concat([h, tract_core_cast(n, to = 'f32') * h], axis = 0);
+}
+"""
+    found = model_of(text)
+    for probe in ({"capture": ["n"]}, {"edit": {"n": jnp.abs}}, {"capture": ["[ns]"]}):
+        with pytest.raises(nnef_jax.InputError, match="the graph has no tensor") as error:
+            found(X, **probe)
+        name = "s" if "[ns]" in str(error.value) else "n"
+        assert f"'{name}' was folded" in error.value.hint
+        assert error.value.hint.endswith("take what reads it: 'y'")
+    with pytest.raises(nnef_jax.InputError, match="outputs: the graph has no tensor 's'") as error:
+        found.cut(outputs=["s"])
+    assert "'s' was folded" in error.value.hint
+    seen = found(X, capture=["y", "h"])[1]
+    np.testing.assert_array_equal(seen["y"], np.concatenate([-X, -4 * X]))

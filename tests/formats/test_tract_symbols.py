@@ -224,6 +224,44 @@ def test_infinity_may_be_a_name() -> None:
     assert run(graph("inf = 2.0; y = x * inf;", x="[1] f32"), ones(1))[0] == 2
 
 
+# Values that are given
+
+PAIR = graph("y = neg(x); z = neg(m);", head=SYMBOLS, x="[B, S] f32", m="[B, 2 * S + 1] f32")
+
+
+def test_input_shapes_by_symbols() -> None:
+    found = model(PAIR, input_shapes={"B": 8})
+    assert [x.shape for x in found.inputs] == [(8, None), (8, None)]
+    found = model(PAIR, input_shapes={"B": 8, "S": 3})
+    assert [x.shape for x in found.inputs] == [(8, 3), (8, 7)]
+    found = model(PAIR, input_shapes={"S": 3, "x": (None, 3)})
+    assert [x.shape for x in found.inputs] == [(None, 3), (None, 7)]
+
+
+def test_wrong_symbols() -> None:
+    with pytest.raises(InputError, match="names 'C', the graph's open extents are S, B"):
+        model(PAIR, input_shapes={"C": 8})
+    found = error(PAIR.replace("[B, S]", "[§B, S]"), input_shapes={"B": 8, "x": (4, 3)})
+    assert found.message == "input 'x' has extent 4 at axis 0, it should be 8: B = 8"
+    head = f"{SYMBOLS}extension tract_assert §B < 8;\n"
+    found = error(graph("y = x;", head=head, x="[B] f32"), input_shapes={"B": 8})
+    assert found.message == "the document asserts B < 8, the inputs make B = 8"
+
+
+def test_a_symbol_that_no_input_tells_may_be_given() -> None:
+    head = f"{SYMBOLS}extension tract_symbol T;\n"
+    text = graph("y = x * T;", head=head, x="[S] f32")
+    found = model(text, input_shapes={"T": 5})
+    np.testing.assert_array_equal(found(ones(2)), [5, 5])
+
+
+def test_open_extents_are_shown_by_symbols() -> None:
+    found = model(PAIR)
+    assert [*map(str, found.inputs)] == ["x: float32[B,S]", "m: float32[B,2 * S + 1]"]
+    assert "[B,2 * S + 1]" in found.summary()
+    assert str(model(PAIR, input_shapes={"B": 8}).inputs[0]) == "x: float32[8,S]"
+
+
 # Assertions
 
 

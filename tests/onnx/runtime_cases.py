@@ -236,6 +236,23 @@ CASES = [
          given([5, 4], "int32"), given(6, "int32"), *_WIDE),
         {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (6,), _ALL3,
     ),
+    *(
+        Case(  # the length of the longest comes with a call
+            f"groups_{name}", "GroupQueryAttention",
+            (real(2, n, 64), real(2, n, 32), real(2, n, 32), real(2, 2, 8, 16),
+             real(2, 2, 8, 16), given(lengths, "int32"), given(total, "int32"), *_WIDE),
+            {"num_heads": 4, "kv_num_heads": 2, "do_rotary": 1}, (), _ALL3,
+        )
+        for name, n, lengths, total in (
+            ("called", 1, [5, 4], 6), ("called_full", 1, [7, 7], 8), ("called_first", 3, [2, 2], 3),
+        )
+    ),
+    Case(
+        "groups_called_alone", "GroupQueryAttention",
+        (real(2, 4, 32), real(2, 4, 16), real(2, 4, 16), None, None, given([3, 3], "int32"),
+         given(4, "int32")),
+        {"num_heads": 4, "kv_num_heads": 2}, (), _ALL3,
+    ),
     Case(
         "groups_window", "GroupQueryAttention",
         (real(1, 6, 128), None, None, None, None, given([5], "int32"), given(6, "int32"), *_WIDE),

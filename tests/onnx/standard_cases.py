@@ -140,6 +140,11 @@ CASES = [
     _case("DFT.longer", [real(2, 6, 3, 1), given(9, "int64")], known=(1,), onesided=1, version=17),
     _case("DFT.inverse", [real(2, 6, 3, 2), given(4, "int64")], known=(1,), inverse=1, version=17),
     _case("DFT.real", [real(2, 6, 3, 2)], inverse=1, onesided=1, version=17),
+    *(
+        _case(f"STFT.flat{sides}", [real(2, 20), given(4, "int64"), real(7)], known=(1,),
+              onesided=sides, version=17)
+        for sides in (0, 1)
+    ),
     _case("STFT.complex", [real(2, 20, 2), given(4, "int64"), real(7)], known=(1,), onesided=0,
           version=17),
     _learned("Scaler", [whole("int64", 5, 4, low=-9, high=9)], offset=[0.1, 0.2, 0.3, 0.4],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.errors import NnefError
+from nnef_jax.errors import NnefError, ShapeError
 
 pytest.importorskip("onnx")
 
@@ -64,6 +64,68 @@ def test_branches_of_other_shapes_are_refused() -> None:
     body.output[0].name = "q"
     with pytest.raises(NnefError, match="one branch has"):
         nnef_jax.load(found)
+
+
+def halves(rate: Any, *, swapped: bool = False) -> Any:
+    """Return x times a matrix of as many rows as a rate says: each branch takes one width."""
+    wide, narrow = np.full((4, 2), 3, np.float32), np.full((2, 2), 5, np.float32)
+    branches = [graph([node("MatMul", "x w", "r")], [], "r", w=w) for w in (wide, narrow)]
+    then, other = reversed(branches) if swapped else branches
+    chosen = [node("Equal", rate, "c"), node("If", "c", then_branch=then, else_branch=other)]
+    inputs = [tensor("x", ("n", "w")), tensor("rate", (), INT)]
+    return model(chosen, inputs, weights={"k": np.int64(16)})
+
+
+def test_a_branch_that_does_not_fit_is_left_out_by_values() -> None:
+    for rate, width, number in ((16, 4, 3), (8, 2, 5)):
+        x = np.ones((1, width), np.float32)
+        network = nnef_jax.load(halves("rate k"), values={"rate": rate})
+        np.testing.assert_array_equal(network(x), np.full((1, 2), width * number))
+    for swapped in (False, True):
+        network = nnef_jax.load(halves("rate k", swapped=swapped))
+        with pytest.raises(ShapeError, match="MatMul") as error:
+            network(np.ones((1, 4), np.float32), 16)
+        assert "the other branch fits" in error.value.hint
+        assert "values={'rate': ...}" in error.value.hint
+
+
+def test_values_are_named_where_they_help_alone() -> None:
+    """Where neither branch fits they do not, nor for a condition of a tensor of several axes."""
+    with pytest.raises(ShapeError, match="MatMul") as error:
+        nnef_jax.load(halves("rate k"))(np.ones((1, 3), np.float32), 16)
+    assert "values" not in error.value.hint
+    made = halves("m k")
+    made.graph.node.insert(0, node("ReduceMax", "x", "top", keepdims=0))
+    made.graph.node.insert(1, node("Cast", "top", "m", to=INT))
+    with pytest.raises(ShapeError, match="MatMul") as error:
+        nnef_jax.load(made)(np.ones((1, 4), np.float32), 16)
+    assert "values" not in error.value.hint
+
+
+def test_values_are_named_for_a_choice_in_a_choice() -> None:
+    made = halves("rate k")
+    inner = graph([*made.graph.node[:]], [], "y")
+    both = graph([node("Relu", "x", "y")], [], "y")
+    del made.graph.node[:]
+    made.graph.node.append(node("Greater", "rate zero", "p"))
+    made.graph.node.append(node("If", "p", then_branch=inner, else_branch=both))
+    made.graph.initializer.append(numpy_helper.from_array(np.int64(0), "zero"))
+    with pytest.raises(ShapeError, match="MatMul") as error:
+        nnef_jax.load(made)(np.ones((1, 4), np.float32), 16)
+    assert error.value.hint.count("values={'rate': ...}") == 2
+
+
+def test_the_hint_about_shapes_is_for_errors_of_shapes() -> None:
+    """A count that a call gives decides a shape, whatever the open extent of x is."""
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s zero", "e"), node("Range", "zero e one", "r"),
+        node("ConstantOfShape", "n", "c"), node("Add", "r c"),
+    ]  # fmt: skip
+    inputs = [tensor("x", ("b",)), tensor("n", (1,), INT)]
+    known = {"zero": np.int64(0), "one": np.int64(1)}
+    with pytest.raises(NnefError, match="'n' is computed") as error:
+        nnef_jax.load(model(nodes, inputs, weights=known))
+    assert error.value.hint == "load(..., values={'n': ...}) makes it known"
 
 
 def loop(body: Any, inputs: str, outputs: str, *, known: Any = None, ports: Any = None) -> Any:

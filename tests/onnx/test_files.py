@@ -301,9 +301,68 @@ def test_what_is_no_model() -> None:
             nnef_jax.load(data)
 
 
+@pytest.mark.parametrize("version", [32, 127, 128, 1 << 40, -1])
+def test_a_model_of_an_unknown_version_is_told_as_such(tmp_path: Path, version: int) -> None:
+    made = affine()
+    made.ir_version = version
+    (tmp_path / "net.onnx").write_bytes(made.SerializeToString())
+    for source in (made, made.SerializeToString(), tmp_path / "net.onnx"):
+        with pytest.raises(ArchiveError, match=f"is an ONNX model of IR version {version}, which"):
+            nnef_jax.load(source)
+
+
+def test_a_model_without_a_version_is_one() -> None:
+    made = affine()
+    made.ClearField("ir_version")
+    np.testing.assert_array_equal(nnef_jax.load(made)(X), nnef_jax.load(affine())(X))
+
+
+def test_folded_tensors_are_told_as_such() -> None:
+    """Shapes and what is made of them, and initialisers that are no weights."""
+    nodes = [
+        node("Shape", "x", "s"), node("Gather", "s one", "g"), node("Unsqueeze", "g zero", "u"),
+        node("Concat", "some u", "c", axis=0), node("Reshape", "x c", "r"), node("Relu", "r"),
+        node("Add", "g one", "idle"),
+    ]  # fmt: skip
+    known = {"one": np.int64(1), "zero": np.int64([0]), "some": np.int64([-1])}
+    for shape in ((2, 3), ("b", 3)):
+        found = nnef_jax.load(model(nodes, [tensor("x", shape)], weights=known))
+        for name in ("s", "g", "u", "c", "zero", "some"):
+            with pytest.raises(InputError, match=f"no tensor '{name}'") as error:
+                found(X, capture=[name])
+            assert f"'{name}' was folded" in error.value.hint
+            assert error.value.hint.endswith("take what reads it: 'r'")
+        with pytest.raises(InputError, match="no tensor 'idle'") as error:
+            found(X, edit={"idle": np.abs})
+        assert "folded" not in error.value.hint
+        assert found(X, capture=["r"])[1]["r"].shape == (2, 3)
+
+
 def test_open_extents_by_name() -> None:
     made = model([node("Add", "x x")], [tensor("x", ("batch", 3))])
     assert nnef_jax.load(made).inputs[0].shape == (None, 3)
     assert nnef_jax.load(made, input_shapes={"batch": 4}).inputs[0].shape == (4, 3)
-    with pytest.raises(InputError, match="input_shapes names 'seq', the graph's open extents are"):
-        nnef_jax.load(made, input_shapes={"seq": 4})
+    with pytest.raises(InputError, match="the graph's open extents are batch") as error:
+        nnef_jax.load(made, input_shapes={"batsh": 4})
+    assert error.value.hint == "did you mean 'batch'?"
+    closed = model([node("Relu", "x")])
+    with pytest.raises(InputError, match="names 'batch', the graph has no open extent with a name"):
+        nnef_jax.load(closed, input_shapes={"batch": 4})
+
+
+def test_open_extents_are_shown_by_name() -> None:
+    """An extent without a name is `?`, as is one that the file knows and `load` opened."""
+    shape = ("batch", 3, "height", None)
+    made = model([node("Relu", "x")], [tensor("x", shape)], [tensor("y", shape)])
+    found = nnef_jax.load(made)
+    named = "float32[batch,3,height,?]"
+    assert str(found.inputs[0]) == f"x: {named}" and str(found.outputs[0]) == f"y: {named}"
+    assert found.inputs[0].extents == ("batch", "", "height", "")
+    assert "[batch,3,height,?]" in found.summary() and named in repr(found)
+    with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):
+        found(np.ones((2, 4, 5, 6), np.float32))
+    with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):
+        nnef_jax.load(made, input_shapes={"x": (1, 3)})
+    some = nnef_jax.load(made, input_shapes={"x": (2, None, None, 7)})
+    assert str(some.inputs[0]) == "x: float32[2,?,height,7]"
+    assert str(found.batcher((1,)).inputs[0]) == f"x: {named}"

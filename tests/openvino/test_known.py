@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import nnef_jax
 from tests.openvino.documents import Writer
 
 SHAPE = np.array([4, 3, 5])
@@ -51,6 +52,21 @@ def test_what_follows_from_shapes(
     for x, y in zip([found] if len(arrays) == 1 else found, arrays, strict=True):
         np.testing.assert_array_equal(x, y)
         assert x.dtype.kind == y.dtype.kind
+
+
+def test_a_folded_tensor_is_told_as_such(tmp_path: Path) -> None:
+    net = Writer()
+    x = net.input("x", (2, 3))
+    shape = net.layer("ShapeOf", [x], [(2,)], name="shape")
+    more = net.constant(np.array([1, 2]), name="more")
+    twice = net.layer("Multiply", [shape, more], [(2,)], name="twice")
+    rows = net.layer("Broadcast", [net.constant(np.float32([1])), twice], [(2, 6)], name="rows")
+    net.result(net.layer("Exp", [rows], [(2, 6)], name="made"))
+    model = net.load(tmp_path)
+    for name in ("shape", "more", "twice"):
+        with pytest.raises(nnef_jax.InputError, match=f"no tensor '{name}'") as error:
+            model(np.zeros((2, 3), np.float32), capture=[name])
+        assert f"'{name}' was folded" in error.value.hint
 
 
 @pytest.mark.parametrize(

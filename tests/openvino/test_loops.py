@@ -174,8 +174,20 @@ def test_results_of_other_shapes_are_refused(tmp_path: Path) -> None:
     condition, x = net.input("c", (), "boolean"), net.input("x", (2,))
     net.result(chosen(net, condition, x, "Exp", "ShapeOf"))
     pattern = r"net\.xml:1:.*\(If\).*one branch has float32\[2\] where the other has int32\[1\]"
-    with pytest.raises(nnef_jax.SemanticError, match=pattern):
+    with pytest.raises(nnef_jax.SemanticError, match=pattern) as error:
         net.load(tmp_path)
+    assert "values={'c': ...}" in error.value.hint
+
+
+def test_a_branch_that_cannot_be_computed_is_left_out_by_values(tmp_path: Path) -> None:
+    net = Writer()
+    condition, x = net.input("c", (), "boolean"), net.input("x", (2,))
+    net.result(chosen(net, condition, x, "Exp", "NMSRotated"))
+    with pytest.raises(nnef_jax.NnefError, match="NMSRotated") as error:
+        net.load(tmp_path)
+    assert "values={'c': ...}" in error.value.hint
+    found = net.load(tmp_path, values={"c": True})
+    np.testing.assert_allclose(found(H), np.exp(H), rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tracemalloc
 from typing import Any
 
 import ml_dtypes
@@ -97,6 +98,11 @@ def test_float8_has_no_name() -> None:
         ({"data": ["1", "2"]}, "must be of FP32"),
         ({"data": [True, False]}, "must be of FP32"),
         ({"data": [None, {}]}, "must be of FP32"),
+        ({"data": [True, 2.5]}, "must be of FP32"),
+        ({"data": [["1"], ["2"]]}, "must be of FP32"),
+        ({"data": [1, [2]]}, "must be of FP32"),
+        ({"data": [1, 10**400]}, "do not fit FP32"),
+        ({"datatype": "INT8", "data": [1, True]}, "must be of INT8"),
         ({"datatype": "INT8", "data": [1.5, 2]}, "must be of INT8"),
         ({"datatype": "INT8", "data": [1, 300]}, "do not fit INT8"),
         ({"datatype": "UINT64", "data": [1, 1 << 70]}, "must be of UINT64"),
@@ -131,6 +137,41 @@ def test_wrong_tensors_are_refused(changed: Any, named: str | None) -> None:
 def test_wrong_requests_are_refused(document: Any, named: str) -> None:
     with pytest.raises(InputError, match=named):
         _decoded(document)
+
+
+def test_a_long_string_takes_no_memory() -> None:
+    """An array of strings has room for the longest in each: 4 bytes a letter."""
+    data = ["x" * 25_000, *[""] * 10_000]
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="must be of FP32"):
+            _of(shape=[1, len(data)], data=data)
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["FP32", "INT32", "BOOL", "BF16"])
+def test_long_data_are_read_in_pieces(name: str) -> None:
+    """Flat, or in lists, of which the innermost may be long too."""
+    dtype = {"FP32": np.float32, "INT32": np.int32, "BOOL": np.bool_, "BF16": ml_dtypes.bfloat16}
+    x = np.arange(2 * 3 * 20_000).reshape(2, 3, -1) % 7
+    x = (x % 2 == 0 if name == "BOOL" else x).astype(dtype[name])
+    for data in (x.ravel(), x, x.reshape(-1, 4)):
+        given = {"shape": x.shape, "datatype": name, "data": data.tolist()}
+        np.testing.assert_array_equal(_of(**given).arrays["x"], x)
+        with pytest.raises(InputError, match="have 120000 items, its shape 120002"):
+            _of(**{**given, "shape": [2, 60_001]})
+    for wrong, named in (("1", "must be of"), ([1], "must be of"), (None, "must be of")):
+        given["data"] = [*x.ravel().tolist(), wrong]
+        with pytest.raises(InputError, match=named):
+            _of(**given)
+    request = protocol.InferenceRequest("", {}, {"y": False, "z": False}, {})
+    specs = [TensorSpec(n, x.shape, np.dtype(dtype[name]).name) for n in "yz"]
+    body, _ = protocol.encoded("m", request, specs, [x, x[:1]])
+    outputs = json.loads(body)["outputs"]
+    assert [output["name"] for output in outputs] == ["y", "z"]
+    assert outputs[0]["data"] == x.ravel().tolist() and outputs[1]["shape"] == [1, 3, 20_000]
 
 
 def test_bytes_that_do_not_fit_are_refused() -> None:

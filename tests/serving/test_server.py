@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -28,15 +31,17 @@ _BODY = 1 << 20
 
 
 class Process:
-    """`nnef-jax serve` on the digits."""
+    """`nnef-jax serve` on the digits, or on other networks."""
 
-    def __init__(self) -> None:
-        told = [sys.executable, "-m", "nnef_jax", "serve", f"digits={_DIGITS}", "--port", "0"]
-        told += ["--sizes", "1,4", "--timeout", "1", "--body", str(_BODY), "--no-cache"]
-        self.process = subprocess.Popen(told, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *options: str, networks: Any = (f"digits={_DIGITS}",)) -> None:
+        told = [sys.executable, "-m", "nnef_jax", "serve", *networks, "--port", "0"]
+        told += ["--sizes", "1,4", "--timeout", "1", "--body", str(_BODY), "--no-cache", *options]
+        pipe = subprocess.PIPE
+        errors = pipe if "--log-level" in options else None
+        self.process = subprocess.Popen(told, stdout=pipe, stderr=errors, text=True)
         assert self.process.stdout
         line = self.process.stdout.readline()
-        found = re.fullmatch(r"listening at http://127\.0\.0\.1:(\d+): digits\n", line)
+        found = re.fullmatch(r"listening at http://127\.0\.0\.1:(\d+): [\w, ]+\n", line)
         assert found, line
         self.client = Client(int(found[1]))
         assert self.process.stdout.readline() == "ready\n"
@@ -48,8 +53,8 @@ class Process:
 
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        with self.process:
-            return self.process.wait(20)
+        self.errors = self.process.communicate(timeout=20)[1]
+        return self.process.returncode
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +216,157 @@ def test_a_stop_answers_what_it_has_accepted() -> None:
             thread.join(20)
     assert [answer.status_code for answer in found] == [200] * 5
     assert all(answer.headers["Connection"] == "close" for answer in found)
+
+
+def _requests() -> list[bytes]:
+    """What clients send: tensors in JSON and in binary, and what there is to know."""
+    x = np.random.default_rng(0).random((3, 1, 8, 8), np.float32)
+    tensor = {"name": "image", "shape": x.shape, "datatype": "FP32"}
+    text = json.dumps({"inputs": [{**tensor, "data": x.ravel().tolist()}]}).encode()
+    parameters = {"binary_data_size": x.nbytes}
+    head = json.dumps({"inputs": [{**tensor, "parameters": parameters}]}).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    known = [f"GET /v2{x} HTTP/1.1\r\nHost: x\r\n\r\n" for x in ("/models/digits", "/health/ready")]
+    return [
+        _told(len(text)) + text,
+        _told(len(head) + x.nbytes, length) + head + x.tobytes(),
+        *map(str.encode, known),
+    ]
+
+
+def _leave(port: int, chance: random.Random, requests: list[bytes]) -> None:
+    """Send a part of a request, or all of it, and go away: at once, or after a while."""
+    sent = chance.choice(requests)
+    with _connected(port) as connection, suppress(ConnectionError):
+        connection.sendall(sent[: chance.choice([chance.randrange(len(sent)), len(sent)])])
+        if chance.random() < 0.5:  # the other side is told by a reset
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        time.sleep(chance.choice([0, 0, 0.001, 0.005]))
+
+
+def _in_haste(port: int, chance: random.Random, requests: list[bytes]) -> None:
+    """Send a request and wait for the answer, or for 1 to 30 ms."""
+    with _connected(port) as connection, suppress(ConnectionError, TimeoutError):
+        connection.settimeout(chance.uniform(0.001, 0.03))
+        connection.sendall(chance.choice(requests))
+        while connection.recv(65536):
+            pass
+
+
+def _answered(server: Process) -> str:
+    """The answer to a request, the same each time."""
+    x = np.random.default_rng(1).random((1, 1, 8, 8), np.float32)
+    tensor = {"name": "image", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
+    answer = server.client.post("/v2/models/digits/infer", json.dumps({"inputs": [tensor]}))
+    assert answer.status_code == 200
+    return answer.text
+
+
+def _survives(server: Process, clients: int, hasty: int) -> None:
+    """Many clients that leave at any byte, then 16 at once that do not wait."""
+    before, requests, port = _answered(server), _requests(), server.client.port
+    for i in range(clients):
+        _leave(port, random.Random(i), requests)
+
+    def run(number: int) -> None:
+        chance = random.Random(f"haste {number}")
+        for _ in range(hasty):
+            _in_haste(port, chance, requests)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(300)
+        assert not thread.is_alive()
+    assert server.process.poll() is None
+    assert _answered(server) == before
+    until(lambda: "request_bytes 0.0" in server.client.get("/metrics").text)
+
+
+def test_clients_may_go_away(server: Process) -> None:
+    _survives(server, clients=100, hasty=3)
+
+
+@pytest.mark.slow
+def test_thousands_of_clients_may_go_away(server: Process) -> None:
+    _survives(server, clients=2000, hasty=200)
+
+
+def test_nobody_needs_to_read_what_it_prints() -> None:
+    """`nnef-jax serve ... | head -1`: it goes on without."""
+    told = [sys.executable, "-m", "nnef_jax", "serve", f"digits={_DIGITS}", "--port", "0"]
+    reader, writer = os.pipe()
+    process = subprocess.Popen([*told, "--sizes", "1", "--no-cache"], stdout=writer)
+    os.close(writer)
+    try:
+        with os.fdopen(reader) as output:
+            port = int(output.readline().split(":")[2])
+        client = Client(port)
+        until(lambda: client.get("/v2/health/ready").status_code == 200)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def test_health_is_answered_while_json_is_read() -> None:
+    """Others wait for a fraction of the time that Python's own reader takes at once."""
+    numbers = np.random.default_rng(0).random((2, 400_000)).astype(np.float32)
+    x = {"name": "x", "shape": numbers.shape, "datatype": "FP32", "data": numbers.tolist()}
+    body = json.dumps({"inputs": [x]})
+    start = time.monotonic()
+    json.loads(body)
+    whole = time.monotonic() - start
+    slow = Slow()
+    slow.free.release(9)
+    with served({"slow": slow}) as client:
+        # The least of several: the machine itself may have one wait.
+        assert min(_longest_wait(client, body) for _ in range(3)) < whole / 2
+
+
+def _longest_wait(client: Client, body: str) -> float:
+    """The longest time between two answers about health while a request is answered."""
+    found: list[Any] = []
+    send = threading.Thread(target=lambda: found.append(client.post("/v2/models/slow/infer", body)))
+    times = [time.monotonic()]
+    send.start()
+    while send.is_alive():
+        assert client.get("/v2/health/live").status_code == 200
+        times.append(time.monotonic())
+        time.sleep(0.005)
+    send.join()
+    assert found[0].status_code == 200
+    assert len(found[0].json()["outputs"][0]["data"]) == 800_000
+    return max(np.diff(times))
+
+
+def test_a_shape_is_for_one_of_several_networks(tmp_path: Path) -> None:
+    text = "version 1.0; graph g(x) -> (y) { x = external(shape = [0, 0]); y = 2.0 * x; }"
+    text = text.replace("graph", "extension KHR_enable_operator_expressions; graph", 1)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "graph.nnef").write_text(text)
+    networks = [f"digits={_DIGITS}", *(f"{x}={tmp_path / x}" for x in ("one", "two"))]
+    server = Process("--shape", "one:x=?,3", "--shape", "two:x=?,4", networks=networks)
+    try:
+        shapes = {
+            name: server.client.get(f"/v2/models/{name}").json()["inputs"][0]["shape"]
+            for name in ("digits", "one", "two")
+        }
+    finally:
+        server.stop()
+    assert shapes == {"digits": [-1, 1, 8, 8], "one": [-1, 3], "two": [-1, 4]}
+
+
+def test_a_line_a_request_is_written_where_it_is_asked_for() -> None:
+    server = Process("--log-level", "info")
+    _answered(server)
+    server.stop()
+    lines = [x for x in server.errors.splitlines() if "request model=" in x]
+    assert len(lines) == 1 and re.search(
+        r' INFO: request model="digits" id="" status=200 ', lines[0]
+    )
 
 
 def test_a_signal_stops_the_process() -> None:

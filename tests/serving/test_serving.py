@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import re
 import subprocess
 import sys
@@ -193,6 +194,12 @@ def test_sequences(client: Client) -> None:
     assert step("a").status_code == 400
     for wrong in ({"id": 1.5}, {"id": True}, {"id": 1, "sequence_start": "yes"}):
         assert step(**wrong).status_code == 400
+    for long in ("x" * 257, 1 << 64, -(1 << 64)):
+        refused = step(long, sequence_start=True)
+        assert refused.status_code == 400
+        assert "sequence_id has at most 256 characters, or 64 bits" in refused.json()["error"]
+    assert _rows(step("x" * 256, sequence_start=True, sequence_end=True)) == [[2, 3]]
+    assert _rows(step(-(1 << 63), sequence_start=True, sequence_end=True)) == [[2, 3]]
 
 
 def _in_threads(count: int, send: Callable[[int], Any]) -> list[Any]:
@@ -267,6 +274,27 @@ def test_what_fails_is_an_error(client: Client, slow: Slow) -> None:
     slow.fails = False
     assert response.status_code == 500 and "the device is gone" in response.json()["error"]
     assert 'code="500",model="slow"} 1.0' in client.get("/metrics").text
+
+
+def test_a_request_has_a_line_in_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nnef_jax.serving")
+    tensor = {"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1, 2]}
+    for id in ("a\n b", "x" * 500):
+        body = json.dumps({"id": id, "inputs": [tensor]})
+        assert client.post("/v2/models/double/infer", body).status_code == 200
+    _sent(client, "a%20b", [[1, 2, 3]])
+    client.post("/v2/models/double/infer", b"{")
+    number = r"\d+\.\d{6}"
+    parts = " ".join(f"{x}={number}" for x in ("seconds", "read", "decode", "compute", "encode"))
+    wanted = [
+        rf'request model="double" id="a\\n b" status=200 {parts}',
+        rf'request model="double" id="x{{60}}" status=200 {parts}',
+        rf'request model="a b" id="" status=400 seconds={number} read={number}',
+        rf'request model="double" id="" status=400 seconds={number} read={number}',
+    ]
+    until(lambda: len(caplog.messages) >= len(wanted))
+    for line, pattern in zip(caplog.messages, wanted, strict=True):
+        assert re.fullmatch(pattern, line), line
 
 
 def test_metrics_count(client: Client) -> None:

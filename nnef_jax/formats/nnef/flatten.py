@@ -19,7 +19,7 @@ from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Step
 from nnef_jax.formats.nnef.expressions import Calls
 from nnef_jax.formats.nnef.scope import Scope
-from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported
+from nnef_jax.formats.nnef.semantics import calls_of, refuse_unsupported, unsupported
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.custom_operations import is_body, kept_kind, types_of
 from nnef_jax.formats.syntax.declared_tensors import (
@@ -30,6 +30,7 @@ from nnef_jax.formats.syntax.declared_tensors import (
 )
 from nnef_jax.formats.syntax.emitter import CallPlace, Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import Form
+from nnef_jax.formats.syntax.outline import callers_of, shown
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
@@ -87,11 +88,19 @@ class _Flattener(Evaluator):
         graph, source = self.document.graph, self.document.source
         bodies = [(calls_of([q.node]), q.source) for q in self.quantizers.values()]
         bodies.append((calls, source))
-        refuse_unsupported(bodies, self.scope, self._has_rule, self._is_atomic)
+        reached = bodies, self.scope, self._has_rule, self._is_atomic
+        refused = frozenset[str]()
+        if self.options.outline:
+            fragments = {fragment.name: fragment for fragment in self.document.fragments}
+            refused = callers_of([*unsupported(*reached), *self.scope.undeclared()], fragments)
+        if not refused:
+            refuse_unsupported(*reached)
         frame = Frame(None, source, {})
         targets = [[i.name for i in s.identifiers(a.target)] for a in graph.body]
         self.builder.reserve(chain(*targets))
         for assignment, names in zip(graph.body, targets, strict=True):
+            if refused and shown(self, assignment, frame.values, refused, source):
+                continue
             try:
                 value = self.run(assignment.value, frame, names)
                 for name, item in self.unpacked(assignment.target, value, frame):

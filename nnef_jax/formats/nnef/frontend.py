@@ -43,7 +43,7 @@ class StandardFrontend(TextFrontend):
     def __init__(self, archive: Archive, options: Options) -> None:
         self.document = document = parse(archive.read_text(GRAPH), options.meter)
         self.scope = Scope(document, options.meter)
-        self._calls = check(self.scope)
+        self._calls = check(self.scope, outline=options.outline)
         super().__init__(document.source, document.graph, archive, options)
         self.extensions = document.extensions
         self.reader = QuantizationReader(self.scope, options)

@@ -9,7 +9,7 @@ from typing import Any
 from nnef_jax.formats.syntax.invocation import Form, form_of
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.standard import standard
-from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation
+from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation, invocations
 from nnef_jax.limits import BINDING, Meter
 from nnef_jax.similar import did_you_mean
 
@@ -58,6 +58,12 @@ class Scope:
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
         return self._known.get(name)
+
+    def undeclared(self) -> set[str]:
+        """Return the names of operations that the document calls and nothing declares."""
+        bodies = [self.document.graph.body, *(x.body or () for x in self.document.fragments)]
+        calls = invocations(assignment.value for body in bodies for assignment in body)
+        return {node.operation for node in calls if node.operation not in self._known}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
         """Call `form_of` once for arguments of the same names."""

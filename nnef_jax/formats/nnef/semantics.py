@@ -22,14 +22,17 @@ from nnef_jax.formats.syntax.standard import INTRODUCING
 from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 
 
-def check(scope: Scope) -> Calls:
+def check(scope: Scope, *, outline: bool = False) -> Calls:
     """Return the invocations of the graph's body, by operation.
 
-    Raises the errors of the document, all at once (SemanticError with `others`).
+    Raises the errors of the document, all at once (SemanticError with `others`). Operations that
+    nothing declares are none for an outline.
     """
     checker = _Checker(scope)
     with within_memory("the text"):  # with a nesting far above the default one
         calls = checker.run()
+        if not outline:
+            checker.unknown_operations()
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
     return calls
 
@@ -47,9 +50,7 @@ class _Checker:
         self._fragment_names()
         for fragment in self.document.fragments:
             self._fragment(fragment)
-        calls = self._graph(self.document.graph)
-        self._unknown_operations()
-        return calls
+        return self._graph(self.document.graph)
 
     def _report(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         self.scope.meter.spend(len(message) // LETTERS_PER_STEP, "the text")
@@ -216,7 +217,8 @@ class _Checker:
                 hint = f"make it a parameter: graph {graph.name}( ..., name ) -> ..."
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
-    def _unknown_operations(self) -> None:
+    def unknown_operations(self) -> None:
+        """Report the operations that nothing declares."""
         for name, uses in self.unknown.items():
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
             hint = self.scope.similar(name) or (
@@ -257,6 +259,17 @@ def refuse_unsupported(
 
     The search starts from some bodies and goes on in those of the fragments that they call.
     """
+    uses = unsupported(bodies, scope, has_rule, is_atomic)
+    refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
+
+
+def unsupported(
+    bodies: Iterable[tuple[Calls, Source]],
+    scope: Scope,
+    has_rule: Callable[[s.Fragment], bool],
+    is_atomic: Callable[[s.Fragment], bool],
+) -> Mapping[str, Sequence[Span]]:
+    """Return the operations that bodies lead to, are atomic and have no rule, with their places."""
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     seen: set[int] = set()
     # With each body its fragment, and where the document leads into one that is not its own.
@@ -276,4 +289,4 @@ def refuse_unsupported(
                 into = None if fragment.source in own else reached or s.span_in(source, nodes[0])
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, into))
-    refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
+    return uses

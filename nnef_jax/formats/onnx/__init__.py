@@ -8,8 +8,8 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# Fields of a ModelProto: the version of the format, then any of the next ones.
-ALONE = {"model.onnx": rb"\x08[\x01-\x1f][\x12\x1a\x22\x28\x32\x3a\x42]"}
+# Fields of a ModelProto: the version of the format, of any length, then any of the next ones.
+ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
 HAS_WEIGHTS_BESIDE = False
 

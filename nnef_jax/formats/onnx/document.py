@@ -19,6 +19,7 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 from nnef_jax.storage.bitstream import BITS
 
+_VERSIONS = 31  # of the file format, of which 14 are written: later ones are read as these
 _LONGEST = 200  # letters of a line in a listing
 _EXTERNAL = 1  # TensorProto.DataLocation
 _ATTRIBUTES = {
@@ -110,6 +111,11 @@ class Reader:
         """Return the checked document. Raises NnefError, all that is wrong with it at once."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
+        if not 0 <= model.ir_version <= _VERSIONS:  # 0 where it is left out
+            raise ArchiveError(
+                f"{self.name} is an ONNX model of IR version {model.ir_version}, which is unknown",
+                hint="it is 3 to 14: the file is damaged, or `ir_version` was set wrongly",
+            )
         versions = {self._domain(x.domain): x.version for x in model.opset_import}
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
         graph = self.graph(model.graph)

@@ -13,6 +13,7 @@ from lowering.graph import Graph as FlatGraph
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
@@ -50,6 +51,8 @@ def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[A
         wanted = [port.name for port in top.outputs]
         flattener.run(top.nodes, found, wanted)
         outputs = [flattener.output(port, found, top) for port in top.outputs]
+        folded = [name for name, value in found.items() if isinstance(value, Constant)]
+        graph.fold(folded, ((x.reads, [*filter(None, x.outputs)]) for x in top.nodes))
         names = options.unfixed(names)
         return graph.builder.graph(top.name, outputs, wanted, names)
 
@@ -94,13 +97,11 @@ class NodeFlattener:
         needed = list(_needed(nodes, wanted))
         letters = len(needed) * len(self.prefix) // LETTERS_PER_STEP
         self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
-        raise_all(
-            [
-                UnsupportedError(self._unsupported(x), span=x.span, hint=_HINTS.get(x.domain, ""))
-                for x in needed
-                if not self._is_known(x)
-            ]
-        )
+        flatten = self._flattened
+        if self.graph.options.outline and not self.depth:
+            flatten = self._shown
+        else:
+            raise_all([self._unsupported(x) for x in needed if not self._is_known(x)])
         for node in needed:
             operands: list[Any] = []
             for name in node.inputs:
@@ -108,16 +109,33 @@ class NodeFlattener:
                     message = f"{node.title} reads '{name}', which nothing before it gives"
                     raise SemanticError(message, span=node.span)
                 operands.append(found[name] if name else None)
-            results = self._flattened(self._filled(node), operands, found)
+            results = flatten(self._filled(node), operands, found)
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
                     found[name] = value
                     self._called_also(value, name)
 
-    def _unsupported(self, node: Node) -> str:
+    def _unsupported(self, node: Node) -> UnsupportedError:
         domain = f"domain '{node.domain}'" if node.domain else "ONNX"
         version = self._named(node)[2]
-        return f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
+        message = (
+            f"{node.title}: '{node.operator}' of {domain}, version {version}, is not supported"
+        )
+        return UnsupportedError(message, span=node.span, hint=_HINTS.get(node.domain, ""))
+
+    def _shown(self, node: Node, operands: list[Any], found: Mapping[str, Any]) -> Sequence[Any]:
+        """Flatten a node, or where it is not supported add its tensors without their types."""
+        kind = node.operator
+        if not has_untyped(found.get(name) for name in node.reads):
+            try:
+                if self._is_known(node):
+                    return self._flattened(node, operands, found)
+            except UnsupportedError:  # in a graph or a function of it
+                pass
+            kind = unknown(kind)
+        names = [name for name in node.outputs if name]
+        made = iter(add_untyped(self.graph, kind, operands, names, node.span))
+        return [next(made) if name else None for name in node.outputs]
 
     def _named(self, node: Node) -> tuple[str, str, int]:
         """Return the key of an operator in the standard: domain, name, version."""

@@ -63,6 +63,14 @@ class OnnxFrontend(GraphFrontend):
             if port.shape is not None and all(x is not None for x in port.shape)
         }
 
+    def extent_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the names of extents of its inputs and outputs."""
+        graph = self._document.graph
+        return {
+            port.name: [n if isinstance(n, str) else "" for n in port.shape or ()]
+            for port in (*graph.inputs, *graph.outputs)
+        }
+
     def content(self) -> Iterable[object]:
         """Tell the model without its large tensors."""
         return self.dialect, self._text

@@ -13,14 +13,22 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Graph, Value
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLayer, Port
 from nnef_jax.formats.openvino.element_types import Weights, element_type
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
 from nnef_jax.formats.openvino.layers import Meaning, meanings
-from nnef_jax.formats.openvino.network_ends import INPUTS, Ends, declared_shape, require_bounds
+from nnef_jax.formats.openvino.network_ends import (
+    INPUTS,
+    Ends,
+    declared_shape,
+    label_of,
+    require_bounds,
+)
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.limits import within_memory
 
@@ -44,6 +52,7 @@ def flatten(
         feeds = pre_processed(net, feeds, flattener.site)
         found = flattener.run(net, feeds, [*ends.outputs.values()])
         outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
+        flattener.note_folded(net, found)
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
 
@@ -80,7 +89,9 @@ class Flattener:
         found: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, wanted)
         known = {*table, *CONSTANTS, *INPUTS, "result"}
-        raise_all([_unsupported(x, net.version) for x in layers if x.kind not in known])
+        is_shown = self.graph.options.outline and not self.prefix
+        if not is_shown:
+            raise_all([_unsupported(x, net.version) for x in layers if x.kind not in known])
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
                 continue
@@ -89,8 +100,30 @@ class Flattener:
                 feeds[end] if end in feeds else found.get(net.feeds.get(end, (-1, -1)))
                 for end in ports
             ]
-            found.update(self._flattened(layer, net, operands, table.get(layer.kind)))
+            if is_shown and (has_untyped(operands) or layer.kind not in known):
+                found.update(self._shown(layer, operands))
+                continue
+            try:
+                found.update(self._flattened(layer, net, operands, table.get(layer.kind)))
+            except UnsupportedError:  # in a body
+                if not is_shown:
+                    raise
+                found.update(self._shown(layer, operands))
         return found
+
+    def _shown(
+        self, layer: NetLayer, operands: Sequence[Tensor | None]
+    ) -> Iterator[tuple[End, Tensor]]:
+        """Add the tensors of a layer, without their types."""
+        kind = layer.type if has_untyped(operands) else unknown(layer.type)
+        names, ports = zip(*layer.named(layer.outputs), strict=True) if layer.outputs else ((), ())
+        made = add_untyped(self.graph, kind, operands, names, layer.span)
+        builder = self.graph.builder
+        variable = builder.variable_of(label_of(layer)) if layer.kind == "assign" else None
+        if variable is not None:  # a state it stays, with the only tensor that has its type
+            with placed(str(layer), layer.span):
+                builder.update(variable, variable)
+        return (((layer.id, port.id), value) for port, value in zip(ports, made, strict=True))
 
     def _flattened(
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
@@ -128,6 +161,18 @@ class Flattener:
             if tensor is None:
                 raise InvalidOperation("nothing gives the output that is read of it")
             return self.graph.ended(site.tensor(tensor), name, layer.span)
+
+    def note_folded(self, net: Net, found: Mapping[End, Tensor]) -> None:
+        """Note the tensors of layers that are known."""
+        own = {layer: layer.named(layer.outputs) for layer in net.layers}
+        names = {(x.id, port.id): [n, *port.names] for x in own for n, port in own[x]}
+        known = [n for end, x in found.items() if isinstance(x, Constant) for n in names[end]]
+        steps: list[tuple[list[str], list[str]]] = []
+        for layer in net.layers:
+            ends = [net.feeds.get((layer.id, port.id), (-1, -1)) for port in layer.inputs]
+            reads = [name for end in ends for name in names.get(end, ())]
+            steps.append((reads, [name for name, _ in own[layer]]))
+        self.graph.fold(known, steps)
 
     def body(
         self,

@@ -226,11 +226,23 @@ _SEQUENCES = frozenset({Array, Tuple})
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
     """Yield all invocations in some expressions, in any order."""
+    return (node for node in _parts(expressions) if type(node) is Invocation)
+
+
+def names_in(expression: Expression) -> Iterator[str]:
+    """Yield the names that an expression reads, in any order."""
+    return (node.name for node in _parts([expression]) if type(node) is Identifier)
+
+
+def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifier]:
+    """Yield all invocations and identifiers in some expressions, in any order."""
     pending: list[Any] = [*expressions]
     while pending:
         node = pending.pop()
         kind = type(node)
         if kind in _LEAVES:  # nearly all are
+            if kind is Identifier:
+                yield node
             continue
         if kind is Invocation:
             yield node

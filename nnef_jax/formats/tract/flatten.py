@@ -7,7 +7,7 @@ host (`host`); operations on tensors go into the graph, with the casts that trac
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emitter import Frame, Poisoned
 from nnef_jax.formats.syntax.invocation import InvalidInvocation, bind
+from nnef_jax.formats.syntax.outline import callers_of, shown
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract import unsupported
@@ -65,19 +66,34 @@ def flatten(
         graph = FlatGraph(options, data, is_open=has_open_inputs(document, shapes, extents))
         graph.variables = document.variables if options.progress else 0
         builder = graph.builder
-        builder.reserve(i.name for a in header.body for i in s.identifiers(a.target))
+        builder.reserve(name for a in header.body for name in _targets(a))
         frame = Frame(None, document.source, {})
         inputs = [parameter.name for parameter in header.parameters]
-        outputs = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs)).outputs(frame)
+        refused = frozenset[str]()
+        if options.outline:
+            found = unsupported.unsupported(document, options.rules)
+            refused = callers_of(found, document.fragments)
+        flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), refused)
+        outputs = flattener.outputs(frame)
         for name, value in frame.values.items():
             if isinstance(value, Value) and value.name != name:
                 builder.aliases[name] = value
+        steps = (([*s.names_in(a.value)], _targets(a)) for a in header.body)
+        graph.fold((name for name, x in frame.values.items() if not _has_tensor(x)), steps)
         results = [result.name for result in header.results]
         flat = builder.graph(header.name, outputs, results, options.unfixed(inputs))
         unsupported.refuse_readers_of_padding(flat)
         for value, name, axis in unsupported.padded_outputs(flat):
             flat.aliases[length_name(name, axis, "places")] = value
         return flat, graph.said
+
+
+def _targets(assignment: s.Assignment) -> list[str]:
+    return [identifier.name for identifier in s.identifiers(assignment.target)]
+
+
+def _has_tensor(x: Any) -> bool:
+    return any(map(_has_tensor, x)) if isinstance(x, list | tuple) else isinstance(x, Value)  # pyright: ignore[reportUnknownArgumentType]
 
 
 @dataclass(slots=True)
@@ -88,6 +104,7 @@ class _UnitFlattener:
     graph: FlatGraph
     extents: Given
     inputs: Given
+    shown: Set[str] = frozenset()  # operations that are not supported, and need not be
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
@@ -99,11 +116,16 @@ class _UnitFlattener:
 
     def outputs(self, frame: Frame) -> list[Value]:
         document = self.unit.document
-        unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
+        if not self.shown:
+            unsupported.refuse_unsupported(document, self.graph.options.rules, self.graph.meter)
         self._refuse_undeclared_inputs(frame)
         errors: list[NnefError] = []
         for assignment in document.graph.body:
-            targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+            if self.shown and shown(
+                self.graph, assignment, frame.values, self.shown, document.source
+            ):
+                continue
+            targets = _targets(assignment)
             try:
                 self._assign(assignment, [frame.prefix + target for target in targets], frame)
                 continue

@@ -23,7 +23,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, integers, invocation
 from nnef_jax.formats.syntax.frontend import TextFrontend
-from nnef_jax.formats.syntax.printing import print_document
+from nnef_jax.formats.syntax.printing import print_document, print_expression
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.types import Type
 from nnef_jax.formats.tract import declarations, symbols
@@ -33,7 +33,6 @@ from nnef_jax.formats.tract.flat_graph import Said
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.unit import Unit
-from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
@@ -54,6 +53,7 @@ class TractFrontend(TextFrontend):
         self.dialect = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any] | None] = {}
         self.integer = computed("int64", options.real)
+        self.symbols = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the document's."""
@@ -65,7 +65,7 @@ class TractFrontend(TextFrontend):
 
     def _extents(self, options: Options) -> Mapping[str, Any]:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
-        return symbols.solve(self.document, shapes, options.meter)
+        return symbols.solve(self.document, shapes, options.meter, options.extents)
 
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, which flattening has read, and let go of them."""
@@ -73,15 +73,23 @@ class TractFrontend(TextFrontend):
         return Stored(cast(dict[str, NDArray[Any]], data), self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
-        """Return the shapes of its inputs, None for an extent that depends on a symbol."""
+        """Return the shapes of its inputs, None for an extent that depends on an open symbol."""
+        given = options.extents
         return {
-            name: [None if x is UNKNOWN else x for x in (symbols.evaluate(e, {}) for e in shape)]
+            name: [None if x is UNKNOWN else x for x in (symbols.evaluate(e, given) for e in shape)]
+            for name, shape in self.document.input_shapes.items()
+        }
+
+    def extent_names(self) -> Mapping[str, Sequence[str]]:
+        """Return the expressions of symbols that are extents of its inputs."""
+        return {
+            name: [print_expression(e) if symbols.evaluate(e, {}) is UNKNOWN else "" for e in shape]
             for name, shape in self.document.input_shapes.items()
         }
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
         """Return the shapes of its inputs in its symbols."""
-        values = {name: symbol(name) for name in symbols.solve(self.document, {}, Meter())}
+        values = {name: symbol(name) for name in self.symbols}
         return {
             name: [symbols.evaluate(expression, values) for expression in shape]
             for name, shape in self.document.input_shapes.items()

@@ -40,9 +40,15 @@ def has_open_inputs(
 
 
 def solve(
-    document: TractDocument, shapes: Mapping[str, Sequence[int | None]], meter: Meter
+    document: TractDocument,
+    shapes: Mapping[str, Sequence[int | None]],
+    meter: Meter,
+    given: Mapping[str, int] = {},
 ) -> dict[str, int]:
-    """Return symbols' values by inputs' shapes, or UNKNOWN. Raises InputError where none fit."""
+    """Return symbols' values by inputs' shapes, or UNKNOWN; some may be given.
+
+    Raises InputError where none fit.
+    """
     equations = [
         _Equation(name, axis, expression, extent, len(parts), _names(parts), meter)
         for name, shape in document.input_shapes.items()
@@ -51,7 +57,7 @@ def solve(
     ]
     # Quotients last: they leave open which of several values a symbol has.
     equations.sort(key=lambda equation: _divides(equation.expression))
-    values: dict[str, int] = {}
+    values = dict(given)
     meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
     unsolved = list(equations)
     while found := next(((e, x) for e in unsolved if (x := e.solution(values)) is not None), None):

@@ -20,12 +20,17 @@ from nnef_jax.similar import did_you_mean
 
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
     """Raise UnsupportedError for all operations at once that the graph reaches but cannot run."""
+    refuse(unsupported(document, rules), lambda name: _explained(name, meter))
+
+
+def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
+    """Return the operations that the graph reaches but cannot run, with where they are."""
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
         name = node.operation
         if name not in document.fragments and name not in rules and not _runs(name):
             uses.setdefault(name, []).append(s.span_in(document.source, node))
-    refuse(uses, lambda name: _explained(name, meter))
+    return uses
 
 
 # Operations whose number of results depends on the data: they are padded to the most possible.

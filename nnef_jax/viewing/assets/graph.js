@@ -91,7 +91,7 @@ function duration(s) {
   return s >= 1e-3 ? `${(s * 1e3).toPrecision(3)} ms` : `${(s * 1e6).toPrecision(3)} µs`;
 }
 const number = (x) => (x === null || x === undefined ? "–" : Number(x.toPrecision(4)).toString());
-const shape = (t) => tensors[t].shape.map((n) => n ?? "?").join("×") || "scalar";
+const shape = (t) => (tensors[t].shape ? tensors[t].shape.map((n) => n ?? "?").join("×") || "scalar" : "?");
 const typed = (t) => `${tensors[t].dtype} ${shape(t)}`;
 
 // What boxes can be coloured by: of each the name, whether it is there, and how it is written.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
-from nnef_jax.flattening.repetition import LAST, RepeatedBody, branch
+from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
@@ -32,7 +33,8 @@ def _if(site: NodeSite, condition: Any) -> tuple[Any, ...]:
         graph = graphs[0 if condition.array.any() else 1]
         return tuple(site.within(graph, site.graph, {}))
     inner = [site.graph.body() for _ in graphs]
-    found = [site.within(x, graph, {}) for x, graph in zip(graphs, inner, strict=True)]
+    makes = [partial(site.within, x, graph, {}) for x, graph in zip(graphs, inner, strict=True)]
+    found = both(makes, site.graph.fixing(condition))
     sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in found]
     if sizes[0] != sizes[1]:
         site.known(0)  # raises

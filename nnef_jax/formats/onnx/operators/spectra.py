@@ -66,10 +66,14 @@ def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -
 
 @operator("STFT")
 def _stft(site: NodeSite, x: Any) -> Any:
-    """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2]."""
-    if site.rank() != 3:
-        raise InvalidShape(f"its signal {show(site.shape())} must have three axes")
-    is_real, step = _is_real(site), site.integer(1)
+    """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2].
+
+    Runtimes take [batch,items] for real signals, as torch.onnx writes them.
+    """
+    if site.rank() not in (2, 3):
+        raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")
+    is_flat = site.rank() == 2
+    is_real, step = is_flat or _is_real(site), site.integer(1)
     onesided = site.flag("onesided", True)
     if onesided and not is_real:
         raise InvalidOperation("a signal must be real where 'onesided' is 1")
@@ -78,6 +82,7 @@ def _stft(site: NodeSite, x: Any) -> Any:
     if site.has(2) and site.shape(2) != (size,):
         raise InvalidShape(f"its window {show(site.shape(2))} must have {size} items")
     window = site.operand(2) if site.has(2) else False
+    x = site.unsqueezed(x, (2,)) if is_flat else x
     found = site.step_or_last(not onesided).stft(
         site.fitted(x, 2, 2), window, axis=1, frame_length=size, frame_step=step
     )

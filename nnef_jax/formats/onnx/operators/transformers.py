@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -146,7 +147,8 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     """Attend causally, with keys and values kept in buffers: new ones come behind old ones.
 
     `seqlens_k` has how many there are with the new ones, less 1. A buffer is as long as its
-    contents, or as the longest ones.
+    contents, or as the longest ones. Where their length comes with a call the buffer stays as long
+    as it is: a sequence that does not fit, for which a runtime makes a longer buffer, gives NaN.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE")
     counts, step = [site.int(f"{x}num_heads") for x in ("", "kv_", "kv_")], site.step
@@ -165,8 +167,7 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     if site.flag("do_rotary"):
         places = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
         q, k = (rotated(site, x, *angles(site, places, (7, 8))) for x in (q, k))
-    keys = kept + times
-    total = site.operand(6)
+    keys, total = max(kept, times), site.operand(6)
     if isinstance(total, Constant):
         keys = max(int(total.array.reshape(-1)[0]), kept)
     if kept:
@@ -183,6 +184,9 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     if site.flag("smooth_softmax") and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
     result, _ = attended(site, q, k, v, mask.whole(site.dtype_of(q)), sink=sink)
+    if kept and not isinstance(total, Constant):
+        fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
+        result = step.select(fits, result, math.nan)
     return joined(site, result), k, v
 
 

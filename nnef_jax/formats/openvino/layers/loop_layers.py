@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import Given
-from nnef_jax.flattening.repetition import RepeatedBody, branch
+from nnef_jax.flattening.repetition import RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
@@ -216,17 +217,21 @@ def _if(site: LayerSite) -> list[Any]:
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
     graphs = [site.graph.body() for _ in bodies]
-    found: list[list[Value]] = []
-    for body, graph in zip(bodies, graphs, strict=True):
-        feeds = dict[End, Tensor]()
-        for link in links(body, inputs=True):
-            value = _outer(site, link)
-            name = f"given_{len(graph.captured)}"
-            feeds[link.end] = graph.entered(value, name) if isinstance(value, Value) else value
-        inner = replace(site, graph=graph)
-        found.append([inner.tensor(x) for x in _results(site, body, graph, feeds)])
+    makes = [partial(_branch, site, *x) for x in zip(bodies, graphs, strict=True)]
+    found = both(makes, site.graph.fixing(condition))
     made = branch(site.insert, _truth(site, condition), graphs, found)
     return made if isinstance(made, list) else [made]
+
+
+def _branch(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
+    """Flatten a body into a graph of its own; return what it has for the output ports."""
+    feeds = dict[End, Tensor]()
+    for link in links(body, inputs=True):
+        value = _outer(site, link)
+        name = f"given_{len(graph.captured)}"
+        feeds[link.end] = graph.entered(value, name) if isinstance(value, Value) else value
+    inner = replace(site, graph=graph)
+    return [inner.tensor(x) for x in _results(site, body, graph, feeds)]
 
 
 def _results(

@@ -1,0 +1,53 @@
+"""Adds assignments whose operations are not supported, of a text that is shown and not run."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from typing import Any
+
+from lowering.graph import Value
+from lowering.location import Source
+from nnef_jax.flattening.emission import Emission
+from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
+from nnef_jax.formats.syntax import tree as s
+
+
+def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
+    """Return names of operations, with those of all fragments that lead to them."""
+    callers: defaultdict[str, list[str]] = defaultdict(list)
+    for name, fragment in fragments.items():
+        for node in s.invocations(assignment.value for assignment in fragment.body or ()):
+            callers[node.operation].append(name)
+    waiting = [*names]
+    found = set(waiting)
+    for name in waiting:  # which gets longer
+        more = found.symmetric_difference(found.union(callers[name]))
+        found |= more
+        waiting += more
+    return frozenset(found)
+
+
+def shown(
+    graph: Emission,
+    assignment: s.Assignment,
+    values: MutableMapping[str, Any],
+    unsupported: Collection[str],
+    source: Source,
+) -> bool:
+    """Add the results of an assignment without types, and tell whether it has none.
+
+    That is so if it calls an operation of `unsupported`, or reads one of the `values` without.
+    """
+    names = list(dict.fromkeys(s.names_in(assignment.value)))
+    operands = [values[name] for name in names if name in values]
+    calls = [node.operation for node in s.invocations([assignment.value])]
+    called = next((name for name in calls if name in unsupported), "")
+    if not called and not has_untyped(operands):
+        return False
+    kind = unknown(called) if called else next(iter(calls), "expression")
+    targets = [identifier.name for identifier in s.identifiers(assignment.target)]
+    span = s.span_in(source, assignment.value)
+    read = [x for x in operands if isinstance(x, Value)]
+    values.update(zip(targets, add_untyped(graph, kind, read, targets, span), strict=True))
+    return True
