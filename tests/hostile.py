@@ -791,6 +791,39 @@ def strings_of_tract(n: int) -> bytes:
     return tar({"graph.nnef": tract(f"a = '{'b' * n}';\n{body}")})
 
 
+# Constants of OpenVINO
+
+
+def _constants(shape: str, type: str, size: int, count: int = 1) -> bytes:
+    """A network whose constants are the same bytes of its file."""
+    port = '<output><port id="0"><dim>1</dim></port></output>'
+    given = f'element_type="{type}" shape="{shape}" offset="0" size="{size}"'
+    layers = [
+        f'<layer id="{i}" name="c{i}" type="Const" version="opset1"><data {given}/>{port}</layer>'
+        '<layer id="{0}" name="r{0}" type="Result" version="opset1">'
+        '<input><port id="0"><dim>1</dim></port></input></layer>'.format(count + i)
+        for i in range(count)
+    ]
+    edges = "".join(
+        f'<edge from-layer="{i}" from-port="0" to-layer="{count + i}" to-port="0"/>'
+        for i in range(count)
+    )
+    net = (
+        f'<net name="n" version="11"><layers>{"".join(layers)}</layers><edges>{edges}</edges></net>'
+    )
+    return tar({"net.xml": net, "net.bin": bytes(size)})
+
+
+@attack("constants of one-bit items", 1 << 27)
+def constants_of_bits(n: int) -> bytes:
+    return _constants(str(n), "u1", n // 8, 40)
+
+
+@attack("axes of a constant by the thousand", 1_000_000)
+def axes_of_a_constant(n: int) -> bytes:
+    return _constants(",".join("9" * n), "f32", 4)
+
+
 # What is computed, or written out, where a network is traced
 
 

@@ -246,7 +246,7 @@ def _open_source(
         _, data = files.contents_of(path, meter, path, ArchiveError)
         folder, file_name = os.path.split(path)
         if is_graph(file_name, graphs) and not _is_packed(bytes(data[:512])):
-            return folder or ".", Folder(folder, meter), file_name
+            return folder or ".", Folder(folder, meter, path), file_name
     return path, *_packed(data, path, meter, graphs, sniff)
 
 

@@ -17,6 +17,7 @@ _BLOCK = 1 << 16  # items at a time: a multiple of 8, so that each block starts 
 # Unpacking takes 1 to 3 ns for a bit, and for an item as long as for two bits more.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
+CODES_PER_STEP = 256
 
 
 def packed_size(items: int, bits: int) -> int:

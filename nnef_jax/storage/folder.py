@@ -1,7 +1,10 @@
 """A folder as a container: its files are mapped or read where they are.
 
-A member is opened part by part, from descriptor to descriptor, and the kernel follows no link: so
+A member is opened part by part, from descriptor to descriptor, and the kernel follows no link:
 nobody who swaps a folder for a link during a load leads a read outside.
+
+Caches of hubs hold each file in one folder of blobs, and folders of links to these. There a member
+may be a link to a file that lies in the folder of blobs itself.
 """
 
 from __future__ import annotations
@@ -29,15 +32,22 @@ _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= o
 class Folder:
     """The files below the folder that was opened, even if another has its name by now.
 
-    A symbolic link may only lead to one of them; a hard link is a file like any other.
+    A symbolic link may only lead to one of them, or to a blob; a hard link is a file like any
+    other. Blobs are the files in the folder that `named` leads to, a file of this folder that the
+    user names, where it is a link; else those of the hub's cache that this folder lies in, if any.
     """
 
-    def __init__(self, path: str, meter: Meter) -> None:
+    def __init__(self, path: str, meter: Meter, named: str = "") -> None:
         self._path = path
         self._meter = meter
         self._real = os.path.realpath(path)
+        self._blobs = _blobs_of(self._real, named)
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
-        self._close = weakref.finalize(self, _close, self._root)
+        self._store = None
+        if _OPENAT and self._blobs:
+            with suppress(OSError):  # one that is not readable: its files are not either
+                self._store = os.open(self._blobs, _FLAGS)
+        self._close = weakref.finalize(self, _close, self._root, self._store)
 
     def close(self) -> None:
         """Close the folder."""
@@ -119,6 +129,7 @@ class Folder:
             yield None, self._resolved(name, parts, follow=follow)
             return
         opened = [self._root]  # and the folders that lead from there to the next part
+        walked = list[str]()  # their names
         ahead, links = [*reversed(parts)], 0
         try:
             while len(ahead) > 1 or follow:
@@ -127,6 +138,7 @@ class Folder:
                     if len(opened) == 1:
                         raise self._outside(name)
                     os.close(opened.pop())
+                    walked.pop()
                     continue
                 mode = os.stat(part, dir_fd=opened[-1], follow_symlinks=False).st_mode
                 if stat.S_ISLNK(mode):
@@ -134,13 +146,20 @@ class Folder:
                     if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = os.readlink(part, dir_fd=opened[-1])
+                    blob = self._blob(os.path.join(self._real, *walked, target))
+                    if self._store is not None and blob and not ahead:
+                        opened.append(os.dup(self._store))
+                        ahead.append(blob)
+                        break
                     if os.path.isabs(target):
                         target = self._below_root(name, target)
+                        walked.clear()
                         while len(opened) > 1:
                             os.close(opened.pop())
                     ahead += [part for part in reversed(target.split("/")) if part not in ("", ".")]
                 elif ahead:
                     opened.append(_open_below(opened[-1], part))
+                    walked.append(part)
                 else:
                     ahead.append(part)
                     break
@@ -148,6 +167,12 @@ class Folder:
         finally:
             for descriptor in opened[1:]:
                 os.close(descriptor)
+
+    def _blob(self, path: str) -> str:
+        """Return the name of a file in the folder of blobs, '' for any other path."""
+        folder, name = os.path.split(path)
+        is_there = self._blobs and os.path.realpath(folder) == self._blobs
+        return name if is_there and name not in ("", ".", "..") else ""
 
     def _below_root(self, name: str, target: str) -> str:
         """Make an absolute path relative to the folder, by the text of both alone."""
@@ -163,7 +188,7 @@ class Folder:
         path = os.path.join(path, last)
         if follow:
             path = os.path.realpath(path, strict=True)
-        if os.path.commonpath([self._real, path]) != self._real:
+        if os.path.commonpath([self._real, path]) != self._real and not self._blob(path):
             raise self._outside(name)
         return path
 
@@ -174,10 +199,20 @@ class Folder:
         )
 
 
+def _blobs_of(real: str, named: str) -> str:
+    """Return the folder of blobs, '' where there is none."""
+    if named and os.path.islink(named):
+        return os.path.dirname(os.path.realpath(named))
+    top, snapshots, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")
+    blobs = os.path.join(top, "blobs")
+    return blobs if snapshots and os.path.isdir(blobs) and not os.path.islink(blobs) else ""
+
+
 def _open_below(above: int, folder: str) -> int:
     return os.open(folder, _FLAGS, dir_fd=above)
 
 
-def _close(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
+def _close(*descriptors: int | None) -> None:
+    for descriptor in descriptors:
+        if descriptor is not None:
+            os.close(descriptor)

@@ -162,6 +162,100 @@ def test_hard_links_are_files_of_the_folder(model):
         assert archive.open_tensor("hard.dat") == OUTSIDE
 
 
+# Caches of hubs
+
+
+@pytest.fixture
+def snapshot(tmp_path):
+    """A folder of links to blobs, as clients of hubs make it; beside it what nobody may read."""
+    for path in ("hub/blobs/more", "hub/snapshots/1/onnx", "hub/other"):
+        (tmp_path / path).mkdir(parents=True)
+    (tmp_path / "hub" / "blobs" / "b0").write_bytes(GRAPH)
+    (tmp_path / "hub" / "blobs" / "b1").write_bytes(INSIDE)
+    for path in ("blobs/more/b2", "other/b1"):
+        (tmp_path / "hub" / path).write_bytes(OUTSIDE)
+    here = tmp_path / "hub" / "snapshots" / "1"
+    (here / "graph.nnef").symlink_to("../../blobs/b0")
+    (here / "w.dat").symlink_to("../../blobs/b1")
+    (here / "onnx" / "w.dat").symlink_to("../../../blobs/b1")
+    return here
+
+
+def test_a_member_may_be_a_link_to_a_blob(snapshot, tmp_path):
+    (snapshot / "absolute.dat").symlink_to(tmp_path / "hub" / "blobs" / "b1")
+    (snapshot / "chain.dat").symlink_to("onnx/w.dat")
+    (tmp_path / "latest").symlink_to(snapshot)
+    for named in (snapshot, snapshot / "graph.nnef", tmp_path / "latest"):
+        before = descriptors()
+        with open_archive(named) as archive:
+            assert archive.read_text("graph.nnef").text == GRAPH.decode()
+            for name in ("w.dat", "onnx/w.dat", "absolute.dat", "chain.dat"):
+                assert archive.open_tensor(name) == INSIDE
+        assert descriptors() == before
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "../../other/b1",
+        "../../blobs/more/b2",
+        "../../blobs/../other/b1",
+        "../../blobs/..",
+        "../../blobs",
+        "../../blobs/",
+        "{hub}/other/b1",
+        "../../blobs/elsewhere",
+        "../../blobs/missing",
+    ],
+)
+def test_other_links_out_of_a_snapshot_are_refused(snapshot, target):
+    hub = snapshot.parent.parent
+    (hub / "blobs" / "elsewhere").symlink_to("../other/b1")
+    (snapshot / "l.dat").symlink_to(target.format(hub=hub))
+    (snapshot / "d").symlink_to("../../blobs")
+    for named in (snapshot, snapshot / "graph.nnef"):
+        with open_archive(named) as archive:
+            for name in ("l.dat", "d/b1"):
+                with pytest.raises(ArchiveError):
+                    archive.open_tensor(name)
+
+
+def test_the_users_own_link_says_where_blobs_are(model, tmp_path):
+    """In any folder; links of a folder that lies in no hub's cache lead nowhere else."""
+    graph, outside = model / "graph.nnef", tmp_path / "outside"
+    graph.unlink()
+    graph.symlink_to(outside / "graph.nnef")
+    (model / "w.dat").unlink()
+    (model / "w.dat").symlink_to("../outside/w.dat")
+    with open_archive(graph) as archive:
+        assert archive.open_tensor("w.dat") == OUTSIDE
+    with open_archive(model) as archive, pytest.raises(ArchiveError, match="leads outside"):
+        archive.open_tensor("w.dat")
+    outside.rename(tmp_path / "hidden")
+    with pytest.raises(FileNotFoundError):
+        open_archive(graph)
+
+
+@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("function", ["stat", "open", "readlink"])
+@pytest.mark.parametrize("part", ["blobs", "blobs/b1", "snapshots/1/w.dat", "snapshots/1"])
+def test_blobs_that_become_links_between_two_calls(snapshot, monkeypatch, part, call, function):
+    original, calls, hub = getattr(os, function), 0, snapshot.parent.parent
+
+    def swapping(*arguments, **options):
+        nonlocal calls
+        if calls == call:
+            outside = hub / "other" / "b1"
+            swap_for_a_link(hub / part, outside if part.endswith(("b1", "dat")) else outside.parent)
+        calls += 1
+        return original(*arguments, **options)
+
+    with open_archive(snapshot) as archive, monkeypatch.context() as patch:
+        patch.setattr(os, function, swapping)
+        with contextlib.suppress(ArchiveError):
+            assert archive.open_tensor("w.dat") == INSIDE
+
+
 # Errors of the system
 
 

@@ -17,7 +17,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
-from nnef_jax.storage.bitstream import BITS
+from nnef_jax.storage.bitstream import BITS, CODES_PER_STEP
 
 _VERSIONS = 31  # of the file format, of which 14 are written: later ones are read as these
 _LONGEST = 200  # letters of a line in a listing
@@ -252,6 +252,7 @@ class Reader:
         dtype, shape = dtype_of(proto.data_type), _shape(proto)
         items = volume(shape)
         if dtype in BITS:
+            self.meter.spend(items // CODES_PER_STEP, f"tensor '{label}'")
             self.meter.expand(items, f"tensor '{label}'")
         if proto.data_location == _EXTERNAL:
             data = self._external(proto, size_of(dtype, items))

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import volume
+from lowering.extents import MAX_RANK, volume
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given
@@ -26,6 +26,7 @@ from nnef_jax.formats.openvino.element_types import (
     unpacked,
 )
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
+from nnef_jax.storage.bitstream import CODES_PER_STEP
 
 # Layers that decide shapes; in old files these alone do. Of stored numbers the network computes
 # conversions.
@@ -208,7 +209,15 @@ class LayerSite(Site[LayerGraph]):
             raise InvalidShape(message)
         data = self.weights.slice(blob.offset, blob.size)
         label = f"{self.name}.{tag}" if tag != "custom" else self.name
-        return Constant(unpacked(data, type, tuple(shape)), type, label)
+        return self.read(data, type, tuple(shape), label)
+
+    def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
+        """Return a tensor in a file; items of few bits take a byte each."""
+        items = volume(shape)
+        if len(data) < items:
+            self.spend(items // CODES_PER_STEP)
+            self.graph.meter.expand(items, self.title)
+        return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
         known = blob.type or self.layer.precision
@@ -344,6 +353,8 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     type = type or element_type(declared)
     text = layer.attributes.get("shape")
     shape = tuple(site.ints("shape", [])) if text is not None else layer.outputs[0].shape or ()
+    if len(shape) > MAX_RANK:
+        raise InvalidOperation(f"it has {len(shape)} axes, arrays have at most {MAX_RANK}")
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
     items = volume(shape)
@@ -353,4 +364,4 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         message = f"it has {size} bytes, {list(shape)} items of {type} take {needed}"
         raise InvalidOperation(message)
     data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
-    return Constant(unpacked(data, type, shape), type, site.name)
+    return site.read(data, type, shape, site.name)
