@@ -105,7 +105,7 @@ def require_readable_members(network: Network, members: Mapping[str, Member]) ->
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
     if not any(isinstance(x, str) and x.encode() == text for x in network.frontend.content()):
-        options = replace(options, dialect="auto", input_shapes={}, extents={})
+        options = replace(options, format="auto", input_shapes={}, extents={})
     archive = archive_of_members({n: partial(encoded, x) for n, x in members.items()}, name, meter)
     try:
         graph = network_of(archive, options, data=False).graph
