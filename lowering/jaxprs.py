@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.extend import core, source_info_util
-from jax.interpreters import mlir
+from jax.interpreters import ad, batching, mlir
 
 from lowering.fallback import or_else
 
@@ -83,6 +83,21 @@ def region(name: str) -> Any:
     made.def_impl(run)
     made.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
     mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
+    return made
+
+
+def identity(name: str, transpose: Callable[..., Any]) -> Any:
+    """Return a new primitive that returns its operand, and is transposed by a function."""
+    made = core.Primitive(name)
+
+    def same(x: Any, **_: Any) -> Any:
+        return x
+
+    made.def_impl(same)
+    made.def_abstract_eval(same)
+    ad.deflinear2(made, transpose)
+    batching.defvectorized(made)
+    mlir.register_lowering(made, lambda _, x, **__: [x])
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
+from lowering.forward_only import forward_only
 from lowering.graph import Graph, Operation, Result, Rule, Value, mapped
 from lowering.location import Span
 from lowering.multiply_adds import multiply_adds
@@ -37,10 +39,25 @@ class Context:
     # Is told how many items are computed on the host, before they are.
     fold: Callable[[int], None] = lambda items: None
     straight_through: bool = False  # what rounds has a derivative, that of what it rounds
+    # Returns the error to raise where a derivative is asked for that there is not.
+    refusal: Callable[[InvalidComputation], Exception] = lambda error: error
+    operation: Operation | None = None  # that the rule computes
 
     def unroll(self, times: int) -> None:
         """Count how often a rule writes out operations of jax."""
         self.fold(_TRACED * times)
+
+    def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
+        """Return arrays of which derivatives in reverse mode are an error that says why."""
+        operation = self.operation
+        if operation is None:
+            return list(arrays)
+        message = f"'{operation.kind}' has no derivatives in reverse mode: {reason}"
+
+        def refuse() -> Exception:
+            return self.refusal(InvalidComputation(message, operation, hint))
+
+        return [forward_only(x, refuse) for x in arrays]
 
 
 def trace(
@@ -101,7 +118,7 @@ def _apply(
     operands = {name: mapped(operand, read) for name, operand in operation.operands}
     arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
     if rule.wants_context:
-        arguments["ctx"] = context
+        arguments["ctx"] = replace(context, operation=operation)
 
     def results() -> list[Any]:
         returned: Any = rule.lower(**arguments)

@@ -86,7 +86,7 @@ class ReadingOptions:
             )
         return Options(
             rules=self.rules or Registry(),
-            dialect=self.dialect,
+            format=self.dialect,
             expand=self.expand,
             real=dtype,
             input_shapes=shapes,
@@ -152,7 +152,7 @@ def network_of(
     data: bool = True,
 ) -> Network:
     """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
-    format, labels = format_of(archive, options.dialect), None
+    format, labels = format_of(archive, options.format), None
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +23,9 @@ from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
 from nnef_jax.reading import network_of, network_of_text
 from nnef_jax.storage.archive import archive_of_members
+from nnef_jax.storage.files import MAP_FROM
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.writer import Member, encoded, write_archive
+from nnef_jax.storage.writer import Member, parts_of, write_archive
 
 
 def save(
@@ -98,15 +100,14 @@ def write_network(
 def require_readable_members(network: Network, members: Mapping[str, Member]) -> None:
     """Raise UnsupportedError or DataError where `load` would refuse an archive of a network.
 
-    A document that stays as it was is read with the shapes that it was read with. Data of NNEF are
-    not read, but compared with the declarations.
+    A document that stays as it was is read with the shapes that it was read with.
     """
     name, text = next(iter(members.items()))
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
     if not any(isinstance(x, str) and x.encode() == text for x in network.frontend.content()):
-        options = replace(options, dialect="auto", input_shapes={}, extents={})
-    archive = archive_of_members({n: partial(encoded, x) for n, x in members.items()}, name, meter)
+        options = replace(options, format="auto", input_shapes={}, extents={})
+    archive = archive_of_members({n: partial(_image, x) for n, x in members.items()}, name, meter)
     try:
         graph = network_of(archive, options, data=False).graph
         for variable in (*graph.parameters, *graph.states):
@@ -123,6 +124,20 @@ def require_readable_members(network: Network, members: Mapping[str, Member]) ->
         raise UnsupportedError(
             message, span=error.span, calls=error.calls, hint=error.hint, others=error.others
         ) from error
+
+
+def _image(member: Member) -> memoryview:
+    """Return the bytes of a member, with zeros for much data, which take no memory.
+
+    A load looks at few items alone: at those of shapes, and of attributes.
+    """
+    header, *data = parts_of(member)
+    size = sum(map(len, data))
+    if size < MAP_FROM:
+        return memoryview(b"".join((header, *data)))
+    image = mmap.mmap(-1, len(header) + size)
+    image[: len(header)] = bytes(header)
+    return memoryview(image)
 
 
 def members_of(

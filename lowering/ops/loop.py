@@ -119,6 +119,12 @@ def loop(
             lambda carry: (*(found := turn(carry[1], carry[2]))[:1], carry[1] + 1, found[1]),
             (begins, jnp.zeros((), bound.dtype), first),
         )
+        reason = "how often its body runs is known only when it runs"
+        hint = (
+            "make its largest number of iterations a constant, by load(..., values=...) if an "
+            "input holds it, or differentiate forwards, by jax.jvp or jax.jacfwd"
+        )
+        last = ctx.forward_only(last, reason, hint)
     stack = iter(stacks)
     return [
         last[kept.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)

@@ -16,6 +16,7 @@ from lowering.graph import TensorType
 from lowering.kernels.resampling import neighbours
 from lowering.ops import require, rules
 from lowering.ops.roi import bins_type
+from lowering.trace import Context
 
 _MODES = ("avg", "max", "max_share")
 
@@ -38,8 +39,8 @@ def _type(
 
 @rules.rule("roi_align", _type, work=lambda result: 16 * volume(result.shape))
 def roi_align(
-    input: Any, rois: Any, batch_index: Any, output_size: Shape, sampling_ratio: int, mode: str,
-    least: float = 0.0,
+    ctx: Context, input: Any, rois: Any, batch_index: Any, output_size: Shape, sampling_ratio: int,
+    mode: str, least: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the mean or maximum of samples in each bin of regions, (N,C,h,w).
 
@@ -103,7 +104,13 @@ def roi_align(
             total = total / jnp.maximum(jnp.asarray(samples, x.dtype), 1)
         return total
 
-    return lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
+    pooled = lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
+    if mode == "avg" and not turned:
+        return pooled
+    what = "regions that are turned" if turned else "a maximum"
+    reason = f"samples of {what} are computed in a loop of unknown length"
+    hint = "differentiate forwards, by jax.jvp or jax.jacfwd; the mean of upright regions has them"
+    return ctx.forward_only([pooled], reason, hint)[0]
 
 
 def _inside(at: Array, extent: int) -> Array:

@@ -16,7 +16,7 @@ from lowering.extents import shapes_differ, show
 from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Value
 from lowering.trace import Context, trace
-from nnef_jax.errors import InputError, SemanticError
+from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.over_mesh import over_mesh
@@ -113,14 +113,12 @@ class Functions:
     def tensors(self, graph: Graph, *given: Any) -> dict[Value, Any]:
         """Return the result of `lowering.trace.trace`; errors have their place in the document."""
         options, meter = self.options, Meter(self.network.options.meter.limits)
-        context = Context(options.precision, meter.fold, options.straight_through)
+        through, refusal = options.straight_through, partial(_located, UnsupportedError)
+        context = Context(options.precision, meter.fold, through, refusal)
         try:
             return trace(graph, context, *given)
         except InvalidComputation as error:
-            where = error.operation
-            raise SemanticError(
-                error.message, span=where.span, calls=where.calls, hint=error.hint
-            ) from None
+            raise _located(SemanticError, error) from None
 
     def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
         graph = self.specialised(state, inputs)
@@ -323,3 +321,9 @@ def _position(index: Mapping[str, int], names: tuple[str, ...], key: Any) -> Any
         similar = did_you_mean(key, index)
         raise KeyError(f"there is no output '{key}', they are {listed(names)}. {similar}".rstrip())
     return index[key]
+
+
+def _located(family: type[NnefError], error: InvalidComputation) -> NnefError:
+    """Return the error of an operation, with its place in the document."""
+    where = error.operation
+    return family(error.message, span=where.span, calls=where.calls, hint=error.hint)

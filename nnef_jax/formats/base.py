@@ -47,7 +47,7 @@ class Options:
     """Says how to flatten: which operations stay whole, what the document's tensors become."""
 
     rules: Registry = field(default_factory=Registry)  # a user's own, by the document's names
-    dialect: str = "auto"  # the name of the format, or "auto"
+    format: str = "auto"  # its name, or "auto" for the one that recognises the document
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])

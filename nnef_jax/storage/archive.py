@@ -60,7 +60,7 @@ class _Single:
 class _Members:
     """A container that is not written yet: a member is encoded when it is read."""
 
-    def __init__(self, members: Mapping[str, Callable[[], bytes]]) -> None:
+    def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
         self.names = members.keys
         self.exists = members.__contains__
         self._members = members
@@ -71,7 +71,7 @@ class _Members:
     def read(self, name: str) -> memoryview:
         if name not in self._members:
             raise ArchiveError(f"there is no '{name}'")
-        return memoryview(self._members[name]())
+        return self._members[name]().toreadonly()
 
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _Members | _Single
@@ -224,7 +224,7 @@ def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
 
 
 def archive_of_members(
-    members: Mapping[str, Callable[[], bytes]], graph: str, meter: Meter
+    members: Mapping[str, Callable[[], memoryview]], graph: str, meter: Meter
 ) -> Archive:
     """Return a container of members by name, each with a function that returns its bytes."""
     return Archive(_Members(members), "the network to save", meter, graph=graph)

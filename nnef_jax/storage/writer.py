@@ -109,12 +109,8 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
     return dict(sorted(named.items()))
 
 
-def encoded(member: Member) -> bytes:
-    """Return the bytes of a member."""
-    return b"".join(_parts(member))
-
-
-def _parts(member: Member) -> tuple[bytes | memoryview, ...]:
+def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
+    """Return the bytes of a member, of a tensor its header and its data."""
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
     return encode_tensor(member) if isinstance(member, np.ndarray) else (member,)
@@ -124,7 +120,7 @@ def write_tar(stream: Any, members: dict[str, Member]) -> None:
     """Write members of normal names as a tar archive."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
-            content = encoded(member)
+            content = b"".join(parts_of(member))
             info = tarfile.TarInfo(name)  # of the year 1970, and nobody's
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
@@ -177,7 +173,7 @@ def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
         path = os.path.join(folder, *name.split("/"))
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "xb") as file:
-            file.writelines(_parts(member))
+            file.writelines(parts_of(member))
             file.flush()
             os.fsync(file.fileno())
         finish(name)

@@ -1,4 +1,4 @@
-"""Resizes that NNEF 1.0 has: up and down by whole factors (spec 4.3.4)."""
+"""Resizes as operations of NNEF 1.0: up and down by whole factors (spec 4.3.4)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def resampling(operation: Operation) -> Said | None:
-    """Return what a resize is in NNEF, None where NNEF has nothing that computes the same."""
+    """Return the operation of NNEF that computes the same as a resize, None without one."""
     given: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     if not isinstance(x, Value) or not (given["scales"] or is_known(x.type.shape)):
