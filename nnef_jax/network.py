@@ -190,7 +190,7 @@ class Network:
                 SemanticError(
                     f"variable '{variable.label}' depends on an open extent of an input",
                     span=variable.span,
-                    hint="give the extent by load(..., input_shapes=...)",
+                    hint=f"give the extent by {self.frontend.closing()}",
                 )
                 for variable in (*graph.parameters, *graph.states)
                 if known.get(variable.label) != variable.value.type
@@ -242,17 +242,10 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     if any((x.message, x.span) != (error.message, error.span) for x in refused):
         guessed = (
             f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
-            f"them, nor does it take {_GUESSES[1]}: give them by load(..., input_shapes="
-            f"{_open_ones(frontend)})"
+            f"them, nor does it take {_GUESSES[1]}: give them by {frontend.closing()}"
         )
         error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
     raise error
-
-
-def _open_ones(frontend: Frontend) -> str:
-    """Return the names of open extents as `input_shapes` takes them, '...' where there are none."""
-    given = ", ".join(f"{name!r}: ..." for name in frontend.symbols)
-    return f"{{{given}}}" if given else "..."
 
 
 def _is_known(graph: Graph) -> bool:

@@ -19,6 +19,7 @@ from lowering import devices
 from lowering.multiply_adds import total
 from nnef_jax.call_arguments import bind_variables
 from nnef_jax.errors import InputError
+from nnef_jax.execution import forks
 from nnef_jax.execution.compiler import compiled
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.functions import Arrays, Entry, Inputs
@@ -103,6 +104,8 @@ class Execution:
 
         They need no binding, which takes up to 30 us with the search for what is compiled.
         """
+        if forks.is_without_threads:
+            return None  # `run` says why
         try:
             return self._known.get(_types(inputs))
         except (AttributeError, TypeError):  # no arrays
@@ -132,6 +135,7 @@ class Execution:
         a call by itself is what is compiled, applied to what is prepared for it. Otherwise it is a
         function of all that it depends on.
         """
+        forks.require_threads()
         if params is None and probe is not NOTHING:
             params = self._read(entry, state, inputs, probe)
         if params is not None:
@@ -250,6 +254,7 @@ class Execution:
 
         Its state is `before`, by default the initial one.
         """
+        forks.require_threads()
         functions, layout = self.functions, self.definition.layout
         if layout and layout.divisions:
             return Prepared(params, layout.divided(params), self.definition)

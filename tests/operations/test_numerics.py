@@ -222,6 +222,19 @@ def test_round_half_up() -> None:
     same(call("round(x)", x="scalar[6]")(x), 0, -1, 3, 1, 0, 2**23 + 1)
 
 
+def test_subnormals_are_zero() -> None:
+    x = floats(1e-39, -1e-39, 1.5e-38, 2.0)
+    half = call("mul(x, 0.5)", x="scalar[4]")
+    np.testing.assert_array_equal(half(x), [0, 0, 0, 1])
+    np.testing.assert_array_equal(call("mul(x, 1e30)", x="scalar[4]")(x)[:2], [0, 0])
+    np.testing.assert_array_equal(call("copy(x)", x="scalar[4]")(x), x)
+    text = "version 1.0; graph g(x) -> (y) { x = external(shape = [2]); y = mul(x, 0.5); }"
+    small = np.float16([6e-8, 1e-6])  # 6.1e-5 is the least normal one
+    found = model_of(text, dtype="float16")(small)
+    np.testing.assert_array_equal(found, small * np.float16(0.5))
+    assert found[1] > 0
+
+
 def test_literal_exponents() -> None:
     for exponent, value, slope in ((3, -8, 12), (2, 4, -4), (-2, 0.25, 0.25), (17, -131072, None)):
         model = call(f"pow(x, {exponent}.0)", x="scalar[1]")

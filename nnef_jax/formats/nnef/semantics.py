@@ -26,12 +26,12 @@ def check(scope: Scope, *, outline: bool = False) -> Calls:
     """Return the invocations of the graph's body, by operation.
 
     Raises the errors of the document, all at once (SemanticError with `others`). Operations that
-    nothing declares are none for an outline.
+    nothing declares are none by themselves for an outline.
     """
     checker = _Checker(scope)
     with within_memory("the text"):  # with a nesting far above the default one
         calls = checker.run()
-        if not outline:
+        if checker.errors or not outline:
             checker.unknown_operations()
     raise_all(sorted(checker.errors, key=lambda error: error.span.offset if error.span else 0))
     return calls

@@ -113,7 +113,7 @@ class GraphFrontend(Frontend):
         except ExtentNeeded:
             raise UnsupportedError(
                 "the graph depends on open extents of inputs, which NNEF cannot say",
-                hint="close them by load(..., input_shapes=...)",
+                hint=f"close them by {self.closing()}",
             ) from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -186,7 +185,8 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     result, _ = attended(site, q, k, v, mask.whole(site.dtype_of(q)), sink=sink)
     if kept and not isinstance(total, Constant):
         fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
-        result = step.select(fits, result, math.nan)
+        one = site.cast(fits, site.dtype_of(q))
+        result = step.mul(result, step.div(one, one))  # 0 / 0, of which NNEF has no literal
     return joined(site, result), k, v
 
 
