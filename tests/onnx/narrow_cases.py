@@ -86,7 +86,8 @@ def narrowed(case: Any, dtype: str) -> Any | None:
         except Exception:  # it cannot run all that its own suite has
             return None
         wanted = [np.asarray(x) for x in wanted]
-        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in wanted if x.dtype.kind == "f"]
+        real = [x.astype("f8") for x in wanted if jax.numpy.issubdtype(x.dtype, np.floating)]
+        sizes = [np.abs(x[np.isfinite(x)]).max(initial=0) for x in real]
         wanted = [x.astype(t) for x, t in zip(wanted, dtypes[len(names) :], strict=True)]
     unit = eps(np.dtype(dtype))
     atol = _UNITS * unit * max(map(float, sizes), default=0)
