@@ -39,16 +39,16 @@ class Context:
     # Is told how many items are computed on the host, before they are.
     fold: Callable[[int], None] = lambda items: None
     straight_through: bool = False  # what rounds has a derivative, that of what it rounds
-    # Returns the error to raise where a derivative is asked for that there is not.
+    # Returns the error to raise where a missing derivative is asked for.
     refusal: Callable[[InvalidComputation], Exception] = lambda error: error
-    operation: Operation | None = None  # that the rule computes
+    operation: Operation | None = None  # the one that is computed
 
     def unroll(self, times: int) -> None:
         """Count how often a rule writes out operations of jax."""
         self.fold(_TRACED * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
-        """Return arrays of which derivatives in reverse mode are an error that says why."""
+        """Return arrays whose derivatives in reverse mode are an error that says why."""
         operation = self.operation
         if operation is None:
             return list(arrays)

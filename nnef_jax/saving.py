@@ -127,9 +127,9 @@ def require_readable_members(network: Network, members: Mapping[str, Member]) ->
 
 
 def _image(member: Member) -> memoryview:
-    """Return the bytes of a member, with zeros for much data, which take no memory.
+    """Return the bytes of a member. Data of a megabyte and more are zeros, which take no memory.
 
-    A load looks at few items alone: at those of shapes, and of attributes.
+    Values decide how a document is read in small tensors alone: shapes, attributes.
     """
     header, *data = parts_of(member)
     size = sum(map(len, data))

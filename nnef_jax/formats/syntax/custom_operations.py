@@ -124,7 +124,8 @@ def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
         if len(set(map(str, items))) > 1:
             return t.TupleOf(tuple(items))
         return t.ArrayOf(items[0] if items else t.Tensor("scalar") if is_tensor else t.INTEGER)
-    literal = t.LITERALS.get(type(value), t.SCALAR)
+    item = value.item() if isinstance(value, np.generic) else value
+    literal = t.LITERALS.get(type(item), t.SCALAR)
     return t.Tensor(str(literal)) if is_tensor else literal
 
 

@@ -252,7 +252,9 @@ class FlatWriter:
 
     def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
         """Return a number, string or truth value."""
-        if isinstance(value, complex | np.complexfloating):
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
             return s.Literal(0, 0.0)
         if value is UNKNOWN:

@@ -27,7 +27,7 @@ _REPEATS = {
     ("align_corners", "round_prefer_floor"): 2,
     ("align_corners", "round_prefer_ceil"): 2,
 }
-# Those by which it takes the first item of each block.
+# The largest factors by which it takes the first item of each block.
 _FIRSTS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -58,7 +58,7 @@ def resampling(operation: Operation) -> Said | None:
     x = dict(operation.operands)["input"]
     if not isinstance(x, Value) or not (given["scales"] or is_known(x.type.shape)):
         return None
-    # What is true of an open extent is true of 1, but that it is a multiple.
+    # An open extent counts as 1: scales are the same factors for all extents.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     lengths = list(map(length, shape, given["scales"])) or given["sizes"]
     mode, coordinates = given["mode"], given["coordinate_transformation_mode"]
