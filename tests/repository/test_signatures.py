@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -122,8 +123,12 @@ def _anys(name: str, node: ast.ClassDef | Signature, module: ModuleType) -> Iter
 
 
 def _has_any(annotation: ast.expr, module: str) -> bool:
-    """Tell whether `Any` is in an annotation, or in what one of its names stands for."""
-    names = [node.id for node in ast.walk(annotation) if isinstance(node, ast.Name)]
+    """Tell whether `Any` is in an annotation, or in what one of its names stands for.
+
+    An array of numpy may have any items: numpy 2.0 has no name for it but `NDArray[Any]`.
+    """
+    text = re.sub(r"(?:NDArray|dtype|floating)\[Any\]", "ndarray", ast.unparse(annotation))
+    names = [x.id for x in ast.walk(ast.parse(text)) if isinstance(x, ast.Name)]
     return "Any" in names or any(_is_any(name, module) for name in names)
 
 
