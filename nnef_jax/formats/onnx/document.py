@@ -331,7 +331,7 @@ class Reader:
 
 
 def _titled(name: str, operator: str) -> str:
-    """Return what errors call a node: it is said often, and a name may be long."""
+    """Return the title of a node in errors, which is made often: a name may be long."""
     named = f" '{name[:_LONGEST]}'" if name else ""
     return f"node{named} ({operator[:_LONGEST]})"
 
