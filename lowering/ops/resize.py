@@ -53,6 +53,8 @@ def _resize_type(
     rounds: bool = False,
 ) -> TensorType:
     require.ordered(input=input)
+    if roi != ABSENT:
+        require.real(roi=roi)
     require.one_of("mode", mode, INTERPOLATORS)
     require.one_of("nearest_mode", nearest_mode, ROUNDINGS)
     require.one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)

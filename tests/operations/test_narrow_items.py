@@ -1,4 +1,4 @@
-"""Items of 2 and 4 bits are moved and cast; what computes refuses them."""
+"""Items of 2 and 4 bits are moved and cast; operations that compute refuse them, and complex ones."""
 
 from __future__ import annotations
 
@@ -45,3 +45,10 @@ def test_remainders_of_complex_numbers() -> None:
     type = TensorType((2,), "complex64")
     with pytest.raises(InvalidOperation, match="real numbers or integers"):
         rules["rem"].infer(type, type)
+
+
+def test_complex_regions() -> None:
+    nearest = "nearest", "asymmetric", "floor"
+    with pytest.raises(InvalidOperation, match="'roi' must hold scalars"):
+        x, roi = TensorType((2,), "float32"), TensorType((2,), "complex64")
+        rules["resize"].infer(x, roi, (2.0,), (), *nearest)
