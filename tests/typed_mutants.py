@@ -28,8 +28,9 @@ DTYPES = ("float32", "float32", "bfloat16", "float16")
 _ITEMS = 2  # along an axis that a document leaves open
 _TOLERANCES = {10: 1e-2, 16: 5e-2}  # of float16 and bfloat16 in ONNX
 # Operators that `onnx.reference` computes otherwise than the standard says: an L1 norm as a sum of
-# signed numbers, codes of 8-bit floats without their zero point.
-_MISTAKEN = {"LpNormalization", "QuantizeLinear"}
+# signed numbers, codes of floats of few bits without their zero point, planes of whole numbers
+# rounded after each axis.
+_MISTAKEN = {"LpNormalization", "QuantizeLinear", "DequantizeLinear", "Resize"}
 _LARGEST = 1 << 20  # items of a tensor of a network that is run
 
 
@@ -160,7 +161,9 @@ def _converted(tensor: Any) -> Callable[[int | None], int]:
                 with np.errstate(all="ignore"), warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     dtype = helper.tensor_dtype_to_np_dtype(type)
-                    array = np.asarray(numpy_helper.to_array(tensor)).astype(dtype)
+                    array = np.asarray(numpy_helper.to_array(tensor))
+                    is_unsigned = dtype.name.startswith("uint") and array.dtype.kind in "if"
+                    array = (np.abs(array) if is_unsigned else array).astype(dtype)
                     made = numpy_helper.from_array(array, tensor.name)
                 tensor.CopyFrom(made)
             except (ValueError, TypeError, KeyError, AttributeError, NotImplementedError):

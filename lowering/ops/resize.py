@@ -41,6 +41,8 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.trace import Context
 
+_ROUNDING = 2.0**-20  # of a sum of a few products in float32
+
 
 def _resize_type(
     input: TensorType,
@@ -148,7 +150,11 @@ def resize(
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
             x = jnp.where(outside, jnp.asarray(extrapolation_value, x.dtype), x)
-    return x if x.dtype == dtype else cast(x, dtype.name)
+    if x.dtype == dtype:
+        return x
+    whole = jnp.round(x)  # weights of float32 sum to 1 nearly, and a cast cuts off
+    is_whole = jnp.abs(x - whole) <= (jnp.abs(whole) + 1) * _ROUNDING
+    return cast(jnp.where(is_whole, whole, x) if dtype.kind in "iu" else x, dtype.name)
 
 
 # An item along an axis and its weight, both for each point.

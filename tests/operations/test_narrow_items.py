@@ -1,4 +1,4 @@
-"""Items of 2 and 4 bits are moved and cast; operations that compute refuse them, and complex ones."""
+"""Items of 2 and 4 bits are moved and cast. What computes refuses them, and complex numbers."""
 
 from __future__ import annotations
 
