@@ -53,6 +53,10 @@ def is_float(dtype: str) -> bool:
     return dtype in _FLOATS
 
 
+# Dtypes of items that XLA moves and casts; it computes little in them.
+NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
+
+
 def is_integer(dtype: str) -> bool:
     """Tell whether a dtype holds integers."""
     return dtype.startswith(("int", "uint"))

@@ -18,14 +18,12 @@ from jax import Array
 from lowering.errors import InvalidComputation
 from lowering.extents import differ, is_symbolic, known, show, volume
 from lowering.forward_only import forward_only
-from lowering.graph import Graph, Operation, Result, Rule, Value, mapped
+from lowering.graph import NARROW, Graph, Operation, Result, Rule, Value, mapped
 from lowering.location import Span
 from lowering.multiply_adds import multiply_adds
 from lowering.ops import rules
 from lowering.registry import python_name
 from lowering.static import is_static
-
-_NARROW = ("int2", "uint2", "int4", "uint4")
 
 _PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
 _TRACED = 20_000  # items that take as long to compute as a few operations of jax to trace
@@ -96,7 +94,7 @@ def trace(
                 shape = np.shape(values[value])
                 if 0 in shape:  # a maximum of nothing, an index into nothing
                     found = f"is empty, it is {show(shape)}"
-                elif value.type.dtype in _NARROW:  # jax computes few things in these
+                elif value.type.dtype in NARROW:  # jax computes few things in these
                     found = f"is {value.type.dtype}"
                 else:
                     continue

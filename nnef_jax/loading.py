@@ -17,7 +17,7 @@ from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags
-from nnef_jax.reading import Quantization, ReadingOptions, Source, opened
+from nnef_jax.reading import Quantization, ReadingOptions, Source, with_network
 
 
 def load(
@@ -138,10 +138,9 @@ def load(
         progress,
         weights,
     )
-    with opened(source, reading) as network:
-        is_through = quantization == "ste"
-        run = RunOptions(precision, optimize, autotune, donate_state, unused, is_through, measure)
-        return Model(Execution.loaded(network, run, cache))
+    is_through = quantization == "ste"
+    run = RunOptions(precision, optimize, autotune, donate_state, unused, is_through, measure)
+    return with_network(source, reading, lambda x: Model(Execution.loaded(x, run, cache)))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

@@ -6,8 +6,9 @@ import os
 from typing import Unpack
 
 from nnef_jax.errors import UnsupportedError
+from nnef_jax.network import Network
 from nnef_jax.options import require_flags, require_keywords, require_path
-from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, opened
+from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, with_network
 from nnef_jax.saving import require_readable_members
 from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_archive
@@ -54,18 +55,22 @@ def convert(
     require_keywords("convert", reading, DocumentOptions)
     options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
-    with protected_files.spared(), opened(source, options, data=stores) as network:
+    flat = flat or options.expand == "all" or bool(options.input_shapes)
+
+    def written(network: Network) -> str:
         if network.is_guessed:
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
                 hint="write the extents of the inputs into the document",
             )
         data = network.data if stores else None
-        flat = flat or options.expand == "all" or bool(options.input_shapes)
         members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
         if path is not None:
             require_readable_members(network, members)
             write_archive(path, members, overwrite=overwrite)
-    text = next(iter(members.values()))
-    assert isinstance(text, bytes)
-    return text.decode()
+        text = next(iter(members.values()))
+        assert isinstance(text, bytes)
+        return text.decode()
+
+    with protected_files.spared():
+        return with_network(source, options, written, data=stores)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Literal, TypedDict, get_args
+from typing import Any, BinaryIO, Literal, TypedDict, TypeVar, get_args
 
 import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
 from lowering.registry import Registry
-from nnef_jax.errors import InputError
+from nnef_jax.errors import ArchiveError, InputError, NnefError
 from nnef_jax.foreign import as_readable
 from nnef_jax.formats import FORMATS, format_of, graphs, sole_member
 from nnef_jax.formats.base import Expand, Options, Progress
@@ -34,6 +33,8 @@ from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_arch
 
 Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
+_Result = TypeVar("_Result")
+_TRIES = 100  # to read a folder that changes meanwhile
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -99,11 +100,17 @@ class ReadingOptions:
         )
 
 
-@contextmanager
-def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Generator[Network]:
-    """Read and check a network without touching a device; its archive is open meanwhile.
+def with_network(
+    source: Source,
+    reading: ReadingOptions,
+    use: Callable[[Network], _Result],
+    *,
+    data: bool = True,
+) -> _Result:
+    """Read and check a network without touching a device; use it while its archive is open.
 
-    Without `data` the network has none.
+    Without `data` the network has none. A folder that is replaced or rewritten meanwhile is read
+    again; ArchiveError where that goes on and on.
     """
     (source, member), weights = as_readable(source), reading.weights
     require_readable("source", source)
@@ -113,17 +120,31 @@ def opened(source: Source, reading: ReadingOptions, *, data: bool = True) -> Gen
     state = {} if reading.state is None else reading.state
     state = word_pairs("state", state, "output names by input name")
     source, weights = _unchanging(source), _unchanging(weights)
-    with (
-        within_memory("the network"),
-        open_archive(
-            source,
-            options.meter,
-            graphs=graphs(),
-            weights=weights,
-            sniff=lambda start: member or sole_member(start),
-        ) as archive,
-    ):
-        yield network_of(archive, options, state, data=data)
+    last: Exception | None = None
+    with within_memory("the network"):
+        for _ in range(1 if hasattr(weights, "read") else _TRIES):
+            options.meter.expanded = 0
+            try:
+                archive = open_archive(
+                    source,
+                    options.meter,
+                    graphs=graphs(),
+                    weights=weights,
+                    sniff=lambda start: member or sole_member(start),
+                )
+            except FileNotFoundError as error:
+                if not error.filename or not os.path.exists(error.filename):
+                    raise
+                last = error
+                continue
+            with archive:
+                try:
+                    return use(network_of(archive, options, state, data=data))
+                except NnefError as error:
+                    if not archive.is_changed:
+                        raise
+                    last = error
+    raise ArchiveError(f"the network changes while it is read: {last}") from last
 
 
 def _unchanging(source: Any) -> Any:
@@ -133,8 +154,7 @@ def _unchanging(source: Any) -> Any:
 
 def read(source: Source, **options: Any) -> Network:
     """Read and check a network, by keywords of `load`."""
-    with opened(source, ReadingOptions(**options)) as network:
-        return network
+    return with_network(source, ReadingOptions(**options), lambda network: network)
 
 
 def network_of_text(text: str, options: Options | None = None) -> Network:

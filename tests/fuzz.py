@@ -5,7 +5,8 @@
     python -m tests.fuzz --kind nnef --only 77:1234 --keep # and its smallest form as a regression
 
 A mutant may end in a model or an NnefError, within 10 seconds of the processor and 2 GB beside
-what the process holds before it. Anything else is an escape. Seed and number alone decide on a
+what the process holds before it; one of kind dtypes runs, too, and its values are compared with a
+reference where there is one. Anything else is an escape. Seed and number alone decide on a
 mutant, so that no number of processes and no kill makes any other one. What `--keep` writes to
 tests/regressions is loaded by `tests/formats/test_hostile.py`.
 """
@@ -95,11 +96,15 @@ def _network(suffix: str, content: bytes) -> str:
 
 
 def _trial(kind: str) -> Trial:
-    if kind != "inputs":
-        return _network
-    from tests import wrong_inputs
+    if kind == "inputs":
+        from tests import wrong_inputs
 
-    return wrong_inputs.trial
+        return wrong_inputs.trial
+    if kind == "dtypes":
+        from tests import typed_mutants
+
+        return typed_mutants.trial
+    return _network
 
 
 def measured(call: Callable[[], str]) -> str:
@@ -274,6 +279,8 @@ def prepare(kind: str) -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     warnings.filterwarnings("ignore")
+    if kind == "dtypes":  # which runs networks: compiling one takes a quarter of the time
+        jax.config.update("jax_disable_most_optimizations", True)
     # A fallback would hide what fails first.
     warnings.filterwarnings("error", message="networks run as they are written")
     run(kind, -1, range(60))
@@ -379,7 +386,7 @@ def replay(kind: str, seed: int, index: int, *, keep: bool) -> int:
         print(measured(call))
     except BaseException as error:
         traceback.print_exc()
-        if keep and kind != "inputs":
+        if keep and kind not in ("inputs", "dtypes"):
             small = minimised(content, _place(error))
             name = f"{type(error).__name__}-{hashlib.sha256(small).hexdigest()[:12]}.tar"
             (FOUND / name).write_bytes(small)

@@ -223,11 +223,19 @@ def inputs(chance: random.Random) -> Mutant:
     return mutant(chance)
 
 
+def typed(chance: random.Random) -> Mutant:
+    """A network with other types of items; the dtype that it is loaded in as a suffix."""
+    from tests.typed_mutants import mutant
+
+    return mutant(chance)
+
+
 GROUPS: dict[str, dict[Callable[[random.Random], Mutant], int]] = {
     "openvino": {layers: 9, xml: 1},
     "nnef": {parts: 8, words: 3, text: 2, headers: 4, archive: 1, tensor: 2, quantisation: 2},
     "onnx": {nodes: 9, protobuf: 1},
     "inputs": {inputs: 1},
+    "dtypes": {typed: 1},
 }
 
 

@@ -177,7 +177,7 @@ def divide(x: Any, y: Any) -> Array:
     return jnp.where(zero, 0, lax.div(x, jnp.where(zero, 1, y)))
 
 
-@rules.rule("rem", _numbers_type)
+@rules.rule("rem", _pair(require.ordered))
 def remainder(x: Any, y: Any) -> Array:
     """Return the exact remainder of x / y cut off towards 0; of integers 0 where y is 0."""
     x, y = jnp.broadcast_arrays(*align(x, y))

@@ -19,7 +19,7 @@ from lowering.extents import (
     show,
     volume,
 )
-from lowering.graph import TensorType, is_complex, is_float, is_integer
+from lowering.graph import NARROW, TensorType, is_complex, is_float, is_integer
 
 _MOST_RESULTS = 100_000
 
@@ -29,6 +29,11 @@ def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Cal
 
     def check(**operands: TensorType) -> None:
         for name, operand in operands.items():
+            if operand.dtype in NARROW:
+                raise InvalidOperation(
+                    f"'{name}' must hold {what} of 8 bits or more, it holds {operand.dtype}",
+                    hint="`cast` widens them",
+                )
             if not holds(operand.dtype):
                 raise InvalidOperation(
                     f"'{name}' must hold {what}, it holds {operand.dtype}",

@@ -42,6 +42,8 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.trace import Context
 
+_ROUNDING = 2.0**-20  # of a sum of a few products in float32
+
 
 def _resize_type(
     input: TensorType,
@@ -54,6 +56,8 @@ def _resize_type(
     rounds: bool = False,
 ) -> TensorType:
     require.ordered(input=input)
+    if roi != ABSENT:
+        require.real(roi=roi)
     require.one_of("mode", mode, INTERPOLATORS)
     require.one_of("nearest_mode", nearest_mode, ROUNDINGS)
     require.one_of("coordinate_transformation_mode", coordinate_transformation_mode, COORDINATES)
@@ -148,7 +152,11 @@ def resize(
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
             fill = saturated(extrapolation_value, dtype if is_float(dtype.name) else x.dtype)
             x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
-    return x if x.dtype == dtype else cast(x, dtype.name)
+    if x.dtype == dtype:
+        return x
+    whole = jnp.round(x)  # weights of float32 sum to 1 nearly, and a cast cuts off
+    is_whole = jnp.abs(x - whole) <= (jnp.abs(whole) + 1) * _ROUNDING
+    return cast(jnp.where(is_whole, whole, x) if dtype.kind in "iu" else x, dtype.name)
 
 
 # An item along an axis and its weight, both for each point.

@@ -11,7 +11,7 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume, with_extent
-from lowering.graph import TensorType, is_complex
+from lowering.graph import NARROW, TensorType, is_complex, is_float
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.rounding import HALVES, rounded_to
 from lowering.ops import require, rules
@@ -169,7 +169,12 @@ def _require_values(values: Sequence[TensorType]) -> None:
 @rules.rule("concat", _concat_type)
 def concat(values: Sequence[Any], axis: int) -> Array:
     """Join the values along the axis (spec 4.5.3)."""
-    return jnp.concatenate(list(values), axis)
+    dtype = jnp.asarray(values[0]).dtype
+    if dtype.name not in NARROW:
+        return jnp.concatenate(list(values), axis)
+    # XLA ends the process where it joins items of 2 bits on a CPU.
+    wide = np.float32 if is_float(dtype.name) else np.int8
+    return jnp.concatenate([jnp.asarray(x).astype(wide) for x in values], axis).astype(dtype)
 
 
 def _split_type(value: TensorType, axis: int, ratios: Ints) -> list[TensorType]:

@@ -9,6 +9,8 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
+from nnef_jax.errors import ArchiveError
+
 if TYPE_CHECKING:
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
@@ -35,10 +37,16 @@ def sole_member(start: bytes) -> str:
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:
-    """Return the format of this name, or by "auto" the one that recognises a network."""
+    """Return the format of this name, or by "auto" the one that recognises a network.
+
+    Raises ArchiveError where its graph is not there any more.
+    """
     if name != "auto":
         return _format(name)
-    return next(f for f in map(_format, reversed(FORMATS)) if f.recognises(archive))
+    for format in map(_format, reversed(FORMATS)):
+        if format.recognises(archive):
+            return format
+    raise ArchiveError(f"{archive.location(archive.graph)} is not there any more")
 
 
 def _format(name: str) -> Format:

@@ -152,6 +152,11 @@ class Archive:
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property
+    def is_changed(self) -> bool:
+        """Tell whether it is a folder that was replaced or rewritten since it was opened."""
+        return isinstance(self._open, Folder) and self._open.is_changed()
+
+    @property
     def has_texts_alone(self) -> bool:
         """Tell whether this is an `archive_of_texts`."""
         return isinstance(self._open, _Texts)
@@ -187,8 +192,12 @@ def open_archive(
     at the path.
     """
     meter = meter or Meter()
-    name, container, graph = _open_source(source, meter, name, graphs, sniff)
-    graph = graph or _graph_in(container, graphs, name)
+    while True:
+        name, container, graph = _open_source(source, meter, name, graphs, sniff)
+        graph = graph or _graph_in(container, graphs, name)
+        if graph or not isinstance(container, Folder) or not container.is_changed():
+            break
+        meter.spend(MEMBER, name)
     if not graph:
         refuse_file(name, b"")
         found = list(islice(container.names(), _SEARCHED_NAMES))

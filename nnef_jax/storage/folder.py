@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 import weakref
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,6 +22,7 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
+_RECENT, _PAUSE = 1.0, 0.05  # seconds since a file was written, and until it surely is
 _MAX_LINKS = 40  # as many as Linux follows
 _MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
@@ -42,6 +44,7 @@ class Folder:
         self._meter = meter
         self._real = os.path.realpath(path)
         self._blobs = _blobs_of(self._real, named)
+        self._read: dict[str, os.stat_result] = {}
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
@@ -111,9 +114,34 @@ class Folder:
                         part, ArchiveError, follow=False, folder=folder, shown=location
                     ) as file,
                 ):
+                    self._read[name] = os.fstat(file.fileno())
                     return files.contents(file, self._meter, location)
             except (FileNotFoundError, NotADirectoryError):
                 raise ArchiveError(f"there is no file '{location}'") from None
+
+    def is_changed(self) -> bool:
+        """Tell whether another folder has its name by now, or files that were read are others."""
+        if self._differs():
+            return True
+        newest = max((x.st_mtime for x in self._read.values()), default=0.0)
+        if newest < time.time() - _RECENT:
+            return False
+        time.sleep(_PAUSE)  # it may be half written
+        return self._differs()
+
+    def _differs(self) -> bool:
+        try:
+            opened = None if self._root is None else os.fstat(self._root)
+            if opened is not None and not os.path.samestat(os.stat(self._path or "."), opened):
+                return True
+            for name, before in self._read.items():
+                with self._parent(name, split_name(name) or (), follow=True) as (folder, part):
+                    now = os.stat(part, dir_fd=folder, follow_symlinks=False)
+                if _state(now) != _state(before):
+                    return True
+        except (OSError, ValueError):  # it is not there any more, or a link now
+            return True
+        return False
 
     def _check_open(self) -> None:
         # The number of a closed descriptor may be that of another file by now.
@@ -206,6 +234,10 @@ def _blobs_of(real: str, named: str) -> str:
     top, snapshots, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")
     blobs = os.path.join(top, "blobs")
     return blobs if snapshots and os.path.isdir(blobs) and not os.path.islink(blobs) else ""
+
+
+def _state(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _open_below(above: int, folder: str) -> int:

@@ -25,7 +25,7 @@ from onnx.shape_inference import infer_shapes
 
 from nnef_jax.formats.onnx.tensor_types import code_of
 from tests.onnx.models import model, node, tensor
-from tests.onnx.node_suite import arrays, cases, eps, run
+from tests.onnx.node_suite import arrays, cases, eps, loaded, run
 
 _CODES = {"float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _WIDE = (TensorProto.FLOAT, TensorProto.DOUBLE)
@@ -150,7 +150,7 @@ def main() -> None:
         found: dict[str, str] = {}
         with tempfile.TemporaryDirectory() as folder:
             for i in range(0, len(chosen), 40):
-                found |= run(chosen[i : i + 40], Path(folder))
+                found |= run(chosen[i : i + 40], Path(folder), loaded)
         for name, reason in found.items():
             if reason:
                 print(f"{dtype} {name}: {reason[:300]}")

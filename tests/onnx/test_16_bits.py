@@ -15,7 +15,7 @@ import nnef_jax
 from nnef_jax.formats.onnx.tensor_types import code_of
 from tests.onnx.models import model, node, tensor
 from tests.onnx.narrow_cases import narrow_cases
-from tests.onnx.node_suite import run
+from tests.onnx.node_suite import loaded, run
 from tests.onnx.test_node_suite import REFUSED
 from tests.quickly import optimised
 
@@ -122,5 +122,5 @@ def test_all_operators(dtype: str, every: bool, tmp_path: Path) -> None:
     compiled = optimised() if every else nullcontext()  # else casts to some of 8 bits are wrong
     with compiled, jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         for i in range(0, len(chosen), 40):
-            found |= run(chosen[i : i + 40], tmp_path)
+            found |= run(chosen[i : i + 40], tmp_path, loaded)
     assert {name: why for name, why in found.items() if why} == {}

@@ -17,6 +17,7 @@ pytest.importorskip("onnx")
 
 from onnx import helper, numpy_helper
 
+from tests import typed_mutants
 from tests.fuzz import trial
 from tests.fuzz_mutants import mutant
 from tests.onnx.models import FLOAT, model, node, tensor
@@ -276,6 +277,14 @@ def test_mutations_of_a_rich_model_end_in_an_error_or_a_model() -> None:
             mutant[chosen.randrange(len(mutant))] = chosen.randrange(256)
         with suppress(NnefError):
             nnef_jax.load(bytes(mutant), limits=LIMITS).summary()
+
+
+def test_networks_of_other_types_run_or_are_refused() -> None:
+    ends = set[str]()
+    for i in range(150):
+        _, (dtype, content) = mutant("dtypes", 0, i)
+        ends.add(typed_mutants.trial(dtype, content))
+    assert {"right", "model", "SemanticError", "DataError"} <= ends
 
 
 def test_mutants_end_in_a_model_or_an_error_of_ours() -> None:

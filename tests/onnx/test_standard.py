@@ -167,3 +167,17 @@ def test_a_deformable_convolution_without_offsets_is_a_convolution() -> None:
     made = model(nodes, [tensor("x", (1, 3, 5, 5))], outputs, weights)
     y, z = nnef_jax.load(made)(np.float32(rng.standard_normal((1, 3, 5, 5))))
     np.testing.assert_allclose(y, z, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("extents", [(9, 10), (7, 5), (3, 3)])
+def test_a_plane_of_one_whole_number_keeps_it(mode: str, extents: Any) -> None:
+    """Weights of float32 sum to a little less than 1, and what is computed is cut off."""
+    image = np.full((1, 1, 4, 4), 255, np.int32)
+    made = model(
+        [node("Resize", "x _ _ s", mode=mode)],
+        [tensor("x", image.shape, 6)],
+        [tensor("y", None, 6)],
+        weights={"s": np.int64([1, 1, *extents])},
+    )
+    np.testing.assert_array_equal(nnef_jax.load(made)(image), np.full((1, 1, *extents), 255))
