@@ -174,6 +174,13 @@ def test_long_data_are_read_in_pieces(name: str) -> None:
     assert outputs[0]["data"] == x.ravel().tolist() and outputs[1]["shape"] == [1, 3, 20_000]
 
 
+def test_numbers_beyond_a_type_are_its_largest() -> None:
+    for name, numbers in (("FP16", [70000, -1e9]), ("FP32", [1e39, -(10**40)])):
+        dtype = {"FP16": np.float16, "FP32": np.float32}[name]
+        sent = _of(datatype=name, data=numbers).arrays["x"]
+        assert sent.tolist() == [[np.finfo(dtype).max, np.finfo(dtype).min]]
+
+
 def test_bytes_that_do_not_fit_are_refused() -> None:
     size = {"data": None, "parameters": {"binary_data_size": 8}}
     with pytest.raises(InputError, match="1 bytes of the body belong to no input"):
