@@ -55,7 +55,6 @@ def convert(
     require_keywords("convert", reading, DocumentOptions)
     options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
-    flat = flat or options.expand == "all" or bool(options.input_shapes)
 
     def written(network: Network) -> str:
         if network.is_guessed:
@@ -64,7 +63,8 @@ def convert(
                 hint="write the extents of the inputs into the document",
             )
         data = network.data if stores else None
-        members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
+        is_flat = flat or options.expand == "all" or bool(options.input_shapes)
+        members = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
         if path is not None:
             require_readable_members(network, members)
             write_archive(path, members, overwrite=overwrite)
