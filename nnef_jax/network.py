@@ -103,6 +103,8 @@ class Network:
             options = replace(
                 self.options, input_shapes=named, meter=meter, state_shapes=before, starts=starts
             )
+            if self.is_guessed:  # other extents may need weights that were folded
+                options = replace(options, labels=self.labels)
             if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
                 return self._symbolic(options)
             graph = self._flatten(options)
@@ -164,6 +166,11 @@ class Network:
     def computed_starts(self) -> frozenset[str]:
         """Return the labels of variables that start with what the network computes."""
         return frozenset(s.label for s in self.graph.states if s.initial is not None)
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """Return the labels of all parameters and states."""
+        return frozenset(x.label for x in (*self.graph.parameters, *self.graph.states))
 
     @cached_property
     def changing(self) -> frozenset[str]:
