@@ -248,8 +248,8 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     error = refused[0]
     if any((x.message, x.span) != (error.message, error.span) for x in refused):
         guessed = (
-            f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
-            f"them, nor does it take {_GUESSES[1]}: give them by {frontend.closing()}"
+            f"open extents of inputs were taken for {_GUESSES[0]} here, and {_GUESSES[1]} does not "
+            f"fit either: give them by {frontend.closing()}"
         )
         error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
     raise error

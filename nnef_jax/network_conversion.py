@@ -59,9 +59,10 @@ def convert(
 
     def written(network: Network) -> str:
         if network.is_guessed:
+            given = network.frontend.closing().replace("load(", "convert(", 1)
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
-                hint="write the extents of the inputs into the document",
+                hint=f"give it by {given}, or --shape",
             )
         data = network.data if stores else None
         members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
-from nnef_jax.foreign import refuse_file
+from nnef_jax.foreign import refuse_file, refuse_stand_in
 from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
@@ -145,7 +145,9 @@ class Archive:
 
     def open_tensor(self, name: str) -> memoryview:
         """Return a regular member, read-only, mapped or viewed if possible; raise ArchiveError."""
-        return self._open.read(self._inner(name))
+        data = self._open.read(self._inner(name))
+        refuse_stand_in(self.location(name), data)
+        return data
 
     def below(self, folder: str) -> Archive:
         """Return a folder as a container of its own, readable while this one is open."""
