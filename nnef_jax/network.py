@@ -107,11 +107,27 @@ class Network:
                 options = replace(options, labels=self.labels)
             if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
                 return self._symbolic(options)
-            graph = self._flatten(options)
+            try:
+                graph = self._flatten(options)
+            except SemanticError as error:
+                reasons = filter(None, (error.hint, self._disagreement(shapes)))
+                error.hint = "; ".join(reasons)
+                raise
             _require_no_baked_extents(self.declared, graph)
             self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
+
+    def _disagreement(self, shapes: Sequence[Shape]) -> str:
+        """Return which named extent differs between inputs of these shapes, '' if none does."""
+        seen: dict[str, tuple[str, int]] = {}
+        for value, shape in zip(self.graph.inputs, shapes, strict=True):
+            names = self.extent_names.get(value.name, ())
+            for name, extent in zip(names, shape, strict=False):
+                input, other = seen.setdefault(name, (value.name, extent))
+                if name and extent != other:
+                    return f"'{name}' is {other} in '{input}', {extent} in '{value.name}'"
+        return ""
 
     def opened(self, stored: Callable[[str], Any]) -> Network:
         """Return the network for batches of any size: the inputs' first axes are open.

@@ -375,6 +375,18 @@ def test_open_extents_by_name() -> None:
         nnef_jax.load(closed, input_shapes={"batch": 4})
 
 
+def test_an_error_tells_extents_of_one_name_that_differ() -> None:
+    nodes = [node("Shape", "x", "s"), node("Reshape", "z s", "r"), node("Add", "x r", "y")]
+    ports = [tensor("x", ("batch", "length")), tensor("z", ("batch", "length"))]
+    network = nnef_jax.load(model(nodes, ports))
+    with pytest.raises(NnefError) as error:
+        network(np.ones((2, 3), np.float32), np.ones((2, 5), np.float32))
+    assert "'length' is 3 in 'x', 5 in 'z'" in error.value.hint
+    with pytest.raises(NnefError, match="cannot be reshaped") as error:
+        nnef_jax.load(model([node("Reshape", "x n")], weights={"n": np.int64([4])}))
+    assert "length" not in error.value.hint
+
+
 def test_open_extents_are_shown_by_name() -> None:
     """An extent without a name is `?`, as is one that the file knows and `load` opened."""
     shape = ("batch", 3, "height", None)
