@@ -55,7 +55,6 @@ def convert(
     require_keywords("convert", reading, DocumentOptions)
     options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
-    flat = flat or options.expand == "all" or bool(options.input_shapes)
 
     def written(network: Network) -> str:
         if network.is_guessed:
@@ -65,7 +64,8 @@ def convert(
                 hint=f"give it by {given}, or --shape",
             )
         data = network.data if stores else None
-        members = network.frontend.converted(network.graph, data, flat=flat, keep=keep)
+        is_flat = flat or options.expand == "all" or bool(options.input_shapes)
+        members = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
         if path is not None:
             require_readable_members(network, members)
             write_archive(path, members, overwrite=overwrite)

@@ -225,7 +225,8 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     top = takewhile(lambda member: "/" not in member, container.names())
     found = [member for member in top if is_graph(member, graphs)]
     if len(found) > 1:
-        raise ArchiveError(f"{name} holds several networks: {', '.join(sorted(found)[:5])}")
+        several = ", ".join(sorted(found)[:5])
+        raise ArchiveError(f"{name} holds several networks: {several}", hint="load one by its path")
     return found[0] if found else ""
 
 
