@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
@@ -13,7 +14,7 @@ from jax.core import Tracer
 from numpy.typing import ArrayLike
 
 from lowering.devices import aligned
-from lowering.extents import is_known, shapes_differ, show
+from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
 from lowering.kernels.rounding import saturated
 from nnef_jax.errors import InputError, NnefError, raise_all
@@ -167,7 +168,7 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int, declar
     if not what.startswith("input"):
         known = "init_state()" if what.startswith("state") else "params"
         hint = f"take the shape of the stored one: model.{known}"
-    elif sorted(map(str, shape)) == sorted(map(str, type.shape)):
+    elif len(shape) == len(type.shape) and not _known(type.shape) - Counter(shape):
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
     elif len(shape) + 1 == len(type.shape):
         hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap takes it away: call "
@@ -179,6 +180,10 @@ def _require_shape(what: str, array: Any, type: TensorType, leading: int, declar
         f"{what} has shape {show(array.shape)}, the graph declares {declared}{after}",
         hint=hint,
     )
+
+
+def _known(shape: Shape) -> Counter[Any]:
+    return Counter(extent for extent in shape if extent is not UNKNOWN)
 
 
 def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: str = "") -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nnef_jax.errors import ArchiveError
@@ -21,12 +22,22 @@ class _Kind(NamedTuple):
     content: str = ""  # a pattern of its first bytes
 
 
-_KINDS = (
+# What takes the place of a file that was not downloaded, whatever its name.
+_STAND_INS = (
     _Kind(
         "a pointer of git-lfs, which stands for a file that was not downloaded",
         "git lfs pull",
         content=r"version https://git-lfs",
     ),
+    _Kind(
+        "a web page",
+        "the address is perhaps that of a page about the file: download the file itself",
+        (".html", ".htm"),
+        r"\s*<(!doctype html|html)",
+    ),
+)
+_KINDS = (
+    *_STAND_INS,
     _Kind("weights of PyTorch, or a pickled module", _TORCH, (".pt", ".pth", ".ckpt", ".pt2")),
     _Kind("a pickled object", _TORCH, (".pkl", ".pickle"), r"\x80[\x02-\x05]"),
     _Kind(
@@ -62,12 +73,6 @@ _KINDS = (
     _Kind("no model of TensorFlow Lite, though its name says so", _DAMAGED, (".tflite",)),
     _Kind("no graph of TensorFlow, though its name says so", _DAMAGED, (".pb",)),
     _Kind(
-        "a web page",
-        "the address is perhaps that of a page about the file: download the file itself",
-        (".html", ".htm"),
-        r"\s*<(!doctype html|html)",
-    ),
-    _Kind(
         "a program of PaddlePaddle 3",
         "save it with FLAGS_enable_pir_api=0 in the environment, then load its .pdmodel",
         content=r"\s*\{\s*\"base_code\"",
@@ -95,11 +100,24 @@ _KINDS = (
 
 def refuse_file(path: str, start: bytes) -> None:
     """Raise ArchiveError for a file of a known kind, by its content or by its name."""
-    text = start[:_START].decode("latin-1")
-    by_content = (k for k in _KINDS if k.content and re.match(k.content, text, re.I | re.S))
     ending = os.path.splitext(path.rstrip("/"))[1].lower()
     by_name = (k for k in _KINDS if ending in k.endings)
-    kind = next(by_content, None) or next(by_name, None)
+    _refuse(path, _by_content(start, _KINDS) or next(by_name, None))
+
+
+def refuse_stand_in(path: str, data: memoryview) -> None:
+    """Raise ArchiveError for a member that was not downloaded: something stands in its place."""
+    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):  # else nothing is copied
+        _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
+
+
+def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
+    text = start[:_START].decode("latin-1")
+    found = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
+    return next(found, None)
+
+
+def _refuse(path: str, kind: _Kind | None) -> None:
     if kind is not None:
         raise ArchiveError(f"{path} is {kind.what}", hint=kind.hint)
 

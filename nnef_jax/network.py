@@ -103,13 +103,31 @@ class Network:
             options = replace(
                 self.options, input_shapes=named, meter=meter, state_shapes=before, starts=starts
             )
+            if self.is_guessed:  # other extents may need weights that were folded
+                options = replace(options, labels=self.labels)
             if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
                 return self._symbolic(options)
-            graph = self._flatten(options)
+            try:
+                graph = self._flatten(options)
+            except SemanticError as error:
+                reasons = filter(None, (error.hint, self._disagreement(shapes)))
+                error.hint = "; ".join(reasons)
+                raise
             _require_no_baked_extents(self.declared, graph)
             self._check_variables(graph)
             self._specialised[key] = graph
         return self._specialised[key]
+
+    def _disagreement(self, shapes: Sequence[Shape]) -> str:
+        """Return which named extent differs between inputs of these shapes, '' if none does."""
+        seen: dict[str, tuple[str, int]] = {}
+        for value, shape in zip(self.graph.inputs, shapes, strict=True):
+            names = self.extent_names.get(value.name, ())
+            for name, extent in zip(names, shape, strict=False):
+                input, other = seen.setdefault(name, (value.name, extent))
+                if name and extent != other:
+                    return f"'{name}' is {other} in '{input}', {extent} in '{value.name}'"
+        return ""
 
     def opened(self, stored: Callable[[str], Any]) -> Network:
         """Return the network for batches of any size: the inputs' first axes are open.
@@ -164,6 +182,11 @@ class Network:
     def computed_starts(self) -> frozenset[str]:
         """Return the labels of variables that start with what the network computes."""
         return frozenset(s.label for s in self.graph.states if s.initial is not None)
+
+    @cached_property
+    def labels(self) -> frozenset[str]:
+        """Return the labels of all parameters and states."""
+        return frozenset(x.label for x in (*self.graph.parameters, *self.graph.states))
 
     @cached_property
     def changing(self) -> frozenset[str]:
@@ -241,8 +264,8 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     error = refused[0]
     if any((x.message, x.span) != (error.message, error.span) for x in refused):
         guessed = (
-            f"open extents of inputs were taken for {_GUESSES[0]} here, since the text depends on "
-            f"them, nor does it take {_GUESSES[1]}: give them by {frontend.closing()}"
+            f"open extents of inputs were taken for {_GUESSES[0]} here, and {_GUESSES[1]} does not "
+            f"fit either: give them by {frontend.closing()}"
         )
         error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
     raise error

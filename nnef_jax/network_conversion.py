@@ -58,9 +58,10 @@ def convert(
 
     def written(network: Network) -> str:
         if network.is_guessed:
+            given = network.frontend.closing().replace("load(", "convert(", 1)
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
-                hint="write the extents of the inputs into the document",
+                hint=f"give it by {given}, or --shape",
             )
         data = network.data if stores else None
         is_flat = flat or options.expand == "all" or bool(options.input_shapes)

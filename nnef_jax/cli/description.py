@@ -28,7 +28,8 @@ def describe(network: Network) -> list[str]:
     lines += [("output", str(x)) for x in network.specs(graph.outputs, graph.output_names)]
     lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
     lines += [("unknown", name) for name in unknown_operators(graph)]
-    head = [f"{name:<16}{text}" for name, text in lines]
+    width = max(16, *(len(name) + 2 for name, _ in lines))
+    head = [f"{name:<{width}}{text}" for name, text in lines]
     return [*head, "", *summarise(network).split("\n")]
 
 

@@ -69,8 +69,9 @@ def serve(
             from nnef_jax.serving import ServingLimits, app, require_packages
 
             require_packages("starlette", "prometheus_client", "uvicorn")
-            from nnef_jax.serving.server import Server
+            from nnef_jax.serving.server import Server, listeners
 
+            sockets = listeners(host, port)
             options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}
             options["progress"] = progress
             models = {
@@ -94,7 +95,7 @@ def serve(
             application = app(models, sizes=numbers, limits=limits, progress=ready)
             if hasattr(signal, "SIGPIPE"):  # which would end the process when a client goes away
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-            Server(application, host, port, timeout, listening).run()
+            Server(application, host, port, timeout, listening).run(sockets)
 
 
 def _tell(text: str) -> None:

@@ -152,7 +152,9 @@ class TensorGraph(CountedEmission, ABC):
     def _tensor(self, constant: Constant, name: str, span: Span) -> Value:
         array = constant.array
         type = TensorType(array.shape, self.computed(constant.type))
-        if not constant.label or (type.dtype in _INDICES and array.size <= _MOST):
+        labels = self.options.labels
+        is_parameter = constant.label and (labels is None or constant.label in labels)
+        if not is_parameter or (type.dtype in _INDICES and array.size <= _MOST):
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
             items = tuple(narrowed(array, type.dtype).ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}

@@ -63,6 +63,8 @@ class Options:
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
     outline: bool = False  # whether it is shown, with operators that are not supported
     starts: bool = False  # whether it is a first cycle, for variables whose start is computed
+    # Labels of the parameters, once these are read; other weights are constants. None before.
+    labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Nothing is read any more, and `progress` may be a function that cannot be pickled.

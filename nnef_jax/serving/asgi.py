@@ -141,7 +141,7 @@ class Application:
         name, version = request.path_params["name"], request.path_params.get("version", "1")
         if name not in self.services:
             hint = did_you_mean(name, self.services)
-            known = f"there is no model {name!r:.60}, there are {listed(self.services)}"
+            known = f"there is no model {name!r:.60}, the models are {listed(self.services)}"
             raise HTTPException(404, f"{known}. {hint}".rstrip(" ."))
         if version != "1":
             raise HTTPException(404, f"'{name}' has no version {version!r:.60}, it has 1")

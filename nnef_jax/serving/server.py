@@ -13,6 +13,17 @@ from starlette.applications import Starlette
 
 _PATIENCE = 1.0  # seconds in which clients of open connections are told that the server stops
 _CONNECTIONS = 512
+_BACKLOG = 2048  # connections that the system accepts ahead
+
+
+def listeners(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of a host; OSError if one is taken, or there is none."""
+    flags = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
+    addresses = {x[4][:2]: x[0] for x in socket.getaddrinfo(host, port, **flags)}
+    return [
+        socket.create_server(address, family=family, backlog=_BACKLOG)
+        for address, family in addresses.items()
+    ]
 
 
 class Server(uvicorn.Server):

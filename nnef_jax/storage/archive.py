@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
-from nnef_jax.foreign import refuse_file
+from nnef_jax.foreign import refuse_file, refuse_stand_in
 from nnef_jax.limits import MEMBER, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
@@ -145,7 +145,9 @@ class Archive:
 
     def open_tensor(self, name: str) -> memoryview:
         """Return a regular member, read-only, mapped or viewed if possible; raise ArchiveError."""
-        return self._open.read(self._inner(name))
+        data = self._open.read(self._inner(name))
+        refuse_stand_in(self.location(name), data)
+        return data
 
     def below(self, folder: str) -> Archive:
         """Return a folder as a container of its own, readable while this one is open."""
@@ -223,7 +225,8 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     top = takewhile(lambda member: "/" not in member, container.names())
     found = [member for member in top if is_graph(member, graphs)]
     if len(found) > 1:
-        raise ArchiveError(f"{name} holds several networks: {', '.join(sorted(found)[:5])}")
+        several = ", ".join(sorted(found)[:5])
+        raise ArchiveError(f"{name} holds several networks: {several}", hint="load one by its path")
     return found[0] if found else ""
 
 

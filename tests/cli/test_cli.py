@@ -161,6 +161,12 @@ def test_check_finds_missing_data(scores):
     assert "bias.dat" in err and "dense/filter.dat" in err
 
 
+def test_the_head_of_a_summary_has_two_columns():
+    head = ok("summary", "docs/tutorial/digits.nnef.tgz").split("\n\n")[0].splitlines()
+    assert "unused parameters  1" in head
+    assert {line[18:19] for line in head} == {" "} and all(line[19] != " " for line in head)
+
+
 @pytest.mark.parametrize("command", ["summary", "check", "run"])
 def test_missing_source(command, tmp_path):
     err = fails(command, tmp_path / "none")

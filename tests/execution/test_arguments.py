@@ -394,3 +394,21 @@ def test_input_shapes_may_be_empty_or_open() -> None:
     for shape in ("3", 3, [3.0], [True], {3}, ["3"]):
         with pytest.raises(TypeError, match="input_shapes of 'x' must"):
             model_of(text, input_shapes={"x": shape})  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("declared", "shape", "hint"),
+    [
+        ((2, 3, 4, 4), (2, 4, 4, 3), "another order"),
+        ((0, 3, 4, 4), (2, 4, 4, 3), "another order"),  # pictures of torchvision and of PIL
+        ((0, 3, 0, 0), (2, 5, 4, 3), "another order"),
+        ((0, 3, 4, 4), (2, 4, 4, 1), "input_shapes"),
+        ((0, 3, 4, 4), (3, 4, 4), "x[None]"),
+    ],
+)
+def test_hints_for_wrong_shapes(declared: Any, shape: Any, hint: str) -> None:
+    text = f"graph g(x) -> (y) {{ x = external(shape = {[*declared]}); y = relu(x); }}"
+    model = model_of(f"version 1.0; {text}")
+    with pytest.raises(InputError) as error:
+        model(np.ones(shape, np.float32))
+    assert hint in error.value.hint

@@ -244,8 +244,10 @@ def test_text_that_depends_on_open_extents_is_refused() -> None:
         text = f"""version 1.0
             fragment f( x: tensor ) -> ( y: tensor ) {{ y = reshape(x, shape = [{value}, -1]) }}
             graph G( x ) -> ( y ) {{ x = external(shape = [2,0]) y = f(x) }}"""
-        with pytest.raises(UnsupportedError, match="an extent that is left open"):
+        with pytest.raises(UnsupportedError, match="an extent that is left open") as error:
             convert(archive(graph=text))
+        assert "input_shapes=" in error.value.hint
+        assert "[2,3]" in convert(archive(graph=text), input_shapes={"x": (2, 3)})
 
 
 def test_a_keyword_of_load_that_says_nothing_about_the_document_is_refused() -> None:

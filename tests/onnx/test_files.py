@@ -109,6 +109,31 @@ def test_external_data_stay_in_the_folder(tmp_path: Path) -> None:
         nnef_jax.load(external(inner, "short.bin", length="many"))
 
 
+@pytest.mark.parametrize(
+    ("held", "told", "hint"),
+    [
+        (None, "there is no file '.*two.bin'", "beside it"),
+        (b"\0" * 100, "4800 bytes at 0 of 'two.bin', which has 100", "cut off"),
+        (b"version https://git-lfs.github.com/spec/v1", "a pointer of git-lfs", "git lfs pull"),
+    ],
+    ids=["missing", "short", "pointer"],
+)
+def test_an_unreadable_file_of_weights_is_one_error(
+    held: bytes | None, told: str, hint: str, tmp_path: Path
+) -> None:
+    nodes = [node("Add", "x a", "s"), node("Add", "s b", "y")]
+    weights = {"a": RANDOM, "b": RANDOM}
+    made = model(nodes, [tensor("x", (3, 400))], weights=weights)
+    options = {"save_as_external_data": True, "location": "two.bin", "size_threshold": 0}
+    onnx.save(made, tmp_path / "net.onnx", **options)
+    (tmp_path / "two.bin").unlink()
+    if held is not None:
+        (tmp_path / "two.bin").write_bytes(held)
+    with pytest.raises(NnefError, match=f"initializer 'a': its data are .*{told}") as error:
+        nnef_jax.load(tmp_path / "net.onnx")
+    assert len(error.value.errors) == 1 and hint in error.value.hint
+
+
 def test_nodes_may_stand_before_what_they_read() -> None:
     nodes = [node("Sub", "b a"), node("Neg", "x", "a"), node("Add", "a x", "b")]
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -348,6 +373,18 @@ def test_open_extents_by_name() -> None:
     closed = model([node("Relu", "x")])
     with pytest.raises(InputError, match="names 'batch', the graph has no open extent with a name"):
         nnef_jax.load(closed, input_shapes={"batch": 4})
+
+
+def test_an_error_tells_extents_of_one_name_that_differ() -> None:
+    nodes = [node("Shape", "x", "s"), node("Reshape", "z s", "r"), node("Add", "x r", "y")]
+    ports = [tensor("x", ("batch", "length")), tensor("z", ("batch", "length"))]
+    network = nnef_jax.load(model(nodes, ports))
+    with pytest.raises(NnefError) as error:
+        network(np.ones((2, 3), np.float32), np.ones((2, 5), np.float32))
+    assert "'length' is 3 in 'x', 5 in 'z'" in error.value.hint
+    with pytest.raises(NnefError, match="cannot be reshaped") as error:
+        nnef_jax.load(model([node("Reshape", "x n")], weights={"n": np.int64([4])}))
+    assert "length" not in error.value.hint
 
 
 def test_open_extents_are_shown_by_name() -> None:

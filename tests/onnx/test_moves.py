@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -237,6 +238,26 @@ def test_open_extents() -> None:
         np.testing.assert_array_equal(flat, x[:, -2:].reshape(len(x), -1))
         np.testing.assert_array_equal(q, np.split(x, 2, 2)[1])
         np.testing.assert_array_equal(y, np.squeeze(np.split(x, 2, 2)[0]))
+
+
+def test_weights_that_are_folded_for_some_extents_alone(tmp_path: Path) -> None:
+    """Zeros that torch expands to a state are known for a small batch, computed for a large one."""
+    nodes = [
+        node("Shape", "x", "b", end=1),
+        node("Concat", "b n", "s", axis=0),
+        node("Expand", "w s", "e"),
+        node("Tile", "x r", "t"),
+        node("Add", "t e", "u"),
+        node("Mul", "u g"),
+    ]
+    weights = {"n": single(16), "r": single(1, 16), "w": np.float32(0.5), "g": np.float32([2] * 16)}
+    found = model(nodes, [tensor("x", ("batch", 1))], [tensor("y", ("batch", 16))], weights)
+    network = nnef_jax.load(found)
+    assert network.params.keys() == {"g"}
+    for batch in (2, 60_000):
+        x = np.linspace(-1, 1, batch, dtype=np.float32)[:, None]
+        np.testing.assert_allclose(network(x), np.tile(2 * (x + 0.5), 16), rtol=1e-6)
+    network.export(tmp_path / "net.npz")
 
 
 @pytest.mark.parametrize(

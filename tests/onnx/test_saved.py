@@ -53,6 +53,27 @@ def test_a_cast_that_loses_numbers_is_not_saved(source: str, wanted: str, tmp_pa
             found.save(tmp_path / "saved")
 
 
+def test_infinite_numbers_are_computed(tmp_path: Path) -> None:
+    """A mask of torch's attention: what is hidden is -infinity before a softmax."""
+    nodes = [
+        node("Less", "x one", "c"),
+        node("Where", "c none x", "m"),
+        node("Min", "m all", "n"),
+        node("Softmax", "n", "s"),
+        node("Relu", "s"),
+    ]
+    weights = {"one": np.float32(1), "none": np.float32(-np.inf), "all": np.float32(np.inf)}
+    constants = [node("Constant", "", name, value_float=float(x)) for name, x in weights.items()]
+    network = nnef_jax.load(model([*constants, *nodes]))
+    wanted = np.exp(X) * (X >= 1)
+    wanted /= wanted.sum(1, keepdims=True)
+    network.save(tmp_path / "saved")
+    nnef_jax.convert(model([*constants, *nodes]), tmp_path / "kept", keep=True)
+    for path in ("saved", "kept"):
+        assert "minus_infinity = log(0.0);" in (tmp_path / path / "graph.nnef").read_text()
+        np.testing.assert_allclose(nnef_jax.load(tmp_path / path)(X), wanted, rtol=1e-6)
+
+
 def slice_of_nothing() -> Any:
     nodes = [node("Shape", "x", "y", start=1, end=1)]
     return model(nodes, [tensor("x")], [tensor("y", (0,), TensorProto.INT64)])

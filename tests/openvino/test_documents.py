@@ -283,8 +283,11 @@ def test_ways_to_give_a_network(tmp_path: Path) -> None:
     for source in (path, str(path), tmp_path, archive, archive.read_bytes()):
         np.testing.assert_allclose(nnef_jax.load(source)(X), wanted, rtol=1e-5)
     modern().write(tmp_path, "other")
-    with pytest.raises(nnef_jax.ArchiveError, match=r"several networks: net.xml, other.xml"):
+    with pytest.raises(
+        nnef_jax.ArchiveError, match=r"several networks: net.xml, other.xml"
+    ) as error:
         nnef_jax.load(tmp_path)
+    assert error.value.hint == "load one by its path"
 
 
 def test_the_collection(shared_cases: Path) -> None:

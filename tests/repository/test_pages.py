@@ -86,6 +86,26 @@ def test_what_a_repl_takes(code: str, pasteable: bool) -> None:
     assert (unpasteable(code) is None) == pasteable
 
 
+WRITES = re.compile(
+    r"\.export\(|\.save\(\S|nnef_jax\.convert\(.*,|nnef-jax .* (-o|--output) "
+    r"|nnef-jax convert \S+ [^-]|--trace"
+)
+
+
+def test_what_a_page_writes_replaces_what_another_wrote() -> None:
+    """A reader goes from page to page in one folder, and back."""
+    found = {
+        line: str(block)
+        for page in PAGES
+        for block in blocks(page)
+        if block.language in ("python", "sh")
+        for line in block.code.splitlines()
+        if WRITES.search(line) and "overwrite" not in line
+    }
+    others = ("checkpointer.save(", "torch.onnx.export(")
+    assert {x: where for x, where in found.items() if not any(y in x for y in others)} == {}
+
+
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_page(page: str) -> None:

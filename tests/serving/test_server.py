@@ -379,6 +379,13 @@ def test_a_signal_stops_the_process() -> None:
         server.client.get("/v2")
 
 
+def test_an_address_that_is_taken_is_an_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = fails("serve", _DIGITS, "--port", str(port))
+    assert "already in use" in told and str(port) in told
+
+
 @pytest.mark.parametrize(
     ("told", "named"),
     [

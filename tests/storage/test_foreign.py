@@ -46,6 +46,27 @@ def test_files_of_other_kinds(name: str, tmp_path: Path) -> None:
     assert str(tmp_path / name) in error.value.message
 
 
+@pytest.mark.parametrize(
+    "name", ["net.onnx", "net.xml", "graph.nnef", "folder/graph.nnef", "w.dat"]
+)
+@pytest.mark.parametrize("file", ["lfs.nnef.tgz", "net.html"])
+def test_a_file_that_was_not_downloaded(name: str, file: str, tmp_path: Path) -> None:
+    data, what, hint = FILES[file]
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    network = path
+    if name == "w.dat":
+        network = tmp_path
+        variable = "w = variable(shape = [2], label = 'w'); y = add(x, w);"
+        text = f"version 1.0; graph g(x) -> (y) {{ x = external(shape = [2]); {variable} }}"
+        (tmp_path / "graph.nnef").write_text(text)
+    with pytest.raises(ArchiveError) as error:
+        nnef_jax.load(network)
+    assert what in error.value.message and hint in error.value.hint
+    assert str(path) in error.value.message
+
+
 def test_an_archive_may_have_any_name(tmp_path: Path) -> None:
     text = b"version 1.0; graph g(x) -> (y) { x = external(shape = [2]); y = relu(x); }"
     with tarfile.open(tmp_path / "net.pt", "w") as file:

@@ -154,6 +154,15 @@ def test_integers_are_scalars_where_scalars_are_declared() -> None:
     assert "add(x, 2.0)" in print_graph(a_graph("add", y=2))
 
 
+@pytest.mark.parametrize(("y", "computed"), [("inf", "rcp(0.0)"), ("-inf", "log(0.0)")])
+def test_infinite_numbers_are_computed(y: str, computed: str) -> None:
+    text = print_graph(a_graph("min", y=float(y)))
+    khronos(text)
+    assert f"infinity = {computed};" in text
+    wanted = np.minimum(np.float32([1, -2]), float(y))
+    np.testing.assert_array_equal(model_of(text)(np.float32([1, -2])), wanted)
+
+
 def test_what_the_language_cannot_say_is_refused() -> None:
     refused = {
         "not finite": a_graph("leaky_relu", alpha=float("inf")),

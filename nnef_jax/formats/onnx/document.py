@@ -104,6 +104,7 @@ class Reader:
     meter: Meter
     open: Callable[[str], memoryview]  # a file beside the model
     errors: list[NnefError] = field(default_factory=list[NnefError])
+    _unreadable: set[str] = field(default_factory=set[str])  # files of weights, each told once
     _spans: list[Span] = field(default_factory=list[Span])  # of nodes, in order
     _end: int = 0
 
@@ -270,13 +271,20 @@ class Reader:
             length = int(entries.get("length", size))
         except ValueError:
             raise InvalidOperation("its offset or length in another file is no number") from None
+        if location in self._unreadable:
+            raise _Told
         try:
             data = self.open(location)
         except (ArchiveError, OSError) as error:
-            raise InvalidOperation(f"its data are in '{location}': {error}") from None
+            self._unreadable.add(location)
+            hint = getattr(error, "hint", "") or "the model needs that file beside it"
+            message = getattr(error, "message", error)
+            raise InvalidOperation(f"its data are in '{location}': {message}", hint) from None
         if offset < 0 or length < 0 or offset + length > len(data):
+            self._unreadable.add(location)
             raise InvalidOperation(
-                f"its data are {length} bytes at {offset} of '{location}', which has {len(data)}"
+                f"its data are {length} bytes at {offset} of '{location}', which has {len(data)}",
+                "is that file cut off, or of another model?",
             )
         return data[offset : offset + length]
 
@@ -327,6 +335,8 @@ class Reader:
             yield
         except NnefError:
             raise
+        except _Told:
+            pass
         except (ValueError, OverflowError) as error:
             message, hint = getattr(error, "message", error), getattr(error, "hint", "")
             self.errors.append(SemanticError(f"{what}: {message}", span=span, hint=hint))
@@ -334,6 +344,10 @@ class Reader:
     @staticmethod
     def _domain(name: str) -> str:
         return "" if name in _SEPARATE else _decoded(name)
+
+
+class _Told(ValueError):
+    """An error was noted before."""
 
 
 def _titled(name: str, operator: str) -> str:

@@ -103,7 +103,7 @@ def parse(data: memoryview, name: str, meter: Meter) -> tuple[Any, Raw]:
         model.ParseFromString(content)
     except (DecodeError, _Broken, IndexError) as error:
         message = f"{name} is no ONNX file: it is not a protobuf message of a model"
-        raise ArchiveError(message) from error
+        raise ArchiveError(message, hint="it is cut off, damaged, or of another kind") from error
     return model, walk.raw
 
 

@@ -66,7 +66,8 @@ class FlatWriter:
     """Writes a graph as a flat document in the operations of NNEF 1.0 final.
 
     Values keep their names as far as the language allows: `names` has their identifiers. Extents
-    that are unknown are 0 in `external`. A result that goes by another name inside the graph, or
+    that are unknown are 0 in `external`. An infinite number in a tensor's place is computed: the
+    language has no literal for it. A result that goes by another name inside the graph, or
     that is an input, is a copy. Variables are updated last, when all that reads their old values is
     computed.
     """
@@ -76,6 +77,8 @@ class FlatWriter:
         self.meter = meter
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
+        self._identifiers = Names(())
+        self._infinities: dict[bool, s.Assignment] = {}  # by whether it is above 0
 
     def write(self) -> s.Document:
         """Return the document.
@@ -87,7 +90,7 @@ class FlatWriter:
         for what, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
             if not values:
                 self.refuse(f"a graph without {what} cannot be written")
-        names = self.identifiers()
+        names = self._identifiers = self.identifiers()
         self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
         results, copies = self._results(names)
         for value in self._computed():
@@ -98,8 +101,10 @@ class FlatWriter:
             _assign(x.name, self.external(v)) for x, v in zip(inputs, graph.inputs, strict=True)
         ]
         body += self._variables()
+        declared = len(body)
         for operation in graph.operations:
             body += self._operation(operation)
+        body[declared:declared] = self._infinities.values()
         updates = list(self._updates(names, copies))
         body += [_assign(x, invocation("copy", self._tensor(v))) for x, v in copies.items()]
         body += updates
@@ -266,11 +271,26 @@ class FlatWriter:
             )
         elif type in (t.SCALAR, t.Tensor("scalar")):
             value = float(value)
+        if isinstance(value, float) and math.isinf(value) and isinstance(type, t.Tensor):
+            return self._infinity(value > 0)
         if isinstance(value, float) and not math.isfinite(value):
             self.refuse(
-                f"an argument of '{operation.kind}' is {value}, NNEF cannot write that", operation
+                f"an argument of '{operation.kind}' is {value}, NNEF cannot write that",
+                operation,
+                hint="cut the network before it",
             )
         return s.Literal(0, value)
+
+    def _infinity(self, is_above: bool) -> s.Identifier:
+        """Return the name of an infinite number: the logarithm or the reciprocal of 0."""
+        found = self._infinities.get(is_above)
+        if found is None:
+            name, operation = ("infinity", "rcp") if is_above else ("minus_infinity", "log")
+            node = invocation(operation, s.Literal(0, 0.0))
+            found = _assign(self._identifiers.fresh(name), node)
+            self._infinities[is_above] = found
+        assert isinstance(found.target, s.Identifier)
+        return found.target
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
         """Record an operation that cannot be written."""
