@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 
 _PIECE = 64 << 10  # characters that are read at once, a millisecond
 _ITEMS = 4 << 10  # that are written at once
-_decoder: Any = json.JSONDecoder()
+# Values of a long text that are read one by one: up to half a millisecond each. The others are
+# numbers, in short lists at most.
+_MOST_VALUES = 10_000
+_decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match
 
 
@@ -46,7 +49,7 @@ class Pieces:
 def loads(data: bytes) -> Any:
     """Return the value of a JSON text, as `json.loads` does, but for long arrays: `Pieces`.
 
-    Raises ValueError, RecursionError.
+    Raises ValueError, also for a long text of many strings and objects, and RecursionError.
     """
     text = data.decode(json.detect_encoding(data), "surrogatepass")
     return json.loads(text) if len(text) <= _PIECE else _Reader(text).document()
@@ -73,6 +76,7 @@ class _Reader:
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
+        self._values = 0
 
     def document(self) -> Any:
         """Return the value of the whole text."""
@@ -98,16 +102,16 @@ class _Reader:
         return found
 
     def _value(self) -> Any:
+        self._values += 1
+        if self._values > _MOST_VALUES:
+            raise ValueError(f"it has more than {_MOST_VALUES} strings, objects and long lists")
         match self._next():
             case "{":
                 return self._object()
             case "[":
                 return self._array()
             case _:
-                try:
-                    value, self.at = _decoder.scan_once(self.text, self.at)
-                except StopIteration:
-                    raise self._error("a value") from None
+                value, self.at = _decoder.raw_decode(self.text, self.at)
                 return value
 
     def _object(self) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Folder:
         self._path = path
         self._meter = meter
         self._real = os.path.realpath(path)
+        self._named = os.path.basename(named)
         self._blobs = _blobs_of(self._real, named)
         self._read: dict[str, os.stat_result] = {}
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
@@ -174,7 +175,9 @@ class Folder:
                     if links > _MAX_LINKS:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = os.readlink(part, dir_fd=opened[-1])
-                    blob = self._blob(os.path.join(self._real, *walked, target))
+                    path = os.path.join(self._real, *walked, target)
+                    # The user's own link may lead to a blob through others.
+                    blob = self._blob(os.path.realpath(path) if name == self._named else path)
                     if self._store is not None and blob and not ahead:
                         opened.append(os.dup(self._store))
                         ahead.append(blob)

@@ -82,13 +82,18 @@ def test_onnx(dtype: str) -> None:
         node("Clip", "x written", "f"),
         node("Cast", "double", "cast", to=1),
         node("Mul", "x cast", "g"),
+        node("Cast", "x", "y", to=11),
+        node("Pad", "y around beyond", "padded"),
+        node("Pad", "y around", "zeros"),
+        node("Mul", "padded zeros", "h"),
     ]
     weights = {
         "stored": np.full((1, 2), LEAST), "half": np.float32(LEAST / 2), "two": np.float32(2),
         "shape": np.int64([1, 2]), "zero": np.float32(0), "mask": np.array([[True, False]]),
-        "double": np.full((1, 2), float(LEAST)),
+        "double": np.full((1, 2), float(LEAST)), "beyond": np.float64(-1e308),
+        "around": np.int64([0, 1, 0, 1]),
     }  # fmt: skip
-    outputs = [tensor(name, None) for name in "abcdefg"]
+    outputs = [tensor(name, None) for name in "abcdefgh"]
     loaded = model(made, [tensor("x", (1, 2))], outputs, weights)
     require_zeros(nnef_jax.load(loaded, dtype=dtype))
 

@@ -54,3 +54,19 @@ def test_links_to_blobs_are_read(tmp_path: Path, write: Callable[[Path], str], i
     x = np.ones((1, 6), np.float32)
     for named in (snapshot / graph, snapshot):
         np.testing.assert_array_equal(nnef_jax.load(named)(x), W)
+
+
+@pytest.mark.parametrize("write", [write_onnx, write_openvino])
+def test_a_users_own_link_may_lead_to_another_one(
+    tmp_path: Path, write: Callable[[Path], str]
+) -> None:
+    for name in ("blobs", "snapshot", "mine"):
+        (tmp_path / name).mkdir()
+    graph = write(tmp_path / "blobs")
+    for file in (tmp_path / "blobs").iterdir():
+        (tmp_path / "snapshot" / file.name).symlink_to(file)
+        (tmp_path / "mine" / file.name).symlink_to(file)
+    mine = tmp_path / "mine" / graph
+    mine.unlink()
+    mine.symlink_to(tmp_path / "snapshot" / graph)
+    np.testing.assert_array_equal(nnef_jax.load(mine)(np.ones((1, 6), np.float32)), W)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,35 @@ def test_levels_are_scaled_in_32_bits_and_rounded_once() -> None:
     )  # fmt: skip
     pairs = zip(cases, results(made, inputs), strict=True)
     assert {case: found for case, found in pairs if not are_equal(*found)} == {}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("scales", [1, 3, 20])
+def test_quantised_networks_are_narrowed(dtype: str, scales: int) -> None:
+    """Levels are computed in 32 bits though weights, scales and zero points are not."""
+    items, shape = np.float32([-0.5, 0, 1, 2.5, 3, 30]), () if scales == 1 else (scales,)
+    x = np.resize(items, (2, max(scales, 2)))
+    weights: dict[str, Any] = {"scale": np.full(shape, 0.5, np.float32), "w": x}
+    nodes: list[Any] = []
+    names: list[str] = []
+    for code, zero in (("uint8", 3), ("int8", -2), ("uint16", 5), ("int32", 0)):
+        weights |= {f"zero.{code}": np.full(shape, zero, code), f"w.{code}": x.astype(code)}
+        for source, has_zero in itertools.product("xw", (False, True)):
+            name = f"{code}.{source}.{has_zero}"
+            end = f"scale {f'zero.{code}' if has_zero else ''}".strip()
+            if code.endswith("8") and (has_zero or code == "uint8"):
+                nodes.append(node("QuantizeLinear", f"{source} {end}", f"{name}.levels"))
+            elif source == "x":
+                nodes.append(node("Cast", "x", f"{name}.levels", to=code_of(code)))
+            else:
+                nodes.append(node("Identity", f"w.{code}", f"{name}.levels"))
+            nodes.append(node("DequantizeLinear", f"{name}.levels {end}", name))
+            names.append(name)
+    made = model(nodes, [tensor("x", x.shape)], [tensor(x, None) for x in names], weights)
+    wanted = ReferenceEvaluator(made).run(None, {"x": x})
+    found = nnef_jax.load(made, dtype=dtype)(x)
+    for name, y, result in zip(names, found, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(y, np.float32), result, err_msg=name)
 
 
 @pytest.mark.filterwarnings("ignore")  # of ONNX, which makes the cases

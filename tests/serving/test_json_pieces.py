@@ -99,6 +99,23 @@ def test_what_python_refuses_is_refused(text: str) -> None:
             read(text)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" + '"a",' * 500_000 + "1]", "[" + "1,{}," * 300_000 + "1]",
+        "{" + ",".join(f'"{i}":1' for i in range(200_000)) + "}",
+        "[" + ",".join(["[" * 250 + "1," * 33_000 + "1" + "]" * 250] * 60) + "]",
+    ],
+    ids=["strings", "objects", "members", "nests"],
+)  # fmt: skip
+def test_many_values_that_are_read_one_by_one_are_refused(text: str) -> None:
+    """A MB of them would take the processor for 5 to 10 s."""
+    start = time.process_time()
+    with pytest.raises(ValueError, match="strings, objects and long lists"):
+        json_pieces.loads(text.encode())
+    assert time.process_time() - start < 5
+
+
 def _longest_pause(work: Callable[[], Any]) -> float:
     """The longest time that another thread waits for meanwhile, beyond what it asks for."""
     pauses, done = [0.0], threading.Event()

@@ -183,6 +183,12 @@ class NodeSite(Site[NodeGraph]):
 
     # Shorthands
 
+    def cast(self, x: Any, dtype: str) -> Any:
+        """Return a tensor in a dtype that is computed in, or one that is wider."""
+        if isinstance(x, Constant) and is_float(dtype) and self.computed(dtype) != dtype:
+            x = self.tensor(x)  # a constant of the dtype would be narrowed again
+        return Site.cast(self, x, dtype)
+
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
         return Constant(saturated(items, dtype), dtype, derived=True)
