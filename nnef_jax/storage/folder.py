@@ -22,7 +22,7 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-_RECENT, _PAUSE = 1.0, 0.05  # seconds since a file was written, and until it surely is
+_RECENT, _PAUSE = 0.1, 0.01  # seconds since a file was written, and until it surely is
 _MAX_LINKS = 40  # as many as Linux follows
 _MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
