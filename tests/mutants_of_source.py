@@ -64,6 +64,11 @@ def ran(number):
             file.write(f"{test}\\n")
 """
 _PYTEST = (sys.executable, "-m", "pytest", "--dist", "loadfile", "-p", "no:cacheprovider")
+# Tests that are named by lines of the input: a command would be too long.
+_MANY_TESTS = (
+    sys.executable, "-c", "import pytest, sys; options = '-x -p no:cacheprovider'.split();"
+    "sys.exit(pytest.main([*options, *sys.stdin.read().splitlines()]))",
+)  # fmt: skip
 _SECONDS = 180  # of the processor, for a mutant
 _RESULTS = ("killed", "survived")
 _LONGEST = 900  # seconds: a mutant may wait for ever
@@ -92,16 +97,13 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Place:
-    """A statement of a function, or its condition, and the line where the statement begins."""
+    """A statement of a function, or its condition, with the line where the statement begins."""
 
     path: str
     function: str
     node: ast.stmt | ast.expr
+    text: str
     line: int
-
-    @property
-    def text(self) -> str:
-        return ast.unparse(self.node)
 
 
 def places(path: str, root: Path = ROOT) -> list[Place]:
@@ -118,7 +120,9 @@ def places(path: str, root: Path = ROOT) -> list[Place]:
                 line, part = lines[child.lineno - 1], _mutable(child)
                 # A mark needs a line of its own above it: `elif` has none.
                 if part and line[: child.col_offset].isspace() and "elif" not in line:
-                    result.append(Place(path, ".".join(scope), part, child.lineno))
+                    result.append(
+                        Place(path, ".".join(scope), part, ast.unparse(part), child.lineno)
+                    )
             walk(child, scope, inside)
 
     walk(ast.parse(source), (), False)
@@ -237,11 +241,13 @@ def tried(row: Mutant, place: Place, tests: Sequence[str], folder: Path) -> Muta
         tree = copied(Path(temporary) / "tree", changed)
         with open(tree / "output", "w+") as output:
             process = subprocess.Popen(
-                [*_PYTEST, "-x", *tests], cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
-                stdout=output, stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_limit,
+                _MANY_TESTS, cwd=tree, env=os.environ | {"PYTHONPATH": str(tree)},
+                stdin=subprocess.PIPE, text=True, stdout=output, stderr=subprocess.STDOUT,
+                start_new_session=True, preexec_fn=_limit,
             )  # fmt: skip
             try:
-                code = process.wait(_LONGEST)
+                process.communicate("\n".join(tests), _LONGEST)
+                code = process.returncode
             except subprocess.TimeoutExpired:
                 code = -signal.SIGXCPU
             finally:
@@ -308,11 +314,14 @@ def drawn(count: int, seed: int) -> list[Mutant]:
     """Draw so many mutants of the source."""
     draw = random.Random(seed)
     result = list[Mutant]()
-    for place in draw.sample(everywhere := all_places(), len(everywhere)):
+    everywhere = all_places()
+    for place in draw.sample(everywhere, len(everywhere)):
         choices = mutations(place.node)
         row = Mutant(place.path, place.function, place.text, "")
-        if len(result) < count and choices and place_of(row, everywhere) is place:
+        if choices and place_of(row, everywhere) is place:
             result.append(replace(row, mutant=draw.choice(choices)))
+        if len(result) == count:
+            break
     return result
 
 

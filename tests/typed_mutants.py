@@ -303,10 +303,12 @@ def _decoded(told: bytes, dtype: str) -> Any:
 
 
 def _in(items: list[Any], dtype: str) -> Any:
-    """Return numbers as a real dtype has them."""
+    """Return numbers as a real dtype has them, each rounded once; finite ones stay finite."""
+    array = np.array(items).reshape(2, 3)
     with np.errstate(all="ignore"):
-        made = np.array(items, np.float64).reshape(2, 3).astype(jnp.dtype(dtype))
-    return made.astype(np.float64)
+        made = array.astype(jnp.dtype(dtype)).astype(np.float64)
+    ends = float(jnp.finfo(dtype).max)
+    return np.where(np.isinf(array), made, np.clip(made, -ends, ends))
 
 
 def declared(chance: random.Random) -> fuzz_mutants.Mutant:
