@@ -258,7 +258,8 @@ def tried(row: Mutant, place: Place, tests: Sequence[str], folder: Path) -> Muta
             printed = output.read()
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return replace(row, result="slow", test="")
-    if code == 5 or (code == 4 and "loading conftest" not in printed):
+    is_imported = "loading conftest" not in printed and "\nERROR tests/" not in printed
+    if code == 5 or (code == 4 and is_imported):
         raise RuntimeError(f"{row}: {printed[-2000:]}")
     failed = [x.split()[1] for x in printed.splitlines() if x.startswith(("FAILED ", "ERROR "))]
     return replace(row, result="killed" if code else "survived", test="".join(failed[:1]))
