@@ -34,7 +34,8 @@ def load(folder: Path, text: str | bytes, data: bytes | None = DATA) -> nnef_jax
 LAUGHS = """<!DOCTYPE net [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><net>&b;</net>"""
 WRONG: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "no XML: no element found"),
-    "html": ("<html><body>404</body></html>", r"root element is <html>"),
+    "html": ("<html><body>404</body></html>", "is a web page"),
+    "another root": ("<model></model>", "root element is <model>"),
     "onnx": (b"\x08\x07\x12\x07pytorch", "no XML"),
     "cut off": (GOOD[:300], "no XML"),
     "entities": (LAUGHS, "document type"),
