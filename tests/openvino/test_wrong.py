@@ -34,7 +34,6 @@ def load(folder: Path, text: str | bytes, data: bytes | None = DATA) -> nnef_jax
 LAUGHS = """<!DOCTYPE net [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><net>&b;</net>"""
 WRONG: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "no XML: no element found"),
-    "html": ("<html><body>404</body></html>", "is a web page"),
     "another root": ("<model></model>", "root element is <model>"),
     "onnx": (b"\x08\x07\x12\x07pytorch", "no XML"),
     "cut off": (GOOD[:300], "no XML"),
@@ -229,6 +228,12 @@ def test_names_and_edges_without_end(tmp_path: Path) -> None:
     layers += f'<layer id="1" type="b"><input>{ports}</input></layer>'
     with pytest.raises(nnef_jax.LimitError, match="steps"):
         load(tmp_path, f'<net version="7"><layers>{layers}</layers><edges>{edges}</edges></net>')
+
+
+def test_a_web_page(tmp_path: Path) -> None:
+    (tmp_path / "net.xml").write_text("<html><body>404</body></html>")
+    with pytest.raises(nnef_jax.ArchiveError, match=r"net\.xml is a web page"):
+        nnef_jax.load(tmp_path / "net.xml")
 
 
 def test_a_result_of_strings(tmp_path: Path) -> None:
