@@ -30,7 +30,7 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
-# The type of a tensor of which nothing is known: nothing computes what makes it.
+# The type of a result of an operation that nothing computes.
 UNTYPED = TensorType((), "unknown")
 
 
@@ -232,15 +232,13 @@ class Graph:
 
     def readers_of(self, folded: str) -> list[str]:
         """Return the names of the first tensors of the graph that a folded one leads to."""
-        found, waiting = dict[str, None](), [folded]
+        readers, waiting = dict[str, None](), [folded]
         for name in waiting:  # which gets longer
             for reader in self.folded[name]:
-                if reader in found:
-                    continue
-                found[reader] = None
-                if reader in self.folded:
+                if reader in self.folded and reader not in readers:
                     waiting.append(reader)
-        return [name for name in found if name in self.values]
+                readers[reader] = None
+        return [name for name in readers if name in self.values]
 
     @cached_property
     def values(self) -> dict[str, Value]:

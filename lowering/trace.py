@@ -39,7 +39,7 @@ class Context:
     straight_through: bool = False  # what rounds has a derivative, that of what it rounds
     # Returns the error to raise where a missing derivative is asked for.
     refusal: Callable[[InvalidComputation], Exception] = lambda error: error
-    operation: Operation | None = None  # the one that is computed
+    operation: Operation | None = None  # in the graph, whose rule this context is for
 
     def unroll(self, times: int) -> None:
         """Count how often a rule writes out operations of jax."""

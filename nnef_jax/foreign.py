@@ -113,8 +113,8 @@ def refuse_stand_in(path: str, data: memoryview) -> None:
 
 def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
     text = start[:_START].decode("latin-1")
-    found = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
-    return next(found, None)
+    fitting = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
+    return next(fitting, None)
 
 
 def _refuse(path: str, kind: _Kind | None) -> None:

@@ -58,10 +58,9 @@ def convert(
 
     def written(network: Network) -> str:
         if network.is_guessed:
-            given = network.frontend.closing().replace("load(", "convert(", 1)
             raise UnsupportedError(
                 "the text depends on an extent that is left open",
-                hint=f"give it by {given}, or --shape",
+                hint=f"give it by {network.frontend.closing('convert')}, or --shape",
             )
         data = network.data if stores else None
         is_flat = flat or options.expand == "all" or bool(options.input_shapes)

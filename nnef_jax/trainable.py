@@ -1,4 +1,4 @@
-"""Which parameters of a network are trained: real ones that are no statistics of a norm."""
+"""Chooses the parameters of a network to train: real ones that are no statistics of a norm."""
 
 from __future__ import annotations
 
@@ -25,21 +25,22 @@ def trained_labels(graph: Graph) -> Set[str]:
     }
 
 
-def _statistics(graph: Graph, given: Collection[Value]) -> Set[Value]:
-    """Return values that statistics are computed from, of those that depend on `given` alone."""
-    constant = set(given)
+def _statistics(graph: Graph, constants: Collection[Value]) -> Set[Value]:
+    """Return the values that statistics are computed from and that depend on constants alone."""
+    constant = set(constants)
     for operation in graph.operations:
         if constant.issuperset(operation.reads()):
             constant.update(operation.writes())
-    found: set[Value] = set()
+    statistics: set[Value] = set()
     for operation in reversed(graph.operations):
         if operation.kind == _NORM:
             operands = dict(operation.operands)
-            found.update(x for name in _STATISTICS for x in values_of(operands.get(name, ())))
-        found.update(_read_by_bodies(operation, constant))
-        if constant.issuperset(operation.writes()) and not found.isdisjoint(operation.writes()):
-            found.update(operation.reads())
-    return found & constant
+            statistics.update(x for name in _STATISTICS for x in values_of(operands.get(name, ())))
+        statistics.update(_read_by_bodies(operation, constant))
+        results = set(operation.writes())
+        if results <= constant and not statistics.isdisjoint(results):
+            statistics.update(operation.reads())
+    return statistics & constant
 
 
 def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Value]:
@@ -53,8 +54,8 @@ def _read_by_bodies(operation: Operation, constant: Set[Value]) -> Iterator[Valu
             continue
         count = len(body.inputs)
         pairs = list(zip(body.inputs, operands[len(operands) - count :], strict=True))
-        given = [inner for inner, (name, x) in pairs if name != _CARRIED and x in constant]
-        inside = _statistics(body, given)
+        constants = [inner for inner, (name, x) in pairs if name != _CARRIED and x in constant]
+        inside = _statistics(body, constants)
         yield from (x for inner, (_, x) in pairs if inner in inside)
 
 

@@ -90,34 +90,37 @@ def _rule(equation: Any, *, resizes: bool) -> Any:
 
 def _alike(program: Program, size: int) -> dict[Any, set[int]]:
     """Return for each constant the axes of this extent along which it is the same."""
-    found: dict[Any, set[int]] = {}
+    alike: dict[Any, set[int]] = {}
     for variable, constant in zip(program.constants, program.closed.consts, strict=True):
         if axes := [axis for axis, n in enumerate(variable.aval.shape) if n == size]:
             array = np.asarray(constant)
-            found[variable] = {x for x in axes if np.all(array == array.take([0], axis=x))}
-    return found
+            alike[variable] = {x for x in axes if np.all(array == array.take([0], axis=x))}
+    return alike
 
 
 def _filled(
-    equation: Any, given: Sequence[int | None], repeated: Mapping[Any, set[int]]
+    equation: Any, axes: Sequence[int | None], repeated: Mapping[Any, set[int]]
 ) -> Iterator[list[int | None]]:
-    """Yield axes of operands, where one that has none, or all, have one along which they repeat."""
-    known = [set[int]() if is_literal(v) else repeated.get(v, set[int]()) for v in equation.invars]
-    pairs = [*zip(given, known, strict=True)]
-    for i, (own, axes) in enumerate(pairs):
-        yield from ([*given[:i], x, *given[i + 1 :]] for x in axes if own is None)
-    for axis in set[int]().union(*known):
-        yield [axis if own is None and axis in axes else own for own, axes in pairs]
+    """Yield axes of operands: a missing one is an axis along which the operand repeats.
+
+    Each missing axis is filled by itself first, then all of them by the same number.
+    """
+    fills = [set[int]() if is_literal(v) else repeated.get(v, set[int]()) for v in equation.invars]
+    pairs = [*zip(axes, fills, strict=True)]
+    for i, (axis, fill) in enumerate(pairs):
+        yield from ([*axes[:i], x, *axes[i + 1 :]] for x in fill if axis is None)
+    for x in set[int]().union(*fills):
+        yield [x if axis is None and x in fill else axis for axis, fill in pairs]
 
 
 def _made_of(equation: Any, repeated: Mapping[Any, set[int]]) -> set[int]:
-    """Return the axes along which a result is the same as an operand is: its items are apart."""
+    """Return the axes along which a result repeats because an operand does."""
     rule = _rule(equation, resizes=False)
     if rule is None or facts(equation).by_item:  # which `_repeated` knows
         return set()
     none: list[int | None] = [None] * len(equation.invars)
-    found = (rule(equation, given) for given in _filled(equation, none, repeated))
-    return {axis for axis in found if axis is not None}
+    axes = (rule(equation, filled) for filled in _filled(equation, none, repeated))
+    return {axis for axis in axes if axis is not None}
 
 
 def _is_over(equation: Any, given: Sequence[int | None]) -> bool:

@@ -17,7 +17,7 @@ HALVES = ("float16", "bfloat16")
 
 @jax.custom_jvp
 def straight_through(result: Array, x: Array) -> Array:
-    """Return the result, with the derivative of x instead of its own.
+    """Return the result, which has the derivative of x here.
 
     Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
     """

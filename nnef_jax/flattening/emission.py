@@ -118,14 +118,14 @@ class Emission:
         self._within.add(shape)
 
     def fold(
-        self, known: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
+        self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note tensors that are known, by name, and what is made of them.
+        """Note the names of constants, each with the tensors that are computed from it.
 
-        Steps have the names of what each reads and makes.
+        A step is the names of the tensors that it reads, and of those that it makes.
         """
         taken = self.builder.is_taken
-        readers: dict[str, list[str]] = {name: [] for name in known if not taken(name)}
+        readers: dict[str, list[str]] = {name: [] for name in constants if not taken(name)}
         for reads, makes in steps:
             for name in reads:
                 if name in readers:

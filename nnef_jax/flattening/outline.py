@@ -34,7 +34,7 @@ def add_untyped(
 ) -> list[Value]:
     """Add an operation of a kind of the document's; return results of these names.
 
-    It reads tensors, and of known ones those that are weights.
+    The operation reads the tensors among the operands, and constants that are weights.
     """
     if not names:
         return []
@@ -45,8 +45,8 @@ def add_untyped(
     types = tuple([UNTYPED] * len(names))
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
     reads = tuple(x for x in operands if isinstance(x, Value))
-    made = graph.builder.operation(kind, {"inputs": reads}, {}, names, span, rule=rule)
-    return [value for value in made if isinstance(value, Value)]
+    results = graph.builder.operation(kind, {"inputs": reads}, {}, names, span, rule=rule)
+    return [value for value in results if isinstance(value, Value)]
 
 
 def _is_weight(x: Any) -> bool:
@@ -61,8 +61,8 @@ def unknown(operator: str) -> str:
 def unknown_operators(graph: Graph) -> list[str]:
     """Return the operators of a graph that are not supported, each once."""
     kinds = (x.kind for x in graph.operations if has_untyped(x.writes()))
-    found = (kind.removesuffix(_UNKNOWN) for kind in kinds if kind.endswith(_UNKNOWN))
-    return list(dict.fromkeys(found))
+    operators = (kind.removesuffix(_UNKNOWN) for kind in kinds if kind.endswith(_UNKNOWN))
+    return list(dict.fromkeys(operators))
 
 
 def _refuse(**_: Any) -> NoReturn:

@@ -179,10 +179,10 @@ class Frontend(ABC):
         """Return the names of extents of inputs and outputs, "" for one without a name."""
         return {}
 
-    def closing(self) -> str:
-        """Return the call that gives open extents, by their names if they have some."""
-        given = ", ".join(f"{name!r}: ..." for name in self.symbols)
-        return f"load(..., input_shapes={{{given}}})" if given else "load(..., input_shapes=...)"
+    def closing(self, function: str = "load") -> str:
+        """Return the call of a function that sets open extents, by name where they have names."""
+        extents = ", ".join(f"{name!r}: ..." for name in self.symbols)
+        return f"{function}(..., input_shapes={f'{{{extents}}}' if extents else '...'})"
 
     def content(self) -> Iterable[object]:
         """Return everything but options that graphs depend on: texts, bytes or hashable objects.

@@ -28,9 +28,9 @@ _space = re.compile(r"[ \t\n\r]*").match
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A long array of JSON, as lists of its items; of lists of numbers in it the numbers.
+    """A long array of JSON, as lists of its items. A list of numbers in it is its numbers.
 
-    What holds one is one: no list does.
+    An array that holds `Pieces` is `Pieces` itself, never a list.
     """
 
     lists: list[list[Any]]
@@ -95,11 +95,11 @@ class _Reader:
 
     def _take(self, *allowed: str) -> str:
         """Pass over one of some characters, and return it."""
-        found = self._next()
-        if found not in allowed:
+        character = self._next()
+        if character not in allowed:
             raise self._error(" or ".join(allowed))
         self.at += 1
-        return found
+        return character
 
     def _value(self) -> Any:
         self._values += 1
@@ -116,18 +116,18 @@ class _Reader:
 
     def _object(self) -> dict[str, Any]:
         self._take("{")
-        found: dict[str, Any] = {}
+        members: dict[str, Any] = {}
         if self._next() == "}":
             self._take("}")
-            return found
+            return members
         while True:
             if self._next() != '"':
                 raise self._error("a name in quotes")
             name = self._value()
             self._take(":")
-            found[name] = self._value()
+            members[name] = self._value()
             if self._take(",", "}") == "}":
-                return found
+                return members
 
     def _array(self) -> list[Any] | Pieces:
         self._take("[")
@@ -150,8 +150,8 @@ class _Reader:
         """Return the next items, whole ones before any string or object; None if there are none."""
         stop = self.at + _PIECE
         for mark in ('"', "{"):
-            found = self.text.find(mark, self.at, stop)
-            stop = stop if found < 0 else found
+            position = self.text.find(mark, self.at, stop)
+            stop = stop if position < 0 else position
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
         depth = np.cumsum((codes == ord("[")).astype(np.int32) - (codes == ord("]")))

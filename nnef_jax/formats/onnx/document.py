@@ -19,7 +19,7 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 from nnef_jax.storage.bitstream import BITS, CODES_PER_STEP
 
-_VERSIONS = 31  # of the file format, of which 14 are written: later ones are read as these
+_VERSIONS = 31  # The newest IR version that is read; 14 exist, a later one is read as these are.
 _LONGEST = 200  # letters of a line in a listing
 _EXTERNAL = 1  # TensorProto.DataLocation
 _ATTRIBUTES = {

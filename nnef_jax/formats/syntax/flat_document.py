@@ -283,14 +283,13 @@ class FlatWriter:
 
     def _infinity(self, is_above: bool) -> s.Identifier:
         """Return the name of an infinite number: the logarithm or the reciprocal of 0."""
-        found = self._infinities.get(is_above)
-        if found is None:
+        if is_above not in self._infinities:
             name, operation = ("infinity", "rcp") if is_above else ("minus_infinity", "log")
             node = invocation(operation, s.Literal(0, 0.0))
-            found = _assign(self._identifiers.fresh(name), node)
-            self._infinities[is_above] = found
-        assert isinstance(found.target, s.Identifier)
-        return found.target
+            self._infinities[is_above] = _assign(self._identifiers.fresh(name), node)
+        target = self._infinities[is_above].target
+        assert isinstance(target, s.Identifier)
+        return target
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
         """Record an operation that cannot be written."""

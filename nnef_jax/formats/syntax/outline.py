@@ -19,13 +19,12 @@ def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> fro
     for name, fragment in fragments.items():
         for node in s.invocations(assignment.value for assignment in fragment.body or ()):
             callers[node.operation].append(name)
-    waiting = [*names]
-    found = set(waiting)
+    reached = dict.fromkeys(names)
+    waiting = [*reached]
     for name in waiting:  # which gets longer
-        more = found.symmetric_difference(found.union(callers[name]))
-        found |= more
-        waiting += more
-    return frozenset(found)
+        waiting += [caller for caller in dict.fromkeys(callers[name]) if caller not in reached]
+        reached.update(dict.fromkeys(callers[name]))
+    return frozenset(reached)
 
 
 def shown(

@@ -10,7 +10,7 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
 from lowering.kernels.resampling import length
 
-Said = tuple[str, dict[str, Any]]  # a kind, and its arguments
+Resampling = tuple[str, dict[str, Any]]  # a kind, and its arguments
 
 # The largest factors by which a resize to the nearest item repeats each item, by
 # `coordinate_transformation_mode` and `nearest_mode`.
@@ -52,17 +52,17 @@ _METHODS = {
 _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
-def resampling(operation: Operation) -> Said | None:
+def resampling(operation: Operation) -> Resampling | None:
     """Return the operation of NNEF that computes the same as a resize, None without one."""
-    given: Any = dict(operation.attributes)
+    attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
-    if not isinstance(x, Value) or not (given["scales"] or is_known(x.type.shape)):
+    if not isinstance(x, Value) or not (attributes["scales"] or is_known(x.type.shape)):
         return None
     # An open extent counts as 1: scales are the same factors for all extents.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
-    lengths = list(map(length, shape, given["scales"])) or given["sizes"]
-    mode, coordinates = given["mode"], given["coordinate_transformation_mode"]
-    key, is_linear = (coordinates, given["nearest_mode"]), mode == "linear"
+    lengths = list(map(length, shape, attributes["scales"])) or attributes["sizes"]
+    mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
+    key, is_linear = (coordinates, attributes["nearest_mode"]), mode == "linear"
     ups, downs = _factors(lengths, shape), _factors(shape, lengths)
     if ups and mode == "nearest" and max(ups) <= _REPEATS.get(key, 0):
         return "nearest_upsample", {"input": x, "factor": ups}
@@ -70,7 +70,11 @@ def resampling(operation: Operation) -> Said | None:
         how = {"method": _METHODS[coordinates], "border": "replicate"}
         return "multilinear_upsample", {"input": x, "factor": ups, **how}
     shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
-    if not downs or given["antialias"] or any(x.type.shape[axis] is UNKNOWN for axis in shrinking):
+    if (
+        not downs
+        or attributes["antialias"]
+        or any(x.type.shape[axis] is UNKNOWN for axis in shrinking)
+    ):
         return None
     is_first = max(downs) <= _FIRSTS.get(key, 0) if mode == "nearest" else key[0] == "asymmetric"
     if is_first:
@@ -83,5 +87,6 @@ def resampling(operation: Operation) -> Said | None:
 
 def _factors(wholes: Sequence[float], parts: Sequence[float]) -> tuple[int, ...]:
     """Return by how much spatial axes are larger, () where an axis is not by a whole factor."""
-    found = [int(n // m) if m and n % m == 0 else 0 for n, m in zip(wholes, parts, strict=True)]
-    return tuple(found[2:]) if all(found) and found[:2] == [1, 1] else ()
+    pairs = zip(wholes, parts, strict=True)
+    factors = [int(n // m) if m and n % m == 0 else 0 for n, m in pairs]
+    return tuple(factors[2:]) if all(factors) and factors[:2] == [1, 1] else ()

@@ -73,12 +73,14 @@ class TractFrontend(TextFrontend):
         return Stored(cast(dict[str, NDArray[Any]], data), self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
-        """Return the shapes of its inputs, None for an extent that depends on an open symbol."""
-        given = options.extents
-        return {
-            name: [None if x is UNKNOWN else x for x in (symbols.evaluate(e, given) for e in shape)]
-            for name, shape in self.document.input_shapes.items()
-        }
+        """Return the inputs' shapes. An extent that depends on an open symbol is None."""
+
+        def extent(expression: Any) -> int | None:
+            value = symbols.evaluate(expression, options.extents)
+            return None if value is UNKNOWN else value
+
+        shapes = self.document.input_shapes
+        return {name: [extent(e) for e in shape] for name, shape in shapes.items()}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
         """Return the expressions of symbols that are extents of its inputs."""

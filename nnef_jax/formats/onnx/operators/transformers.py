@@ -186,7 +186,7 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
     if kept and not isinstance(total, Constant):
         fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
         one = site.cast(fits, site.dtype_of(q))
-        result = step.mul(result, step.div(one, one))  # 0 / 0, of which NNEF has no literal
+        result = step.mul(result, step.div(one, one))  # NaN by 0 / 0: NNEF has no literal
     return joined(site, result), k, v
 
 
