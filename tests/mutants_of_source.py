@@ -63,7 +63,6 @@ def ran(number):
         with open(f"{os.environ['MARKS']}/{number}", "a") as file:
             file.write(f"{test}\\n")
 """
-_PYTEST = (sys.executable, "-m", "pytest", "--dist", "loadfile", "-p", "no:cacheprovider")
 # Tests that are named by lines of the input: a command would be too long.
 _MANY_TESTS = (
     sys.executable, "-c", "import pytest, sys; options = '-x -p no:cacheprovider'.split();"
@@ -182,14 +181,10 @@ def all_places() -> list[Place]:
 def place_of(row: Mutant, everywhere: Sequence[Place]) -> Place | None:
     """Return where a statement of the list stands today, or None."""
     same = [x for x in everywhere if x.text == row.statement]
-    for close in (
-        [x for x in same if (x.path, x.function) == (row.path, row.function)],
-        [x for x in same if x.function == row.function],
-        same,
-    ):
-        if close:
-            return close[0] if len(close) == 1 or close[0].path == row.path else None
-    return None
+    moved = [x for x in same if x.function == row.function]
+    here = [x for x in moved if x.path == row.path]
+    elsewhere = moved or same
+    return here[0] if here else elsewhere[0] if len(elsewhere) == 1 else None
 
 
 def room(path: str) -> tuple[str, ...]:
@@ -221,7 +216,8 @@ def runs(chosen: Sequence[Place], folder: Path) -> list[list[str]]:
     rooms = sorted({x for place in chosen for x in room(place.path)})
     tree = copied(folder / "marked", texts)
     environment = os.environ | {"PYTHONPATH": str(tree), "MARKS": str(marks)}
-    command = [*_PYTEST, "-n", "2", *(f"tests/{x}" for x in rooms)]  # some may fail here
+    command = [sys.executable, "-m", "pytest", "-n", "2", *(f"tests/{x}" for x in rooms)]
+    # Tests that look at files of the source may fail here.
     subprocess.run(command, cwd=tree, env=environment, check=False)
     result = list[list[str]]()
     for number, place in enumerate(chosen):
@@ -258,8 +254,8 @@ def tried(row: Mutant, place: Place, tests: Sequence[str], folder: Path) -> Muta
             printed = output.read()
     if code in (-signal.SIGXCPU, -signal.SIGKILL):
         return replace(row, result="slow", test="")
-    is_imported = "loading conftest" not in printed and "\nERROR tests/" not in printed
-    if code == 5 or (code == 4 and is_imported):
+    is_import_error = "loading conftest" in printed or "\nERROR tests/" in printed
+    if code == 5 or (code == 4 and not is_import_error):
         raise RuntimeError(f"{row}: {printed[-2000:]}")
     failed = [x.split()[1] for x in printed.splitlines() if x.startswith(("FAILED ", "ERROR "))]
     return replace(row, result="killed" if code else "survived", test="".join(failed[:1]))
