@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.quickly import unoptimised
 
 # The same choices on every machine, also in processes that tests start.
 os.environ["NNEF_JAX_MEASURE"] = "0"
+
+# OpenVINO forks a process that sends usage data, unless this package is not there.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
