@@ -70,7 +70,11 @@ def numbers(version: str) -> list[int]:
 def test_every_commit_is_checked_by_the_same_commands() -> None:
     always = commands(".ci/run")
     assert always == {"ruff check .", "ruff format --check .", "pyright", "pytest", SITE}
-    assert commands(".github/workflows/ci.yml") == always | {"pytest -m quick", "pytest -m slow"}
+    assert commands(".github/workflows/ci.yml") == always | {
+        "pytest -m quick",
+        "pytest -m slow",
+        "pytest --optimised",
+    }
 
 
 def test_hooks_are_local_and_known() -> None:
