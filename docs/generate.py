@@ -10,10 +10,9 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -26,11 +25,12 @@ from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
 from nnef_jax.formats.tract.operations import meanings  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
-from tests import torch_networks, tract_cases  # noqa: E402
+from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
-from tests.op_cases import ALL_CASES, OpCase, tensors  # noqa: E402
+from tests.op_cases import NNEF, TRACT, OpCase  # noqa: E402
 from tests.openvino.coverage import is_refused, shown  # noqa: E402
 from tests.openvino.layers import LEGACY, OPSETS  # noqa: E402
+from tests.operation_checks import few, is_batched, is_differentiated, is_narrowed  # noqa: E402
 from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -39,7 +39,7 @@ _OPERATIONS = """\
 
 The {count} operations of NNEF 1.0, what each is here, and what is tested of it. Nobody typed the
 tables: `python docs/generate.py` takes them from `tests/op_cases` ({cases} rows, each a use of an
-operation) and from which rows each test of `tests/operations/test_operations.py` runs on. "yes" is
+operation) and from which rows `tests/operations/test_operations.py` compares. "yes" is
 at least one row, "-" is where the question does not arise.
 
 - **kind**: a primitive, or a compound operation that the standard defines by others.
@@ -76,7 +76,8 @@ _TRACT = """\
 What torch_to_nnef and tract write beside the operations of NNEF 1.0
 ([operations.md](operations.md)), registry by registry, and those of NNEF that tract reads in
 another way (`tract_nnef`). Written by `python docs/generate.py` from the declarations in
-`nnef_jax/formats/tract` and from `tests/tract_cases` ({cases} rows, each a use of an operation).
+`nnef_jax/formats/tract` and from `tests/op_cases/tract` ({cases} rows, each a use of an operation).
+Where tract reads an operation as NNEF does, rows of NNEF's table count too.
 
 - **kind**: what it is in the graph (`nnef_jax/formats/tract/operations.py`), a part of the graph's
   structure (inputs, variables, types, shapes, state), or refused, with the reason.
@@ -119,7 +120,7 @@ that is not in it is an error that names all such layers of a network, with thei
 
 def operations() -> str:
     """The text of docs/operations.md."""
-    parts = [_OPERATIONS.format(count=len(standard()), cases=len(ALL_CASES))]
+    parts = [_OPERATIONS.format(count=len(standard()), cases=len(NNEF))]
     for family, names in _families():
         header = ("operation", "kind", "run by", "cases", *_TESTS, "gradient", "bfloat16", "OpenVX")
         parts.append(f"## {family}\n\n{_table([header, *map(_row, names)])}")
@@ -128,7 +129,7 @@ def operations() -> str:
 
 def tract_operations() -> str:
     """The text of docs/tract_operations.md."""
-    parts = [_TRACT.format(cases=len(tract_cases.ALL_CASES))]
+    parts = [_TRACT.format(cases=len(TRACT))]
     for name in declarations.REGISTRIES:
         header = ("operation", "kind", "cases", *_TRACT_TESTS, "gradient", "float16")
         rows = [_tract_row(operation) for operation in declarations.registry(name)]
@@ -163,27 +164,20 @@ def _families() -> Iterator[tuple[str, list[str]]]:
         yield heading, re.findall(r"^fragment (\w+)", body, re.MULTILINE)
 
 
-def _tested(test: Callable[..., Any]) -> list[OpCase]:
-    """The rows that a test is parametrised with, those that are marked as slow too."""
-    (mark,) = (mark for mark in getattr(test, "pytestmark") if mark.name == "parametrize")  # noqa: B009
-    return [row if isinstance(row, OpCase) else row.values[0] for row in mark.args[1]]
+def _counted(cases: Iterable[OpCase]) -> Counter[str]:
+    return Counter(case.operation for case in cases)
 
 
-_ALL = Counter(case.operation for case in ALL_CASES)
-_TESTS = {
-    "value": Counter(case.operation for case in _tested(test_operations.test_value)),
-    "expansion": Counter(
-        case.operation for case in _tested(test_operations.test_rule_equals_expansion)
-    ),
-    "jit": Counter(case.operation for case in _tested(test_operations.test_jit_equals_eager)),
-    "vmap": Counter(
-        case.operation
-        for case in _tested(test_operations.test_vmap_equals_loop)
-        if tensors(case)  # without a tensor the test has nothing to stack
-    ),
-}
-_GRADIENT = Counter(case.operation for case in _tested(test_operations.test_gradient))
-_BFLOAT16 = Counter(case.operation for case in _tested(test_operations.test_bfloat16))
+def _tests(cases: Sequence[OpCase]) -> dict[str, Counter[str]]:
+    """How many rows of each operation a test compares, slow tests counted."""
+    batched = _counted(filter(is_batched, cases))
+    return {"value": _counted(cases), "jit": _counted(few(cases, 1)), "vmap": batched}
+
+
+_ALL = _counted(NNEF)
+_TESTS = {"expansion": _counted(test_operations.COMPOUND), **_tests(NNEF)}
+_GRADIENT = _counted(filter(is_differentiated, NNEF))
+_BFLOAT16 = _counted(filter(is_narrowed, NNEF))
 
 
 def _row(name: str) -> tuple[str, ...]:
@@ -206,29 +200,22 @@ def _why_not(name: str) -> str:
     rule = rules.get(name)
     if rule is not None and rule.not_differentiable:
         return f"no: {rule.not_differentiable}"
-    reasons = {case.not_differentiable: None for case in ALL_CASES if case.operation == name}
+    reasons = {case.not_differentiable: None for case in NNEF if case.operation == name}
     return f"no: {', '.join(reasons)}" if reasons else "-"
 
 
-def _counted(test: Callable[..., Any]) -> Counter[str]:
-    return Counter(case.operation for case in _tested(test))
-
-
-_TRACT_ALL = Counter(case.operation for case in tract_cases.ALL_CASES)
-_TRACT_TESTS = {
-    "value": _counted(test_tract_operations.test_value),
-    "jit": _counted(test_tract_operations.test_jit_equals_eager),
-    "vmap": _counted(test_tract_operations.test_vmap_equals_loop),
-}
-_TRACT_GRADIENT = _counted(test_tract_operations.test_gradient)
-_FLOAT16 = _counted(test_tract_operations.test_float16)
+_TRACT_CASES = [*TRACT, *test_tract_operations.ALIKE]
+_TRACT_ALL = _counted(_TRACT_CASES)
+_TRACT_TESTS = _tests(_TRACT_CASES)
+_TRACT_GRADIENT = _counted(filter(is_differentiated, _TRACT_CASES))
+_FLOAT16 = _counted(filter(is_narrowed, _TRACT_CASES))
 
 
 def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
         return (f"`{name}`", "structure" if name in INTRINSICS else _kind(name), *["-"] * 6)
     reason = rules[meanings()[name].kind].not_differentiable if name in meanings() else ""
-    reasons = {c.not_differentiable for c in tract_cases.ALL_CASES if c.operation == name} - {""}
+    reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (
         f"`{name}`",

@@ -25,14 +25,12 @@ Mutant = tuple[str, bytes]  # suffix of a file's name, and what is in it
 @cache
 def documents() -> tuple[tuple[str, Members], ...]:
     """Networks that are right, with their dialect; nearly all have one operation."""
-    from tests import op_cases, tract_cases
     from tests.formats.test_tract_mutations import DATA, OWN
+    from tests.op_cases import NNEF, TRACT, document
     from tests.text.test_mutations import FINAL, OLD
 
-    found = [("final", {"graph.nnef": op_cases.document(c).encode()}) for c in op_cases.ALL_CASES]
-    found += [
-        ("tract", {"graph.nnef": tract_cases.document(c).encode()}) for c in tract_cases.ALL_CASES
-    ]
+    found = [("final", {"graph.nnef": document(c).encode()}) for c in NNEF]
+    found += [("tract", {"graph.nnef": document(c).encode()}) for c in TRACT]
     stored = {"a/b.dat": (2, 3, 4), "l1/w.dat": (1, 3)}
     data = {name: _tensor_file(np.ones(shape, np.float32)) for name, shape in stored.items()}
     found += [("final", {"graph.nnef": text.encode(), **data}) for text in (FINAL, OLD)] * 5

@@ -34,7 +34,7 @@ from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.multiply_adds import multiply_adds
 from lowering.trace import Context, trace
 from nnef_jax.limits import Limits, Meter
-from tests import op_cases, tract_cases
+from tests.op_cases import NNEF, TRACT, document
 from tests.openvino import layers
 from tests.openvino.layers import arithmetic, arrangement, boxes, steps, windows
 from tests.openvino.rare_layers import OLD, USES
@@ -83,9 +83,8 @@ def uses() -> dict[str, list[Use]]:
 
 
 def _operations() -> Iterator[Operation]:
-    for module in (op_cases, tract_cases):
-        for case in module.ALL_CASES:
-            yield from _all(read_graph(module.document(case)))
+    for case in (*NNEF, *TRACT):
+        yield from _all(read_graph(document(case)))
     with tempfile.TemporaryDirectory() as folder:
         for version in (layers.LEGACY, layers.OPSETS):
             for module in (arithmetic, arrangement, boxes, steps, windows):

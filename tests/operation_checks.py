@@ -10,18 +10,16 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import nnef_jax
 from lowering.graph import Graph
 from nnef_jax.reading import read
-from tests.helpers import archive
-from tests.op_cases.case import OpCase
+from tests.helpers import archive, model_of
+from tests.op_cases import OpCase, document, evaluate, expected, inputs
 from tests.quickly import unoptimised_options
 
-Case = TypeVar("Case", bound=OpCase)
 Row = TypeVar("Row", bound=Hashable)
-Evaluate = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
-
 
 _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
 
@@ -29,8 +27,9 @@ _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
 class Together(Generic[Row]):
     """What functions make of rows of a table, those of many rows compiled as one.
 
-    `prepare` gives the function for a row, to be traced, and its arguments. A row that cannot be
-    traced with the others is computed by itself, so that it fails alone.
+    `prepare` gives the function for a row, to be traced, and its arguments. Where the program of
+    many rows fails, each row is computed alone: those that fail raise their own error, caused by
+    that of the program. If none does, all raise that of the program.
     """
 
     def __init__(
@@ -44,26 +43,194 @@ class Together(Generic[Row]):
             for start in range(0, len(rows), _ROWS)
             for row in rows[start : start + _ROWS]
         }
-        self._found: dict[Row, Any] = {}
+        self._results: dict[Row, Any] = {}
 
     def __call__(self, row: Row) -> Any:
         """The results of a row."""
-        if row not in self._found:
+        if row not in self._results:
             batch = self._batches[row]
             try:
-                functions, arguments = zip(*map(self._prepare, batch), strict=True)
-                self._found.update(zip(batch, _all(functions, arguments), strict=True))
-            except Exception:
-                function, own = self._prepare(row)
-                self._found[row] = jax.jit(function)(*own)
-        return self._found.pop(row)
+                self._results.update(zip(batch, self._computed(batch), strict=True))
+            except Exception as error:
+                self._results.update(self._one_by_one(batch, error))
+        result = self._results.pop(row)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _computed(self, batch: Sequence[Row]) -> list[Any]:
+        functions, arguments = zip(*map(self._prepare, batch), strict=True)
+
+        def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
+            return [f(*xs) for f, xs in zip(functions, arguments, strict=True)]
+
+        return jax.jit(call, compiler_options=unoptimised_options())(arguments)
+
+    def _one_by_one(self, batch: Sequence[Row], joined: Exception) -> dict[Row, Any]:
+        results = dict[Row, Any]()
+        for row in batch:
+            try:
+                (results[row],) = self._computed([row])
+            except Exception as error:
+                if error is not joined:
+                    error.__cause__ = joined
+                results[row] = error
+        if not any(isinstance(x, Exception) for x in results.values()):
+            joined.add_note(f"each of the {len(batch)} rows of the program is computed alone")
+            return dict.fromkeys(batch, joined)
+        return results
 
 
-def _all(functions: Sequence[Callable[..., Any]], arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    def call(arguments: Sequence[Sequence[Any]]) -> list[Any]:
-        return [f(*own) for f, own in zip(functions, arguments, strict=True)]
+class Checks:
+    """What rows of a table compute, compared with the reference.
 
-    return jax.jit(call, compiler_options=unoptimised_options())(arguments)
+    All have values; those `in_full` are also computed for two items at once, differentiated, and
+    computed in 16 bits, where their types allow that.
+    """
+
+    def __init__(self, rows: Sequence[OpCase], in_full: Iterable[OpCase]) -> None:
+        self.in_full = frozenset(in_full)
+        self._together = Together(rows, self._prepared)
+
+    def _prepared(self, case: OpCase) -> tuple[Callable[..., Any], Sequence[Any]]:
+        model, arrays = model_of(document(case)), inputs(case)
+        parts = {"value": (partial(probed, model), arrays)}
+        if case in self.in_full:
+            if is_batched(case):
+                parts["batch"] = jax.vmap(partial(probed, model)), list(map(np.stack, pairs(case)))
+            if is_differentiated(case):
+                parts["derivatives"] = Derivatives(case).traced(model)
+            if is_narrowed(case):
+                parts["narrow"] = partial(narrow_model(case).apply, {}), narrow_inputs(case)
+
+        def run(arguments: dict[str, Sequence[Any]]) -> dict[str, Any]:
+            return {name: parts[name][0](*xs) for name, xs in arguments.items()}
+
+        return run, [{name: xs for name, (_, xs) in parts.items()}]
+
+    def __call__(self, case: OpCase) -> None:
+        """Compare all that is computed of a row."""
+        results = self._together(case)
+        assert_close(assert_captured(results["value"]), expected(case), case.tolerance)
+        if "batch" in results:
+            items = [expected(case), evaluate(case, [y for _, y in pairs(case)])]
+            wanted = [np.stack(pair) for pair in zip(*items, strict=True)]
+            assert_close(assert_captured(results["batch"]), wanted, case.tolerance)
+        if "derivatives" in results:
+            Derivatives(case).check(results["derivatives"])
+        if "narrow" in results:
+            assert_narrow(case, results["narrow"])
+
+
+def is_batched(case: OpCase) -> bool:
+    return bool(inputs(case))
+
+
+def pairs(case: OpCase) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The inputs, each with that of another item of a batch."""
+    others = inputs(case, draw=1)
+    if all(np.array_equal(x, y) for x, y in zip(inputs(case), others, strict=True)):
+        others = [np.roll(x, 1, axis=-1) if x.ndim else x for x in others]  # written out
+    return list(zip(inputs(case), others, strict=True))
+
+
+def is_differentiated(case: OpCase) -> bool:
+    return not case.not_differentiable and any(x.dtype.kind == "f" for x in inputs(case))
+
+
+class Derivatives:
+    """Both modes' derivatives of a row along a direction, and by differences of the reference."""
+
+    def __init__(self, case: OpCase) -> None:
+        random = np.random.default_rng(7)
+        self._case, self._arrays = case, inputs(case)
+        self._real = [i for i, x in enumerate(self._arrays) if x.dtype.kind == "f"]
+        self._directions = [random.uniform(-1, 1, self._arrays[i].shape) for i in self._real]
+        results = expected(case)
+        self._weights = [random.uniform(-1, 1, y.shape) for y in results]
+        self._kept = [k for k, y in enumerate(results) if y.dtype.kind == "f"]
+
+    def traced(self, model: nnef_jax.Model) -> tuple[Callable[..., Any], Sequence[Any]]:
+        """A function that gives the derivatives forward, and the gradients, and its arguments.
+
+        The gradients are those of captures, with edits that change nothing.
+        """
+
+        def weighted(*xs: Any, inside: bool = False) -> jax.Array:
+            full = list(self._arrays)
+            for i, x in zip(self._real, xs, strict=True):
+                full[i] = x
+            ys = probed(model, *full)[1] if inside else model.apply({}, *full)
+            ys = ys if isinstance(ys, tuple) else (ys,)
+            parts = [jnp.sum(ys[k] * self._weights[k].astype(np.float32)) for k in self._kept]
+            return sum(parts)  # type: ignore[return-value]
+
+        def both(primals: Any, tangents: Any) -> tuple[Any, Any]:
+            return (
+                jax.jvp(weighted, primals, tangents)[1],
+                jax.grad(partial(weighted, inside=True), tuple(range(len(self._real))))(*primals),
+            )
+
+        tangents = tuple(d.astype(np.float32) for d in self._directions)
+        return both, (tuple(self._arrays[i] for i in self._real), tangents)
+
+    def check(self, derivatives: tuple[Any, Any]) -> None:
+        """Compare what `traced` gave with central differences of the reference in 64 bits."""
+        forward, gradients = derivatives
+        step = 1e-5
+        wanted = (self._moved(step) - self._moved(-step)) / (2 * step)
+        terms = zip(gradients, self._directions, strict=True)
+        products = [np.asarray(g, np.float64) * t.astype(np.float32) for g, t in terms]
+        allowed = 20 * self._case.tolerance * max(1.0, sum(np.abs(p).sum() for p in products))
+        assert abs(float(forward) - wanted) <= allowed
+        assert abs(sum(p.sum() for p in products) - wanted) <= allowed
+
+    def _moved(self, step: float) -> float:
+        xs = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in self._arrays]
+        for i, direction in zip(self._real, self._directions, strict=True):
+            xs[i] = xs[i] + step * direction
+        ys = evaluate(self._case, xs)
+        return float(sum((ys[k] * self._weights[k]).sum() for k in self._kept))
+
+
+def is_narrowed(case: OpCase) -> bool:
+    return is_differentiated(case) and (case.dialect, case.operation) != ("nnef", "pow")
+
+
+def narrow_model(case: OpCase) -> nnef_jax.Model:
+    """The model that computes a row in 16 bits: tract's documents say so, NNEF's do not."""
+    if case.dialect == "tract":
+        return model_of(document(case, real="f16"))
+    return model_of(document(case), dtype="bfloat16")
+
+
+def narrow_inputs(case: OpCase) -> list[np.ndarray]:
+    """The inputs, reals rounded to what the model computes in."""
+    if case.dialect == "tract":
+        return [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]
+    return [
+        x.astype(jnp.bfloat16).astype(np.float32) if x.dtype.kind == "f" else x
+        for x in inputs(case)
+    ]
+
+
+def assert_narrow(case: OpCase, outputs: Any) -> None:
+    """Require 11 or 8 bits of precision: close to the exact result on the rounded inputs."""
+    dtype, allowed = (np.float16, 0.01) if case.dialect == "tract" else (jnp.bfloat16, 0.05)
+    for got, want in zip(
+        jax.tree.leaves(outputs), evaluate(case, narrow_inputs(case)), strict=True
+    ):
+        if want.dtype.kind == "f":
+            assert got.dtype == dtype or case.dialect == "tract"  # casts of it say otherwise
+            scale = max(1.0, float(np.abs(want).max(initial=0)))
+            assert np.abs(np.asarray(got, np.float64) - want).max(initial=0) <= allowed * scale
+
+
+def assert_definition(case: OpCase, outputs: Any) -> None:
+    """Require what a definition computes to be right, unless it overflows in 32 bits."""
+    if not all(np.isfinite(y).all() for y in results(outputs)):
+        pytest.skip("the definition overflows in 32 bits, the rule does not")
+    assert_close(outputs, expected(case), case.tolerance)
 
 
 def read_graph(text: str, **options: Any) -> Graph:
@@ -88,112 +255,35 @@ def assert_close(actual: Any, wanted: Sequence[np.ndarray], tolerance: float) ->
 
 
 def probed(model: nnef_jax.Model, *xs: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The outputs where each tensor is replaced by itself, and what is captured as these."""
+    """The outputs where each tensor is replaced by itself, and what is captured as these.
+
+    Their types are those that the model tells.
+    """
     outputs, inside = model.apply({}, *xs, edit={"*": lambda value: value}, capture=["*"])
+    for output, spec in zip(jax.tree.leaves(outputs), model.outputs, strict=True):
+        assert output.shape == spec.shape and output.dtype == spec.dtype
     return outputs, tuple(inside[name] for name in model.graph.output_names)
 
 
-def assert_captured(found: tuple[Any, tuple[Any, ...]]) -> Any:
+def assert_captured(probe: tuple[Any, tuple[Any, ...]]) -> Any:
     """Require captures to be the outputs, bit by bit; return these."""
-    outputs, captured = found
+    outputs, captured = probe
     for got, want in zip(captured, results(outputs), strict=True):
         np.testing.assert_array_equal(got, want)
     return outputs
 
 
-def vmap_and_loop(model: nnef_jax.Model, arrays: Sequence[np.ndarray]) -> Any:
-    """A function of a batch that is computed at once and item by item, and the batch.
-
-    At once it is with edits that change nothing, and with captures.
-    """
-    other = [np.roll(x, 1, axis=-1) if x.ndim else x for x in arrays]
-    stacked = [np.stack(pair) for pair in zip(arrays, other, strict=True)]
-
-    def apply(*xs: Any) -> Any:
-        return model.apply({}, *xs)
-
-    def both(*stacked: Any) -> Any:
-        together = jax.vmap(lambda *xs: probed(model, *xs))(*stacked)
-        return together, [apply(*[x[i] for x in stacked]) for i in range(2)]
-
-    return both, stacked
-
-
-def assert_vmap_equals_loop(found: Any, tolerance: float) -> None:
-    together, alone = found
-    together = assert_captured(together)
-    items = [results(outputs) for outputs in alone]
-    assert_close(together, [np.stack(pair) for pair in zip(*items, strict=True)], tolerance)
-
-
-class Gradients:
-    """Both modes' derivatives of a row along a direction, and by differences of the reference."""
-
-    def __init__(
-        self, model: nnef_jax.Model, arrays: Sequence[np.ndarray], evaluate: Evaluate
-    ) -> None:
-        random = np.random.default_rng(7)
-        self._model, self._arrays, self._evaluate = model, arrays, evaluate
-        self._real = [i for i, x in enumerate(arrays) if x.dtype.kind == "f"]
-        self._directions = [random.uniform(-1, 1, arrays[i].shape) for i in self._real]
-        expected = evaluate([wide(x) for x in arrays])
-        self._weights = [random.uniform(-1, 1, y.shape) for y in expected]
-        self._kept = [k for k, y in enumerate(expected) if y.dtype.kind == "f"]
-
-    def traced(self) -> tuple[Callable[..., Any], Sequence[Any]]:
-        """A function that gives the derivatives forward, and the gradients, and its arguments.
-
-        The gradients are those of captures, with edits that change nothing.
-        """
-
-        def weighted(*xs: Any, inside: bool = False) -> jax.Array:
-            full = list(self._arrays)
-            for i, x in zip(self._real, xs, strict=True):
-                full[i] = x
-            ys = probed(self._model, *full)[1] if inside else self._model.apply({}, *full)
-            ys = ys if isinstance(ys, tuple) else (ys,)
-            parts = [jnp.sum(ys[k] * self._weights[k].astype(np.float32)) for k in self._kept]
-            return sum(parts)  # type: ignore[return-value]
-
-        def both(primals: Any, tangents: Any) -> tuple[Any, Any]:
-            return (
-                jax.jvp(weighted, primals, tangents)[1],
-                jax.grad(partial(weighted, inside=True), tuple(range(len(self._real))))(*primals),
-            )
-
-        tangents = tuple(d.astype(np.float32) for d in self._directions)
-        return both, (tuple(self._arrays[i] for i in self._real), tangents)
-
-    def check(self, found: tuple[Any, Any], tolerance: float) -> None:
-        """Compare what `traced` gave with central differences of the reference in 64 bits."""
-        forward, gradients = found
-        step = 1e-5
-        wanted = (self._moved(step) - self._moved(-step)) / (2 * step)
-        pairs = zip(gradients, self._directions, strict=True)
-        products = [np.asarray(g, np.float64) * t.astype(np.float32) for g, t in pairs]
-        allowed = 20 * tolerance * max(1.0, sum(np.abs(p).sum() for p in products))
-        assert abs(float(forward) - wanted) <= allowed
-        assert abs(sum(p.sum() for p in products) - wanted) <= allowed
-
-    def _moved(self, step: float) -> float:
-        xs = [wide(x) for x in self._arrays]
-        for i, direction in zip(self._real, self._directions, strict=True):
-            xs[i] = xs[i] + step * direction
-        ys = self._evaluate(xs)
-        return float(sum((ys[k] * self._weights[k]).sum() for k in self._kept))
-
-
-def wide(x: np.ndarray) -> np.ndarray:
-    """The array in 64 bits, as the reference takes it."""
-    return x if x.dtype == bool else x.astype(f"{x.dtype.kind}8")
-
-
-def few(cases: Iterable[Case], most: int = 2) -> list[Case]:
+def few(cases: Iterable[OpCase], most: int = 2) -> list[OpCase]:
     """The first rows of each operation, for properties that hold or fail for most of its rows."""
     seen = Counter[str]()
-    found: list[Case] = []
+    first: list[OpCase] = []
     for case in cases:
         seen[case.operation] += 1
         if seen[case.operation] <= most:
-            found.append(case)
-    return found
+            first.append(case)
+    return first
+
+
+def chosen(cases: Sequence[OpCase]) -> list[OpCase]:
+    """The rows that are checked in full: the first of each operation, and its first of reals."""
+    return [*few(cases, 1), *few(filter(is_differentiated, cases), 1)]

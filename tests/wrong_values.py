@@ -17,8 +17,10 @@ import numpy as np
 import nnef_jax
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.tract import declarations
-from tests import op_cases, tract_cases
-from tests.op_cases.case import OpCase, bind
+from tests import op_cases
+from tests.op_cases import OpCase, bind
+from tests.op_cases.document import Name, literal
+from tests.op_cases.document import document as document_of
 
 _SHARED = (
     *("", "[]", "[[]]", "[1]", "[-1]", "[0, 0]", "[1, 1, 1, 1, 1, 1, 1, 1, 1]", "[[1, 2], [3]]"),
@@ -152,8 +154,8 @@ _STANDARD_CALLS = {
 def calls(*, tract: bool) -> list[Call]:
     """A call of each operation that is declared, with all its parameters."""
     declared = declarations.declarations() if tract else library.standard()
-    rows = {case.operation: case for case in (tract_cases if tract else op_cases).ALL_CASES[::-1]}
-    others = {case.operation: case for case in op_cases.ALL_CASES[::-1]} if tract else {}
+    rows = {case.operation: case for case in reversed(op_cases.TRACT if tract else op_cases.NNEF)}
+    others = {case.operation: case for case in reversed(op_cases.NNEF)} if tract else {}
     written = _TRACT_CALLS if tract else _STANDARD_CALLS
     found: list[Call] = []
     for name, fragment in declared.items():
@@ -178,12 +180,12 @@ def calls(*, tract: bool) -> list[Call]:
 
 
 def _of(case: OpCase, tract: bool) -> tuple[dict[str, str], dict[str, str], str]:
-    text = (tract_cases if case in tract_cases.ALL_CASES else op_cases).document(case)
+    text = document_of(case)
     inputs = dict(re.findall(r"^ +(\w+) = ((?:tract_core_)?external.*\));$", text, re.MULTILINE))
     names = dict(inputs)
-    values = bind(case, [tract_cases.Name(name) for name in names]) | case.attributes
+    values = bind(case, [Name(name) for name in names]) | case.attributes
     given = {
-        name: tract_cases.literal(value)
+        name: literal(value)
         for name, value in values.items()
         if value is not False or name in case.attributes
     }

@@ -23,7 +23,7 @@ from tests import op_cases
 from tests.analysis import networks
 from tests.analysis.known_networks import B, W, document, linear, looked_up, normal
 from tests.helpers import model_of
-from tests.op_cases import ALL_CASES
+from tests.op_cases import NNEF
 from tests.reference import crown
 from tests.tract_text import graph
 
@@ -248,7 +248,7 @@ def first_of_each_operation() -> list[Any]:
     """A case of each operation that has real results, with what no rule bounds left out."""
     refused = {"logarithmic_quantize"}  # which computes with the bits of numbers
     found: dict[str, Any] = {}
-    for case in ALL_CASES:
+    for case in NNEF:
         if case.operation not in refused:
             found.setdefault(case.operation, case)
     return list(found.values())

@@ -136,6 +136,7 @@ def outputs() -> dict[str, np.ndarray]:
         ("y = u §* 300;", "300 does not fit uint8", ""),
         ("y = u §+ -5;", "-5 does not fit uint8", ""),
         ("y = i §+ 3000000000;", "3000000000 does not fit int32", "x64"),
+        ("y = i §+ 1e30;", "1e+30 does not fit int32", ""),
         ("y = §tract_core_gather(x, 0.5, axis = 0);", "a whole number is due, this is 0.5", ""),
         ("y = §tract_core_einsum([x, x], 'ij,ij->i', acc = 'f31');", "'f31' is not one", ""),
         ("y = §tract_core_einsum([x, x], 'ij,ij->i', acc = '');", "'' is not one", ""),

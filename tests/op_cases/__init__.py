@@ -1,8 +1,12 @@
-"""The table of operation cases: data that every test of the operations runs on.
+"""The tables of operation cases: data that every test of the operations runs on.
 
-A row names an operation, its operands (descriptions of tensors, or literals) and its attributes.
-From a row follow, always the same, its `inputs`, the `expected` results of the reference and a
-`document`.
+A row names an operation of its dialect, its operands (descriptions of tensors, or literals) and its
+attributes. From a row follow, always the same, its `inputs`, the `expected` results of the
+reference and a `document`.
+
+Rows of tract's table are those that NNEF's table does not have. They say what is meant by kind,
+and `tract.spelling` writes them as tract does. What it can write in several ways is in rows that
+name its operations.
 """
 
 from __future__ import annotations
@@ -20,10 +24,12 @@ from . import (
     resample,
     roi,
     shape,
+    tract,
 )
-from .case import OpCase, Tensor, bind, document, evaluate, expected, inputs, tensors
+from .case import OpCase, Tensor, bind, evaluate, expected, inputs, tensors
+from .document import document, in_tract
 
-ALL_CASES: tuple[OpCase, ...] = (
+NNEF: tuple[OpCase, ...] = (
     *elementwise.CASES,
     *activation.CASES,
     *conv.CASES,
@@ -38,17 +44,22 @@ ALL_CASES: tuple[OpCase, ...] = (
     *roi.CASES,
 )
 
-if len({case.name for case in ALL_CASES}) != len(ALL_CASES):
-    raise ValueError("two operation cases have the same name")
+TRACT: tuple[OpCase, ...] = tract.CASES
+
+for _table in (NNEF, TRACT):
+    if len({case.name for case in _table}) != len(_table):
+        raise ValueError("two operation cases have the same name")
 
 __all__ = [
-    "ALL_CASES",
+    "NNEF",
+    "TRACT",
     "OpCase",
     "Tensor",
     "bind",
     "document",
     "evaluate",
     "expected",
+    "in_tract",
     "inputs",
     "tensors",
 ]

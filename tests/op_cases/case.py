@@ -1,4 +1,4 @@
-"""What a row of the table is, and the values, documents and results that follow from it."""
+"""What a row of the tables is, and the values and results that follow from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference import OPERATIONS
+from tests import reference
+from tests.reference import tract
+
+# The functions that compute what the operations of a dialect mean.
+REFERENCES = {"nnef": reference.OPERATIONS, "tract": tract.OPERATIONS}
 
 _MARGIN = 0.05
 
@@ -69,7 +73,7 @@ class OpCase:
     `operands` are in the order of the declaration; a number is a literal, a list is an array of
     tensors. `generic` is what stands in `cast<...>`. `not_differentiable` says why numerical
     gradients do not apply. `tolerance`, relative and absolute, is what float32 needs. `means` is
-    the row by kind, where this one spells it as a dialect does.
+    the row by kind, where this one spells it as its dialect does.
     """
 
     name: str
@@ -79,6 +83,7 @@ class OpCase:
     generic: str = ""
     not_differentiable: str = ""
     tolerance: float = 1e-5
+    dialect: str = "nnef"
     means: OpCase | None = None
 
 
@@ -89,12 +94,16 @@ def row(
     generic: str = "",
     not_differentiable: str = "",
     tolerance: float = 1e-5,
+    dialect: str = "nnef",
     **attributes: Any,
 ) -> OpCase:
     """A case whose operands are the first parameters of the operation."""
-    names = [name.rstrip("_") for name in inspect.signature(OPERATIONS[operation]).parameters]
-    given = dict(zip(names[: len(operands)], operands, strict=True))
-    return OpCase(name, operation, given, attributes, generic, not_differentiable, tolerance)
+    parameters = inspect.signature(REFERENCES[dialect][operation]).parameters
+    names = [name.rstrip("_") for name in parameters]
+    by_name = dict(zip(names[: len(operands)], operands, strict=True))
+    return OpCase(
+        name, operation, by_name, attributes, generic, not_differentiable, tolerance, dialect
+    )
 
 
 def tensors(case: OpCase) -> dict[str, Tensor]:
@@ -108,11 +117,12 @@ def tensors(case: OpCase) -> dict[str, Tensor]:
     return found
 
 
-def inputs(case: OpCase) -> list[np.ndarray]:
-    """The values of `tensors`, always the same: float32, int32 or bool."""
+def inputs(case: OpCase, draw: int = 0) -> list[np.ndarray]:
+    """The values of `tensors`, the same for each number of a draw: float32, int32 or bool."""
+    seeds = (f"{case.name}/{name}{draw or ''}".encode() for name in tensors(case))
     return [
-        _values(tensor, np.random.default_rng(zlib.crc32(f"{case.name}/{name}".encode())))
-        for name, tensor in tensors(case).items()
+        _values(tensor, np.random.default_rng(zlib.crc32(seed)))
+        for tensor, seed in zip(tensors(case).values(), seeds, strict=True)
     ]
 
 
@@ -160,75 +170,35 @@ def bind(case: OpCase, arrays: Sequence[Any]) -> dict[str, Any]:
 
 def evaluate(case: OpCase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
     """What the reference makes of these values of the case's tensors, in 64 bits."""
-    result = _call(case, arrays)
-    return list(result) if isinstance(result, (list, tuple)) else [result]
+    parts = _evaluated(case, arrays)
+    return [np.asarray(x) for x in (parts if isinstance(parts, (list, tuple)) else [parts])]
 
 
 def expected(case: OpCase) -> list[np.ndarray]:
     """The results of the case on its `inputs`, in 64 bits (float64, int64 or bool)."""
-    result = _own_result(case)
-    return list(result) if isinstance(result, (list, tuple)) else [result]
+    return list(_expected(case))
+
+
+def gives_array(case: OpCase) -> bool:
+    """Whether the operation's result is an array of tensors."""
+    return isinstance(_evaluated(case, inputs(case)), list)
 
 
 @functools.cache
-def _own_result(case: OpCase) -> Any:
-    return _call(case, inputs(case))
+def _expected(case: OpCase) -> tuple[np.ndarray, ...]:
+    return tuple(evaluate(case, inputs(case)))
 
 
-def _call(case: OpCase, arrays: Sequence[np.ndarray]) -> Any:
-    wide = [x if x.dtype == bool else x.astype(f"{x.dtype.kind}8") for x in arrays]
-    arguments = bind(case, wide) | case.attributes
+def wide(x: np.ndarray) -> np.ndarray:
+    """The array in 64 bits, as the reference takes it."""
+    return x if x.dtype == bool else x.astype(f"{x.dtype.kind}8")
+
+
+def _evaluated(case: OpCase, arrays: Sequence[np.ndarray]) -> Any:
+    case = case.means or case
+    arguments = bind(case, [wide(np.asarray(x)) for x in arrays]) | case.attributes
     if "lambda" in arguments:
         arguments["lambda_"] = arguments.pop("lambda")
     if case.generic:
         arguments["dtype"] = case.generic
-    return OPERATIONS[case.operation](**arguments)
-
-
-def document(case: OpCase) -> str:
-    """The case as a flat NNEF 1.0 document; it takes `inputs` and gives `expected`."""
-    externals = tensors(case)
-    result = _own_result(case)
-    names = (
-        [f"result{k}" for k in range(len(result))]
-        if isinstance(result, (list, tuple))
-        else ["result"]
-    )
-    left = ", ".join(names)
-    if isinstance(result, list):
-        left = f"[{left}]"
-    arguments = [_literal(x) for x in bind(case, [_Name(name) for name in externals]).values()]
-    arguments += [f"{name} = {_literal(value)}" for name, value in case.attributes.items()]
-    generic = f"<{case.generic}>" if case.generic else ""
-    lines = [
-        f"{name} = external<{_type(array)}>(shape = {_literal(list(array.shape))});"
-        for name, array in zip(externals, inputs(case), strict=True)
-    ]
-    lines.append(f"{left} = {case.operation}{generic}({', '.join(arguments)});")
-    body = "\n".join(f"    {line}" for line in lines)
-    header = f"graph G( {', '.join(externals)} ) -> ( {', '.join(names)} )"
-    return f"version 1.0;\n\n{header}\n{{\n{body}\n}}\n"
-
-
-class _Name(str):
-    """An identifier of the document, as opposed to a string literal."""
-
-
-def _type(array: np.ndarray) -> str:
-    return {"f": "scalar", "i": "integer", "b": "logical"}[array.dtype.kind]
-
-
-def _literal(value: Any) -> str:
-    match value:
-        case _Name():
-            return str(value)
-        case bool():
-            return "true" if value else "false"
-        case str():
-            return f"'{value}'"
-        case list():
-            return "[" + ", ".join(map(_literal, value)) + "]"
-        case tuple():
-            return "(" + ", ".join(map(_literal, value)) + ")"
-        case _:
-            return repr(value)
+    return REFERENCES[case.dialect][case.operation](**arguments)

@@ -18,8 +18,8 @@ from lowering.registry import Registry
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import meanings
-from tests import op_cases, tract_cases
 from tests.helpers import model_of
+from tests.op_cases import NNEF, TRACT
 from tests.openvino.test_kinds import CASES as openvino_cases
 from tests.printed import print_graph
 from tests.tract_text import graph
@@ -81,7 +81,7 @@ def test_every_meaning_is_a_kind_with_these_parameters() -> None:
     for name, meaning in meanings().items():
         rule = rules[meaning.kind]
         if meaning.rewrite is not None:
-            continue  # held by the rows of tests/tract_cases
+            continue  # held by the rows of tests/op_cases/tract
         declared = [
             p.name for p in declarations()[name].parameters if meaning.renamed.get(p.name, p.name)
         ]
@@ -213,8 +213,8 @@ def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> Non
 
 def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
     """Others are tested by documents around them: structure, complex numbers, probabilities."""
-    used = {case.operation for case in op_cases.ALL_CASES}
-    names = meanings().keys() & {case.operation for case in tract_cases.ALL_CASES}
+    used = {case.operation for case in NNEF}
+    names = meanings().keys() & {case.operation for case in TRACT}
     used |= {meanings()[name].kind for name in names}
     used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {

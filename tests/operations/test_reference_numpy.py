@@ -9,17 +9,17 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.testing import assert_allclose, assert_array_equal
 
-from tests.op_cases import ALL_CASES, OpCase, expected, inputs
+from tests.op_cases import NNEF, OpCase, expected, inputs
 from tests.reference import OPERATIONS
 from tests.reference.borders import automatic_padding
 
-BY_NAME = {case.name: case for case in ALL_CASES}
+BY_NAME = {case.name: case for case in NNEF}
 MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
 
 def rows(*operations: str) -> list[Any]:
     """The rows of some operations, as parameters of a test."""
-    return [pytest.param(c, id=c.name) for c in ALL_CASES if c.operation in operations]
+    return [pytest.param(c, id=c.name) for c in NNEF if c.operation in operations]
 
 
 def cut(x: np.ndarray, size: list[int], case: OpCase, outside: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from lowering.graph import Graph, Operation, Value
 from nnef_jax import SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.syntax.standard import standard
 from tests.helpers import COMPOSITIONAL
-from tests.op_cases import ALL_CASES
+from tests.op_cases import NNEF
 from tests.op_cases import document as case_document
 from tests.text_support import PROVISIONAL, error, errors, flat, graph, in_fragment, network
 
@@ -402,7 +402,7 @@ def test_operations_that_nothing_can_run_are_reported_at_once() -> None:
 
 
 def test_expansion_leaves_primitives_only() -> None:
-    for case in ALL_CASES[::7]:
+    for case in NNEF[::7]:
         for kind in kinds(network(case_document(case), expand="all").graph):
             assert standard()[kind].body is None, (case, kind)
 

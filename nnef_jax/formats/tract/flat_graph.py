@@ -153,8 +153,11 @@ class FlatGraph(Emitter):
         """Return a known value of one item as a literal of a dtype."""
         try:
             item = value.ravel()[0]
-            return saturated(item, dtype)[()] if is_float(dtype) else jnp.dtype(dtype).type(item)
-        except OverflowError:
+            if is_float(dtype):
+                return saturated(item, dtype)[()]
+            # A real beyond the type would be cast with a warning alone.
+            return jnp.dtype(dtype).type(int(item) if isinstance(item, float) else item)
+        except (OverflowError, ValueError):
             x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
             message = f"{value.item()} does not fit {dtype}"
             raise InvalidOperation(message, hint=x64 if dtype == "int32" else "") from None

@@ -25,4 +25,4 @@ FAMILIES = (
 
 OPERATIONS: dict[str, Callable[..., Any]] = {}
 for _family in FAMILIES:
-    OPERATIONS |= import_module(f"tests.tract_reference.{_family}").OPERATIONS
+    OPERATIONS |= import_module(f"tests.reference.tract.{_family}").OPERATIONS

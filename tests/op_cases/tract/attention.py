@@ -6,7 +6,7 @@ from math import inf
 
 from tests.op_cases.case import Given, Logical, OpCase, Operand, Real
 
-from .rows import case, row
+from .rows import case, row, tract_case
 
 _SDPA = "tract_transformers_sdpa"
 _SOFTMAX = "masked_softmax"
@@ -25,13 +25,13 @@ def _attention(
     operands: dict[str, Operand] = {"query": Real(q), "key": Real(k), "value": Real(v or k)}
     if mask is not None:
         operands["mask"] = mask
-    return OpCase(f"attention_{name}", "attention", operands, attributes, tolerance=tolerance)
+    return tract_case(f"attention_{name}", "attention", operands, attributes, tolerance=tolerance)
 
 
 def _sdpa(name: str, tolerance: float = 1e-5, **types: str) -> OpCase:
     operands: dict[str, Operand] = {"q": Real((2, 2, 3, 4))}
     operands |= {"k": Real((2, 2, 5, 4)), "v": Real((2, 2, 5, 4))}
-    return OpCase(f"sdpa_{name}", _SDPA, operands, types, tolerance=tolerance)
+    return tract_case(f"sdpa_{name}", _SDPA, operands, types, tolerance=tolerance)
 
 
 _SDPA_CASES = (
@@ -144,7 +144,7 @@ def _moe(name: str, *parts: str, tokens: tuple[int, ...] = (4,), **attributes: o
     operands: dict[str, Operand] = {key: Real(shape) for key, shape in shapes.items()}
     given = {"k": 2, "activation": "silu", "gate": "softmax_topk"} | attributes
     kind = "tract_moe_ffn" if linear else "mixture_of_experts"
-    return OpCase(f"moe_{name}", kind, operands, given)
+    return tract_case(f"moe_{name}", kind, operands, given)
 
 
 _BIASES = ("{}_bias", "w1_bias", "w3_bias", "w2_bias")

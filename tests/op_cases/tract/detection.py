@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
+from tests.op_cases.case import Given, Integers, Logical, Real
 
-from .rows import row
+from .rows import row, tract_case
 
 _INDICES = "the results are indices"
 
@@ -53,7 +53,7 @@ def _suppression(name, boxes, scores, threshold=None, **attributes):
     operands = {"boxes": boxes, "scores": scores}
     if threshold is not None:
         operands["score_threshold"] = threshold
-    return OpCase(
+    return tract_case(
         f"non_max_suppression_{name}",
         "non_max_suppression",
         operands,
@@ -97,14 +97,20 @@ _SUPPRESSION = (
 
 
 def _non_zero(name, input):
-    return row(f"non_zero_{name}", "non_zero", input, why=_INDICES)
+    return row(f"non_zero_{name}", "non_zero", input, not_differentiable=_INDICES)
 
 
 _NON_ZERO = (
     _non_zero("vector", Given((0.0, 1.5, 0.0, -2.0, -0.0))),
     _non_zero("logical", Logical((3, 4))),
     _non_zero("integers", Integers((2, 3, 2), -1, 2)),
-    row("non_zero_named", "tract_onnx_non_zero", Given((0, 1, 2)), count_symbol="n", why=_INDICES),
+    row(
+        "non_zero_named",
+        "tract_onnx_non_zero",
+        Given((0, 1, 2)),
+        count_symbol="n",
+        not_differentiable=_INDICES,
+    ),
     _non_zero("none", Given(((0, 0), (0, 0)))),
     _non_zero("all", Given(((1, 2), (3, 4)))),
     _non_zero("one_item", Given(3.0)),

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from tests.op_cases.case import Given, Integers, Logical, OpCase, Real
+from tests.op_cases.case import Given, Integers, Logical, Real
 
-from .rows import row
+from .rows import row, tract_case
 
 _JUMPS = "an index without an item has NaN"
 _REDUCTIONS = ("add", "mul", "min", "max")
 
 
 def _gather(name, input, indices, axis, **attributes):
-    return OpCase(
+    return tract_case(
         f"gather_{name}",
         "tract_core_gather",
         {"input": input, "indices": indices},
@@ -39,13 +39,13 @@ _GATHER = (
         Real((3, 2)),
         Given((0, 3, -4, 2, 100)),
         axis=0,
-        why=_JUMPS,
+        not_differentiable=_JUMPS,
     ),
 )
 
 
 def _elements(name, input, indices, axis, **options):
-    return OpCase(
+    return tract_case(
         f"gather_elements_{name}",
         "gather_elements",
         {"input": input, "indices": indices},
@@ -68,7 +68,7 @@ _GATHER_ELEMENTS = (
 
 
 def _nd(name, input, indices, batch_dims=None, **options):
-    return OpCase(
+    return tract_case(
         f"gather_nd_{name}",
         "gather_nd",
         {"input": input, "indices": indices},
@@ -95,7 +95,7 @@ _GATHER_ND = (
 
 
 def _scatter(name, input, indices, updates, axis, reduction=None, **options):
-    return OpCase(
+    return tract_case(
         f"scatter_elements_{name}",
         "scatter_elements",
         {"input": input, "indices": indices, "updates": updates},
@@ -141,7 +141,7 @@ _SCATTER_ELEMENTS = (
 
 
 def _scatter_nd(name, input, indices, updates, reduction=None):
-    return OpCase(
+    return tract_case(
         f"scatter_nd_{name}",
         "scatter_nd",
         {"input": input, "indices": indices, "updates": updates},
@@ -198,13 +198,13 @@ _TOPK = (
         k=5,
         axis=0,
         largest=False,
-        why="infinite items have no differences",
+        not_differentiable="infinite items have no differences",
     ),
 )
 
 
 def _one_hot(name, indices, axis, depth, **attributes):
-    return OpCase(
+    return tract_case(
         f"one_hot_{name}",
         "one_hot",
         {"indices": indices},
@@ -227,7 +227,7 @@ _ONE_HOT = (
         Given((0.0, 3.0, -1.0, 2.5, 9.0)),
         axis=0,
         dim=4,
-        why="the operand holds indices",
+        not_differentiable="the operand holds indices",
     ),
     _one_hot("beyond", Given((0, 3, 7, -1, -4, -5)), 1, 3),
 )

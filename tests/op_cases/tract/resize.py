@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.op_cases.case import Given, Integers, OpCase, Real
+from tests.op_cases.case import Given, Integers, Real
 
-from .rows import row
+from .rows import row, tract_case
 
 _IMAGE = Real((2, 2, 3, 4))
 _LINE = Real((1, 10))
@@ -99,7 +99,7 @@ def _onnx(name, input, roi=None, **attributes):
         options["not_differentiable"] = "the edge of the region is the edge of the input"
     attributes.pop("differentiable", None)
     operands = {"input": input} if roi is None else {"input": input, "roi": roi}
-    return OpCase(f"onnx_resize_{name}", "resize", operands, attributes, **options)
+    return tract_case(f"onnx_resize_{name}", "resize", operands, attributes, **options)
 
 
 _CROP = {"coordinate_transformation_mode": "tf_crop_and_resize"}
@@ -258,7 +258,7 @@ _GRIDS = (
         Real((1, 1, 4, 4), distinct=True),
         Given(((((-0.5, 0.0), (0.5, 1.0)),),)),
         mode="nearest",
-        why="between two items the result jumps",
+        not_differentiable="between two items the result jumps",
     ),
 )
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.op_cases.case import Given, Integers, OpCase, Real
+from tests.op_cases.case import Given, Integers, Real
 
-from .rows import row
+from .rows import row, tract_case
 
 
 def _lrn(name, input, **attributes):
@@ -25,7 +25,7 @@ _LRN = (
 
 def _direct(name, input, values, fallback):
     operands = {"input": input, "values": values, "fallback": fallback}
-    return OpCase(f"direct_lookup_{name}", "direct_lookup", operands)
+    return tract_case(f"direct_lookup_{name}", "direct_lookup", operands)
 
 
 _DIRECT = (
@@ -43,7 +43,7 @@ def _reverse(name, input, keys, fallback, **options):
         input,
         keys,
         fallback=fallback,
-        why="the results are indices",
+        not_differentiable="the results are indices",
     )
 
 
@@ -125,7 +125,7 @@ def _ensemble(name, input, aggregate, classes=3):
         _LEAVES,
         classes=classes,
         aggregate=aggregate,
-        why="the result changes in steps",
+        not_differentiable="the result changes in steps",
     )
 
 

@@ -190,11 +190,17 @@ _POOLS = (
         for name, (x, attributes) in _WINDOWS.items()
     ),
     *(
-        row(f"max_pool_{name}", "max_pool", x, why=TYPES, **attributes)
+        row(f"max_pool_{name}", "max_pool", x, not_differentiable=TYPES, **attributes)
         for name, (x, attributes) in _WHOLE.items()
     ),
     *(
-        row(f"max_pool_with_index_{name}", "max_pool_with_index", x, why=_INDEX, **attributes)
+        row(
+            f"max_pool_with_index_{name}",
+            "max_pool_with_index",
+            x,
+            not_differentiable=_INDEX,
+            **attributes,
+        )
         for name, (x, attributes) in (_WINDOWS | _WHOLE).items()
     ),
 )
@@ -208,7 +214,7 @@ _UPSAMPLING = (
         "nearest_upsample_integers",
         "nearest_upsample",
         Integers((1, 2, 3, 2), -99, 100),
-        why=TYPES,
+        not_differentiable=TYPES,
         factor=[2, 2],
     ),
     row("multilinear_upsample_2d", "multilinear_upsample", _IMAGE, factor=[2, 3]),
