@@ -70,7 +70,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+def jax_configured_to_compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     """Compile in a quarter of the time, but for files marked as `optimised`."""
     if request.config.getoption("optimised") or request.node.get_closest_marker("optimised"):
         yield
