@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,17 @@ import numpy as np
 import nnef_jax
 
 _TYPES = {"f": "f32", "i": "i64", "b": "boolean"}
+
+
+def write(folder: Path, text: str | bytes, data: bytes | None, name: str = "net") -> Path:
+    """Write a network, dated long ago: after an error a load waits whether new files change."""
+    path = folder / f"{name}.xml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    if data is not None:
+        path.with_suffix(".bin").write_bytes(data)
+        os.utime(path.with_suffix(".bin"), (0, 0))
+    os.utime(path, (0, 0))
+    return path
 
 
 @dataclass
@@ -129,9 +141,7 @@ class Writer:
         )
 
     def write(self, folder: Path, name: str = "net") -> Path:
-        (folder / f"{name}.xml").write_text(self.text())
-        (folder / f"{name}.bin").write_bytes(bytes(self.data))
-        return folder / f"{name}.xml"
+        return write(folder, self.text(), bytes(self.data), name)
 
     def load(self, folder: Path, **options: Any) -> nnef_jax.Model:
         return nnef_jax.load(self.write(folder), **options)

@@ -16,7 +16,7 @@ import nnef_jax
 from nnef_jax import Limits
 from tests.fuzz import trial
 from tests.fuzz_mutants import mutant
-from tests.openvino.documents import Writer
+from tests.openvino.documents import Writer, write
 from tests.openvino.test_documents import X, modern, old
 from tests.openvino.test_files import tar, zipped
 
@@ -25,10 +25,7 @@ DATA = bytes(modern().data)
 
 
 def load(folder: Path, text: str | bytes, data: bytes | None = DATA) -> nnef_jax.Model:
-    (folder / "net.xml").write_bytes(text.encode() if isinstance(text, str) else text)
-    if data is not None:
-        (folder / "net.bin").write_bytes(data)
-    return nnef_jax.load(folder / "net.xml")
+    return nnef_jax.load(write(folder, text, data))
 
 
 LAUGHS = """<!DOCTYPE net [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><net>&b;</net>"""
