@@ -14,7 +14,8 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -66,40 +67,53 @@ Load = Callable[[Path, dict[str, Any]], Named]
 def run(group: Sequence[Any], folder: Path, load: Load) -> dict[str, str]:
     """Return what came of each case: '' if right, else a reason."""
     found: dict[str, str] = {}
-    loaded: list[Any] = []
+    made: list[Any] = []
     for case in group:
         path = folder / f"{case.name}.onnx"
         path.write_bytes(case.model.SerializeToString())
-        try:
+        with _noted(found, case):
             inputs = arrays(case.data_sets[0][0])
             names = [x.name for x in case.model.graph.input]
             given = dict(zip(names, inputs, strict=False))
             model, inputs = load(path, given)
             taken = [fitting(given[x], y) for x, y in zip(inputs, model.inputs, strict=True)]
-            jax.eval_shape(lambda p, xs, m=model: m.apply(p, *xs), model.params, taken)
-            loaded.append((case, model, taken))
-        except NnefError as error:
-            found[case.name] = f"refused: {error.message if hasattr(error, 'message') else error}"
-        except Exception as error:  # whatever it is, it must not be
-            found[case.name] = f"raised: {type(error).__name__}: {error}"
+            made.append((case, model, taken))
         path.unlink()
 
-    def all_of(params: Any, inputs: Any) -> Any:
-        together = zip(loaded, params, inputs, strict=True)
-        return [m.apply(p, *xs) for (_, m, _), p, xs in together]
+    def all_of(params: Any, inputs: Any) -> dict[str, Any]:
+        results: dict[str, Any] = {}
+        for (case, m, _), p, xs in zip(made, params, inputs, strict=True):
+            with _noted(found, case):
+                results[case.name] = m.apply(p, *xs)
+        return results
 
     try:
-        results = jax.jit(all_of)([m.params for _, m, _ in loaded], [xs for _, _, xs in loaded])
+        results = jax.jit(all_of)([m.params for _, m, _ in made], [xs for _, _, xs in made])
     except Exception as error:
         if len(group) == 1:
             return found | {group[0].name: f"raised: {type(error).__name__}: {error}"}
         for case in group:
             found |= run([case], folder, load)
+        if not any(found.values()):  # which they are together alone
+            raise
         return found
-    for (case, _, _), result in zip(loaded, results, strict=True):
-        got = [result] if isinstance(result, jax.Array) else list(result)
-        found[case.name] = differs(case, got, is_exact=load is loaded)
+    for case, _, _ in made:
+        if case.name in results:
+            result = results[case.name]
+            got = [result] if isinstance(result, jax.Array) else list(result)
+            found[case.name] = differs(case, got, is_exact=load is loaded)
     return found
+
+
+@contextmanager
+def _noted(found: dict[str, str], case: Any) -> Iterator[None]:
+    """Note why a case is not computed."""
+    try:
+        yield
+    except NnefError as error:
+        found[case.name] = f"refused: {error.message if hasattr(error, 'message') else error}"
+    except Exception as error:  # whatever it is, it must not be
+        found[case.name] = f"raised: {type(error).__name__}: {error}"
 
 
 def fitting(x: np.ndarray, spec: nnef_jax.TensorSpec) -> np.ndarray:
@@ -109,8 +123,7 @@ def fitting(x: np.ndarray, spec: nnef_jax.TensorSpec) -> np.ndarray:
 
 def loaded(path: Path, given: dict[str, Any]) -> Named:
     """Load a network, with those inputs fixed that have to be, as its errors say."""
-    values = fixed(path, given)
-    model = nnef_jax.load(path, values=values)
+    _, model = fixed(path, given)
     return Named(model, [x.name for x in model.inputs])
 
 
@@ -124,8 +137,8 @@ def saved(path: Path, given: dict[str, Any]) -> Named:
 
 def kept(path: Path, given: dict[str, Any]) -> Named:
     """Convert a network with custom operations, and load that; NnefError where it is refused."""
-    values = fixed(path, given)
-    inputs = loaded(path, given).inputs
+    values, model = fixed(path, given)
+    inputs = [x.name for x in model.inputs]
     with TemporaryDirectory() as folder:
         nnef_jax.convert(path, f"{folder}/kept", keep=True, values=values)
         return Named(read_back(f"{folder}/kept"), inputs)
@@ -139,13 +152,12 @@ def read_back(folder: str) -> nnef_jax.Model:
         raise AssertionError(f"what is saved is not read back: {error}") from error
 
 
-def fixed(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of the inputs that have to be fixed, as errors say."""
+def fixed(path: Path, given: dict[str, Any]) -> tuple[dict[str, Any], nnef_jax.Model]:
+    """Return the values of the inputs that have to be fixed, as errors say, and the model."""
     values: dict[str, Any] = {}
     while True:
         try:
-            nnef_jax.load(path, values=values)
-            return values
+            return values, nnef_jax.load(path, values=values)
         except NnefError as error:
             found = re.search(r"values={'(.+?)': ...}", error.hint or "")
             if found is None or found[1] in values:
