@@ -303,12 +303,26 @@ USES: dict[str, Callable[[Subject], None]] = {
 }  # fmt: skip
 
 
-def _applicable() -> Iterator[tuple[str, str]]:
+# Uses of any network alike, by the networks that they are tried on always.
+_ALWAYS = {
+    "pickled": ("convolutional", "controlled", "half"),
+    "cached": ("convolutional", "recurrent", "lists"),
+    "analysed": ("convolutional", "controlled", "lists"),
+    "explained": ("convolutional", "half"),
+    "calibrated": ("convolutional", "lists", "quantised"),
+    "sharded": ("convolutional", "recurrent", "lists"),
+    "stepped": ("controlled", "recurrent", "lists"),
+    "commands": ("convolutional", "lists"),
+}
+
+
+def _applicable() -> Iterator[Any]:
     for name in NAMES:
         for use in USES:
             lacks_slopes = use in ("grad", "explained") and not example(name).is_real
             if not lacks_slopes and not (use == "edited" and not example(name).inside):
-                yield name, use
+                is_slow = name not in _ALWAYS.get(use, NAMES)
+                yield pytest.param(name, use, marks=[pytest.mark.slow] if is_slow else [])
 
 
 @pytest.mark.parametrize(("name", "use"), [*_applicable()])

@@ -209,34 +209,28 @@ def _controlled() -> Example:
 
 
 def _lists() -> Example:
-    """Places of what is positive, their items, and boxes that suppression leaves."""
-    numbers = {"most": np.array([3]), "iou": np.float32([0.5]), "least": np.float32([0.3])}
+    """Places of what is positive, and their items."""
     nodes = [
         node("Greater", "x zero", "positive"),
         node("NonZero", "positive", "places"),
         node("Compress", "x positive", "items", axis=0),
-        node("NonMaxSuppression", "boxes scores most iou least", "chosen"),
     ]
 
-    def wanted(x: Array, boxes: Array, scores: Array) -> tuple[Array, ...]:
+    def wanted(x: Array) -> tuple[Array, ...]:
         items = x[x > 0]
         padded = np.full(5, np.nan)
         padded[: len(items)] = items
         places = np.full((1, 5), -1)
         places[0, : len(items)] = np.flatnonzero(x > 0)
-        # By hand: of boxes 0 and 1, which overlap, 1 has the better score; the one of 2 is too low.
-        chosen = np.array([[0, 0, 1], [0, 0, 3], [-1, -1, -1]])
-        return places, padded, chosen
+        return places, padded
 
-    boxes = np.float32([[[0, 0, 2, 2], [0, 0, 2, 1.9], [4, 4, 7, 7], [8, 8, 9, 9]]])
-    scores = np.float32([[[0.6, 0.9, 0.1, 0.7]]])
-    inputs = (np.float32([3, -1, 0, 2, -5]), boxes, scores)
     made = model(
         nodes,
-        [tensor("x", (5,)), tensor("boxes", (1, 4, 4)), tensor("scores", (1, 1, 4))],
-        [tensor("places", None, INT), tensor("items", None), tensor("chosen", None, INT)],
-        {**numbers, "zero": np.float32(0)},
+        [tensor("x", (5,))],
+        [tensor("places", None, INT), tensor("items", None)],
+        {"zero": np.float32(0)},
     )
+    inputs = (np.float32([3, -1, 0, 2, -5]),)
     return Example(made, inputs, wanted, {}, is_real=False, lacks="'non_zero'")
 
 
