@@ -61,6 +61,17 @@ def x() -> np.ndarray:
     return rng.normal(0, 2, (2, 4, 5, 5)).astype(np.float32)
 
 
+@pytest.fixture(scope="module")
+def small() -> nnef_jax.Model:
+    text = """version 1.0; graph net(x) -> (y, z) {
+        x = external(shape = [0,8]); w = variable(shape = [3,8], label = 'w');
+        y = linear(x, w, 0.25); z = elu(y); }"""
+    return model_of(text, data={"w": DATA["w"][:, :8]})
+
+
+SMALL = np.random.default_rng(8).normal(0, 2, (2, 8)).astype(np.float32)
+
+
 def q78(values) -> np.ndarray:
     whole = [round(Fraction(float(v)) * 256) for v in np.ravel(values)]
     return np.clip(whole, -32768, 32767).astype(np.int16).reshape(np.shape(values))
@@ -119,8 +130,8 @@ def test_between_real_numbers(model, fixed, x) -> None:
         np.testing.assert_allclose(a, b, atol=0.05)
 
 
-def test_transformations(model, fixed, x) -> None:
-    tensor = Tensor.quantize(x)
+def test_transformations(small) -> None:
+    fixed, tensor = openvx.lower(small), Tensor.quantize(SMALL)
     once = fixed(tensor)
     inside = jax.jit(lambda t: fixed(t).y.data)(tensor)
     np.testing.assert_array_equal(inside, once.y.data)
@@ -135,11 +146,11 @@ def test_transformations(model, fixed, x) -> None:
 
     @jax.jit
     def traced(params):
-        return openvx.lower(model.with_params(params))(tensor).y.data
+        return openvx.lower(small.with_params(params))(tensor).y.data
 
-    np.testing.assert_array_equal(traced(model.params), once.y.data)
-    other = openvx.lower(model.with_params({**model.params, "w": -model.params["w"]}))
-    np.testing.assert_allclose(other.float(x).y, 0.5 - once.y.to_float(), atol=0.01)
+    np.testing.assert_array_equal(traced(small.params), once.y.data)
+    other = openvx.lower(small.with_params({**small.params, "w": -small.params["w"]}))
+    np.testing.assert_allclose(other.float(SMALL).y, 0.5 - once.y.to_float(), atol=0.01)
 
 
 def test_gradients_pass_straight_through(model, fixed, x) -> None:
@@ -249,8 +260,9 @@ def test_statistics_tell_where_numbers_are_lost() -> None:
         openvx.lower(model).stats(x, isolate=1)  # pyright: ignore[reportArgumentType]
 
 
-def test_statistics_of_a_set_are_mapped(fixed, x) -> None:
-    batch, many = fixed.stats(x), fixed.stats(x.reshape(2, 1, 4, 5, 5))
+def test_statistics_of_a_set_are_mapped(small) -> None:
+    fixed = openvx.lower(small)
+    batch, many = fixed.stats(SMALL), fixed.stats(SMALL[:, None])
     assert many.samples == 2 and list(many.tensors) == list(batch.tensors)
     for name, one in batch.tensors.items():
         assert many.tensors[name].beyond == pytest.approx(one.beyond, nan_ok=True)
@@ -298,16 +310,17 @@ def test_wrong_calls(model, fixed, x) -> None:
         fixed.stats(np.zeros((0, *x.shape), np.float32))
 
 
-def test_the_commands(model, fixed, x, tmp_path) -> None:
-    model.save(tmp_path / "net")
-    np.save(tmp_path / "x.npy", x)
+def test_the_commands(small, tmp_path) -> None:
+    fixed = openvx.lower(small)
+    small.save(tmp_path / "net")
+    np.save(tmp_path / "x.npy", SMALL)
     given = (tmp_path / "net", tmp_path / "x.npy")
     shown = json.loads(ok("openvx", "run", *given, "--json"))
     outputs = {output["name"]: output["values"] for output in shown["results"][0]["outputs"]}
-    np.testing.assert_allclose(outputs["y"], fixed.float(x).y)
+    np.testing.assert_allclose(outputs["y"], fixed.float(SMALL).y)
     ok("openvx", "run", *given, "--raw", "--output", tmp_path / "raw.npz")
     with np.load(tmp_path / "raw.npz") as saved:
-        np.testing.assert_array_equal(saved["y"], fixed(Tensor.quantize(x)).y.data)
+        np.testing.assert_array_equal(saved["y"], fixed(Tensor.quantize(SMALL)).y.data)
     for wrong in (["run", *given, "--unsigned"], ["stats", *given, "--rtol", "0"]):
         code, _, said = call("openvx", *wrong)
         assert code == 2 and ("needs --profile" in said or "must not both be 0" in said)
