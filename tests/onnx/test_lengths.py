@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import jax
@@ -38,35 +39,45 @@ def chosen(nodes: Sequence[Any], outputs: Sequence[str] = ("y",)) -> Any:
     return nnef_jax.load(found)
 
 
-@pytest.mark.parametrize(
-    ("nodes", "wanted"),
-    [
-        ([node("Identity", "it")], [X[0], X[2], NAN]),
-        ([node("Mul", "it pair")], [X[0] * [2, 3], X[2] * [2, 3], NAN]),
-        ([node("Transpose", "it", "t"), node("Reshape", "t shape")],
-         [[[1, 5, np.nan], [2, 7, np.nan]]]),
-        ([node("MatMul", "it column")], [[3], [12], [np.nan]]),
-        ([node("Gather", "it one", axis=1)], [[2], [7], [np.nan]]),
-        ([node("Relu", "it", "s"),
-          node("ReduceSum", "s", keepdims=0)], 15),
-        ([node("ReduceMean", "it zero", keepdims=0)], [3, 4.5]),
-        ([node("Neg", "it", "n"), node("ReduceMax", "n zero", keepdims=0)], [-1, -2]),
-        ([node("ReduceLogSumExp", "it zero", keepdims=0)], np.log(np.exp(X[::2]).sum(0))),
-        ([node("ArgMax", "it", axis=0, keepdims=0)], [1, 1]),
-        ([node("Shape", "it")], [2, 2]),
-        ([node("Size", "it")], 4),
-        ([node("Slice", "it zero one")], [X[0]]),
-        ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("Mul", "it it", "q"),
-          node("ScatterND", "x p q")], [X[0] ** 2, X[1], X[2] ** 2]),
-        ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("GatherND", "rows p")],
-         [[1], [5], [np.nan]]),
-        ([node("NonZero", "it")], [[0, 0, 1, 1, -1, -1], [0, 1, 0, 1, -1, -1]]),
-    ],
-)  # fmt: skip
-def test_what_is_done_to_items_that_values_choose(nodes: Any, wanted: Any) -> None:
-    found = np.asarray(chosen(nodes)(X, MASK))
-    assert found.shape == np.shape(wanted)
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
+DONE: list[tuple[list[Any], Any]] = [
+    ([node("Identity", "it")], [X[0], X[2], NAN]),
+    ([node("Mul", "it pair")], [X[0] * [2, 3], X[2] * [2, 3], NAN]),
+    ([node("Transpose", "it", "t"), node("Reshape", "t shape")],
+     [[[1, 5, np.nan], [2, 7, np.nan]]]),
+    ([node("MatMul", "it column")], [[3], [12], [np.nan]]),
+    ([node("Gather", "it one", axis=1)], [[2], [7], [np.nan]]),
+    ([node("Relu", "it", "s"),
+      node("ReduceSum", "s", keepdims=0)], 15),
+    ([node("ReduceMean", "it zero", keepdims=0)], [3, 4.5]),
+    ([node("Neg", "it", "n"), node("ReduceMax", "n zero", keepdims=0)], [-1, -2]),
+    ([node("ReduceLogSumExp", "it zero", keepdims=0)], np.log(np.exp(X[::2]).sum(0))),
+    ([node("ArgMax", "it", axis=0, keepdims=0)], [1, 1]),
+    ([node("Shape", "it")], [2, 2]),
+    ([node("Size", "it")], 4),
+    ([node("Slice", "it zero one")], [X[0]]),
+    ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("Mul", "it it", "q"),
+      node("ScatterND", "x p q")], [X[0] ** 2, X[1], X[2] ** 2]),
+    ([node("NonZero", "mask", "n"), node("Transpose", "n", "p"), node("GatherND", "rows p")],
+     [[1], [5], [np.nan]]),
+    ([node("NonZero", "it")], [[0, 0, 1, 1, -1, -1], [0, 1, 0, 1, -1, -1]]),
+]  # fmt: skip
+
+
+def test_what_is_done_to_items_that_values_choose() -> None:
+    """All of it in one network, whose tensors are named after the row."""
+    nodes: list[Any] = []
+    ends = [f"y of row {i}" for i in range(len(DONE))]
+    for i, (row, _) in enumerate(DONE):
+        made = {name for node in row for name in node.output}
+        for each in row:
+            one = deepcopy(each)
+            one.input[:] = [f"{x} of row {i}" if x in made else x for x in each.input]
+            one.output[:] = [f"{x} of row {i}" for x in each.output]
+            nodes.append(one)
+    found = chosen(nodes, ends)(X, MASK)
+    for (row, wanted), y in zip(DONE, found, strict=True):
+        assert y.shape == np.shape(wanted), row
+        np.testing.assert_allclose(np.asarray(y), wanted, rtol=1e-6, err_msg=str(row))
 
 
 @pytest.mark.parametrize(

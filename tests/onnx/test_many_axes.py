@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,24 @@ def uses(rank: int) -> dict[str, tuple[Any, dict[str, Any], Any]]:
 
 
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("name", uses(33))
-def test_values(name: str, rank: int) -> None:
-    made, weights, wanted = uses(rank)[name]
+def test_values(rank: int) -> None:
+    """All are computed from an input, and when the network is read from a constant."""
+    nodes: list[Any] = []
+    weights: dict[str, Any] = {"constant": wide(X, rank)}
+    due: dict[str, Any] = {}
+    for name, (made, more, wanted) in uses(rank).items():
+        weights |= {f"{name} {x}": array for x, array in more.items()}
+        for w in ("input", "constant"):
+            one = deepcopy(made)
+            one.input[:] = [w if x == "w" else x and f"{name} {x}" for x in made.input]
+            one.output[:] = [f"{name} of {w}"]
+            nodes.append(one)
+            due[one.output[0]] = wanted
     x = wide(X, rank)
-    of_input = model([made], [tensor("w", x.shape)], weights=weights)
-    of_constant = model([made], [], weights=weights | {"w": x})
-    for found in (nnef_jax.load(of_input)(x), nnef_jax.load(of_constant)()):
+    made = model(nodes, [tensor("input", x.shape)], [tensor(n, None) for n in due], weights)
+    for name, found, wanted in zip(due, nnef_jax.load(made)(x), due.values(), strict=True):
         first = np.asarray(found)[(0,) * (rank - 1)]
-        np.testing.assert_allclose(first, wanted, rtol=1e-6)
+        np.testing.assert_allclose(first, wanted, rtol=1e-6, err_msg=name)
 
 
 def test_more_axes_than_arrays_have() -> None:

@@ -82,7 +82,7 @@ def test_damaged_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     chance = random.Random(0)
-    for name in ("float.tflite", "int8.tflite", "frozen.pb", "net.pdmodel"):
+    for name in ("float.tflite", "frozen.pb", "net.pdmodel"):
         whole, path = (FOLDER / name).read_bytes(), tmp_path / name
         for data in (whole[:9], whole[: len(whole) // 2], chance.randbytes(4096)):
             path.write_bytes(data)

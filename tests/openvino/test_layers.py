@@ -44,7 +44,7 @@ def test_results(module: ModuleType, version: int, tmp_path: Path) -> None:
     assert next(found, None) is None
 
 
-@pytest.mark.parametrize("version", [LEGACY, OPSETS])
+@pytest.mark.parametrize("version", [pytest.param(LEGACY, marks=pytest.mark.slow), OPSETS])
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__.rsplit(".")[-1])
 def test_layers_go_with_whole_numbers_of_64_bits(
     module: ModuleType, version: int, tmp_path: Path
