@@ -91,7 +91,10 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("name", FAILURES)
+_MARKS = {"spin": [pytest.mark.slow]}  # it ends as what hangs does
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=_MARKS.get(x, [])) for x in FAILURES])
 def test_a_converter_that_fails(name: str, fake: Fake, tmp_path: Path, temporary: Path) -> None:
     body, said = FAILURES[name]
     fake(body)

@@ -1,7 +1,6 @@
 """The kinds that NNEF lacks: values under vmap, and derivatives, against slow numpy.
 
-Of what tests/openvino/layers shows too, there are no rows here: plain detections and proposals, and
-suppression that lowers scores.
+A plain proposal, and suppression that lowers scores, are rows of tests/openvino/layers.
 """
 
 from __future__ import annotations

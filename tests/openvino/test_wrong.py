@@ -210,16 +210,14 @@ def test_names_and_edges_without_end(tmp_path: Path) -> None:
     """What is looked for by name, by id and by port takes time that grows as their number does."""
     many = "".join(
         f'<layer id="{i}" name="x" type="Input"><output><port id="0"/></output></layer>'
-        for i in range(20_000)
+        for i in range(8_000)
     )
     (tmp_path / "net.xml").write_text(f'<net version="7"><layers>{many}</layers></net>')
     model = nnef_jax.load(tmp_path)
-    assert [x.name for x in model.inputs[:3]] == ["x", "x_1", "x_2"] and len(
-        model.outputs
-    ) == 20_000
-    ports = "".join(f'<port id="{i}"/>' for i in range(20_000))
+    assert [x.name for x in model.inputs[:3]] == ["x", "x_1", "x_2"] and len(model.outputs) == 8_000
+    ports = "".join(f'<port id="{i}"/>' for i in range(8_000))
     edges = "".join(
-        f'<edge from-layer="0" from-port="{i}" to-layer="1" to-port="{i}"/>' for i in range(20_000)
+        f'<edge from-layer="0" from-port="{i}" to-layer="1" to-port="{i}"/>' for i in range(8_000)
     )
     layers = f'<layer id="0" type="a"><output>{ports}</output></layer>'
     layers += f'<layer id="1" type="b"><input>{ports}</input></layer>'

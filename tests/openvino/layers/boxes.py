@@ -115,10 +115,6 @@ _DENSE = np.stack([_DENSE, np.full_like(_DENSE, 0.1)])
 _SSD = _centred([8, np.sqrt(8 * 18), 8 * 2**0.5], [8, np.sqrt(8 * 18), 8 / 2**0.5], (20, 20), 0.5)
 _PRIORS = np.stack([corners(6).reshape(-1), np.tile(np.float32([0.1, 0.1, 0.2, 0.2]), 6)])[None]
 _LOCATIONS, _CONFIDENCES = real(2, 24), real(2, 18, low=0)
-_DETECTED = reference.detection_output(
-    _LOCATIONS, _CONFIDENCES, _PRIORS, False, False, 3, 0, 4, 5, True, False, True, 0.3, 0.3,
-    False, False, False, True, (1, 1), 0.0,
-)  # fmt: skip
 _ENCODED = reference.detection_output(  # of which the variances are not read
     _LOCATIONS / 8, _CONFIDENCES, _PRIORS, False, False, 3, 0, 4, 5, True, True, True, 0.3, 0.3,
     False, False, False, True, (1, 1), 0.0,
@@ -139,10 +135,6 @@ _SMALL = [16 * scale / 2 * side for scale in (1, 2, 3) for side in (-1, -1, 1, 1
 _BY_TENSORFLOW = reference.proposal(
     _SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME, _SMALL, 16, 6, 30, 8, 0.4, 10, 5, 0, False,
     True, True, True, False, True, False,
-)  # fmt: skip
-_CUT_AFTER = reference.proposal(
-    _SCORES, _DELTAS, _IMAGE, _anchors([1, 2, 3]).reshape(-1), 16, 6, 30, 8, 0.4, 1, 1, 1, False,
-    True, False, False, False, False, False,
 )  # fmt: skip
 _GIVEN = {
     "base_size": 16, "scale": "1,2,3", "feat_stride": 16, "min_size": 6, "pre_nms_topn": 30,
@@ -218,12 +210,9 @@ PRIORS = [
         stride_x=0, stride_y=0),
 ]  # fmt: skip
 CHOSEN = [
-    old("DetectionOutput", [_LOCATIONS, _CONFIDENCES, _PRIORS], *_float(_DETECTED), **_SSD_GIVEN),
     old("DetectionOutput", [_LOCATIONS / 8, _CONFIDENCES, _PRIORS], *_float(_ENCODED),
         **(_SSD_GIVEN | {"variance_encoded_in_target": 1})),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), ratio="0.5,1,2", **_GIVEN),
-    old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_CUT_AFTER[0]), ratio="0.5,1,2",
-        clip_before_nms=0, clip_after_nms=1, **_GIVEN),
     old("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME], *_float(_BY_TENSORFLOW[0]),
         **_TENSORFLOW),
     new("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME[0]], _float(*_BY_TENSORFLOW),
