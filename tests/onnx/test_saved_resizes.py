@@ -30,7 +30,7 @@ WAYS: list[dict[str, Any]] = [
     *({"mode": "linear"} | more for more in ({}, {"antialias": 1}, {"exclude_outside": 1})),
     {"mode": "cubic"},
 ]  # fmt: skip
-UPS, DOWNS = ((2, 2), (1, 2), (2, 3)), ((2, 2), (1, 2), (2, 3), (4, 6))
+UPS, DOWNS = ((2, 2), (1, 3)), ((2, 2), (1, 3), (4, 6))
 
 
 def resize(name: str, sizes: Any, **attributes: Any) -> Any:
@@ -87,7 +87,7 @@ def test_all_that_computes_the_same_is_saved(tmp_path: Path) -> None:
     network_saved = nnef_jax.load(network(*saved))
     network_saved.save(tmp_path / "net")
     found = nnef_jax.load(tmp_path / "net")(X)
-    assert len(found) > 80
+    assert len(found) > 70
     for y, wanted in zip(found, due, strict=True):
         np.testing.assert_allclose(y, wanted, rtol=0, atol=1e-5)
 
