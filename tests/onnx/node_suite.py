@@ -94,7 +94,7 @@ def run(group: Sequence[Any], folder: Path, load: Load) -> dict[str, str]:
             return found | {group[0].name: f"raised: {type(error).__name__}: {error}"}
         for case in group:
             found |= run([case], folder, load)
-        if not any(found.values()):  # which they are together alone
+        if not any(found.values()):  # no case fails alone: the fault is of the joined program
             raise
         return found
     for case, _, _ in made:

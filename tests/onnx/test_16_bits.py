@@ -159,7 +159,7 @@ def of_suite(dtype: str, *, every: bool = False) -> list[Any]:
 
 @pytest.mark.filterwarnings("ignore")  # of ONNX, which makes the cases
 def test_all_operators(tmp_path: Path) -> None:
-    """One half of them is computed in one type, the others in the other one."""
+    """Every second operator is computed in bfloat16, all others in float16."""
     brain = of_suite("bfloat16")[::2]
     chosen = {operator(x) for x in brain}
     half = [x for x in of_suite("float16") if operator(x) not in chosen]

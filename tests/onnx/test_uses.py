@@ -303,7 +303,7 @@ USES: dict[str, Callable[[Subject], None]] = {
 }  # fmt: skip
 
 
-# Uses of any network alike, by the networks that they are tried on always.
+# Uses that depend little on the network, and the networks for which they are not slow.
 _ALWAYS = {
     "pickled": ("convolutional", "controlled", "half"),
     "cached": ("convolutional", "recurrent", "lists"),

@@ -17,7 +17,7 @@ _TYPES = {"f": "f32", "i": "i64", "b": "boolean"}
 
 
 def write(folder: Path, text: str | bytes, data: bytes | None, name: str = "net") -> Path:
-    """Write a network, dated long ago: after an error a load waits whether new files change."""
+    """Write a network and date it back: a load that fails waits for changes of new files."""
     path = folder / f"{name}.xml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     if data is not None:

@@ -91,7 +91,7 @@ FAILURES = {
 }
 
 
-_MARKS = {"spin": [pytest.mark.slow]}  # it ends as what hangs does
+_MARKS = {"spin": [pytest.mark.slow]}  # ended by the same time-out as "hang"
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=_MARKS.get(x, [])) for x in FAILURES])

@@ -518,7 +518,7 @@ mapped = Together(CASES, applied_to_parts)
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_values_and_types(case: Case) -> None:
-    """The first part is the operands as they are: it is computed for both at once."""
+    """Both parts are computed under one vmap; the first one has the operands as they are."""
     found = mapped(case)
     for i, part in enumerate(parts(case)):
         for ours, theirs in zip(found, expected(case, **part), strict=True):
