@@ -33,7 +33,7 @@ def network(version: int, layers: Sequence[tuple[str, tuple[int, int]]]) -> Writ
 
 @pytest.mark.parametrize("versions", [(7, 6, 5, 4, 3, 2), (11, 10)], ids=["blobs", "opsets"])
 def test_every_type_is_read_or_refused(versions: Sequence[int], tmp_path: Path) -> None:
-    """Load each type alone in the first version; the other versions lack as many, and read the rest."""
+    """Load each type alone in the first version; the others lack as many and read the rest."""
     place, read, lacking = f"{tmp_path}/net.xml:1:", [], 0
     for layer in product(TYPES, PORTS):
         try:
