@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core
 
-from lowering.emit import in_parts, traced
+from lowering.emit import in_parts, network, traced
 from lowering.pipeline import compiled
 from lowering.prepare import Split
 from lowering.program import Program, Role
@@ -84,3 +85,72 @@ def split_of(function: Callable[..., Any], parameters: Any, inputs: Any) -> Spli
     """The function in the two parts that a call has on one CPU."""
     program, _, _ = program_of(function, parameters, inputs, is_alone=True)
     return in_parts(program, CPU)
+
+
+Function = Callable[[Any, list[Any]], Any]
+
+
+def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
+    """Value, and gradient of what is real, as written and optimised, to be compiled as one.
+
+    What is compiled for a CPU alone has no derivatives: its value alone comes last.
+    """
+    anywhere = network(function)
+
+    def loss(f: Function) -> Function:
+        def total(parameters: Any, inputs: list[Any]) -> Any:
+            leaves = [y for y in jax.tree.leaves(f(parameters, inputs)) if y.dtype == jnp.float32]
+            return sum((jnp.sum(jnp.sin(y)) for y in leaves), jnp.float32(0))
+
+        return total
+
+    def results(parameters: Any, inputs: list[Any]) -> Any:
+        pairs = [
+            (f(parameters, inputs), jax.grad(loss(f), argnums=(0, 1))(parameters, inputs))
+            for f in (function, anywhere)
+        ]
+        return *pairs, optimised(function)(parameters, inputs)
+
+    return results
+
+
+def assert_both_ways(found: Any) -> None:
+    """Require of what `both_ways` gave that values and gradients are equal."""
+    (value, gradient), anywhere, on_a_cpu = found
+    assert_same((value, gradient), anywhere)
+    assert_same(value, on_a_cpu)
+
+
+def assert_same(wanted: Any, got: Any) -> None:
+    """Require trees of arrays to be equal but for rounding."""
+    assert jax.tree.structure(wanted) == jax.tree.structure(got)
+    jax.tree.map(assert_close, wanted, got)
+
+
+def assert_close(wanted: Any, got: Any) -> None:
+    """Require arrays to be equal but for 1e-5 of the largest magnitude."""
+    wanted, got = np.asarray(wanted), np.asarray(got)
+    assert wanted.shape == got.shape and wanted.dtype == got.dtype
+    scale = max(float(np.abs(wanted).max(initial=0)), 1e-6)
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-5 * scale)
+
+
+def equations(jaxpr: Any) -> list[Any]:
+    """The equations of a jaxpr in order, those of loops included."""
+    found: list[Any] = []
+    for equation in jaxpr.eqns:
+        found.append(equation)
+        for value in equation.params.values():
+            if isinstance(value, core.ClosedJaxpr):
+                found += equations(value.jaxpr)
+    return found
+
+
+def made_of(function: Function, parameters: Any, inputs: list[Any], **options: Any) -> list[Any]:
+    """The equations of what is optimised, in order, those of loops included."""
+    return equations(jax.make_jaxpr(optimised(function, **options))(parameters, inputs).jaxpr)
+
+
+def names_of(found: Sequence[Any]) -> list[str]:
+    """The names of equations' primitives."""
+    return [e.primitive.name for e in found]
