@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.transformer import attention
 from lowering.trace import Context
+from tests.operation_checks import Together
 from tests.programs import optimised, random
 
 Inputs = Sequence[Array]
@@ -104,18 +106,24 @@ def by_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     yield request.param
 
 
+def three_ways(name: str, alone: bool) -> tuple[Any, Any]:
+    function, *arguments = CASES[name]
+    functions = function, optimised(function, alone=alone), network(function)
+    return lambda parameters, inputs: [f(parameters, inputs) for f in functions], arguments
+
+
+computed = {
+    alone: Together(list(CASES), partial(three_ways, alone=alone)) for alone in (False, True)
+}
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_equals_what_is_written(name: str, by_blocks: bool) -> None:
-    function, parameters, inputs = CASES[name]
-    fast = optimised(function, alone=by_blocks)
-    traced = jax.make_jaxpr(fast)(parameters, inputs)
+    function, *arguments = CASES[name]
+    traced = jax.make_jaxpr(optimised(function, alone=by_blocks))(*arguments)
     loops = [e for e in traced.eqns if jaxprs.primitive(e) == "scan"]
     assert bool(loops) == by_blocks
-
-    def three(parameters: Any, inputs: Any) -> list[Array]:
-        return [f(parameters, inputs) for f in (function, fast, network(function))]
-
-    expected, *found = jax.jit(three)(parameters, inputs)
+    expected, *found = computed[by_blocks](name)
     for result in found:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 

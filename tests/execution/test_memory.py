@@ -19,8 +19,8 @@ from tests.helpers import archive, model_of
 pytestmark = pytest.mark.optimised
 
 _MIB = 1 << 20
-# Sixteen tensors of 4 MiB.
-_LABELS = [f"w{i}" for i in range(16)]
+# Eight tensors of 4 MiB.
+_LABELS = [f"w{i}" for i in range(8)]
 _SHAPE = (1024, 1024)
 NET = "version 1.0;\ngraph net( x ) -> ( y )\n{\n    x = external(shape = [1,1024]);\n"
 for _label in _LABELS:

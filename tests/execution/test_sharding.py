@@ -224,7 +224,11 @@ def test_a_dict_says_how_parameters_are_sharded(digits: nnef_jax.Model, mesh: Me
     assert_close(model(IMAGES), digits(IMAGES))
 
 
-def test_fused_matrices_are_prepared(mesh: Mesh) -> None:
+@pytest.mark.parametrize(
+    "kind", [pytest.param(AxisType.Auto, marks=pytest.mark.slow), AxisType.Explicit]
+)
+def test_fused_matrices_are_prepared(kind: AxisType) -> None:
+    mesh = jax.make_mesh((1, 2), ("data", "model"), axis_types=(kind,) * 2)
     model, (x,) = transformer("q, k, v in one as [3, heads, items] (ViT by timm)")
     sharded = model.shard(mesh, batch="data", params="model")
     assert shard_shape(sharded.params["0/qkv/weight"]) == (1, 192, 32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +18,22 @@ pytestmark = pytest.mark.optimised
 
 # Relative to the largest magnitude. In 8 bits a step of the result is 0.02 of it.
 TOLERANCE = {"int8": 0.02}
-RUNS = [
-    pytest.param(name, run, id=f"{name}-{index}")
-    for name in NAMES
-    for index, run in enumerate(torch_networks.runs(name))
-]
-DIFFERENTIABLE = [run for run in RUNS if run.values[1].gradient or run.values[1].parameter]
+# Runs after the first are of other shapes: of these some say what all would.
+OTHERS = {("resnet", 1), ("gpt", 2)}
+
+
+def runs(gradients: bool, others: set[tuple[str, int]]) -> list[Any]:
+    return [
+        pytest.param(
+            name,
+            run,
+            id=f"{name}-{index}",
+            marks=[pytest.mark.slow] if index and (name, index) not in others else [],
+        )
+        for name in NAMES
+        for index, run in enumerate(torch_networks.runs(name))
+        if not gradients or run.gradient or run.parameter
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +48,14 @@ def model(name: str, models: dict[str, nnef_jax.Model]) -> nnef_jax.Model:
     return models[name]
 
 
-@pytest.mark.parametrize(("name", "run"), RUNS)
+@pytest.mark.parametrize(("name", "run"), runs(gradients=False, others=OTHERS))
 def test_value(name: str, run: Run, model: nnef_jax.Model) -> None:
     results = by_name(model, model(**run.input))
     assert list(results) == list(run.output)
     assert difference(results, run.output) <= TOLERANCE.get(name, 1e-4)
 
 
-@pytest.mark.parametrize(("name", "run"), DIFFERENTIABLE)
+@pytest.mark.parametrize(("name", "run"), runs(gradients=True, others=set()))
 def test_gradients(name: str, run: Run, model: nnef_jax.Model) -> None:
     of_inputs, of_parameters = gradients(model, run, compiler_options=unoptimised_options())
     assert difference(of_inputs, run.gradient) <= 1e-4
