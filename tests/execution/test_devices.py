@@ -33,7 +33,21 @@ DATA = {
 }
 X = RANDOM.standard_normal((2, 64)).astype(np.float32)
 Y = X @ DATA["filter"].T + DATA["bias"]
-OPTIONS = ({}, {"autotune": True}, {"donate_state": True}, {"optimize": False})
+OPTIONS = [
+    ({}, False),
+    ({}, True),
+    ({"autotune": True}, True),
+    ({"donate_state": True}, True),
+    ({"optimize": False}, False),
+    *(
+        pytest.param(*row, marks=pytest.mark.slow)
+        for row in (
+            ({"autotune": True}, False),
+            ({"donate_state": True}, False),
+            ({"optimize": False}, True),
+        )
+    ),
+]
 FIRST, SECOND = jax.devices()[:2]
 
 
@@ -50,8 +64,7 @@ def cached(options: dict[str, Any], folder: Path, keep: bool) -> dict[str, Any]:
     return {**options, "cache_dir": folder} if keep else options
 
 
-@pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "keep"), OPTIONS)
 def test_a_call_follows_its_inputs(options: dict[str, Any], keep: bool, tmp_path: Path) -> None:
     for _ in range(2):  # the second time from the folder
         model = net(**cached(options, tmp_path, keep))
@@ -65,8 +78,7 @@ def test_a_call_follows_its_inputs(options: dict[str, Any], keep: bool, tmp_path
     assert len(list(tmp_path.glob("*.xla"))) == (3 if keep else 0)
 
 
-@pytest.mark.parametrize("keep", (False, True), ids=("jitted", "kept"))
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "keep"), OPTIONS)
 def test_step_and_scan_follow_their_inputs(
     options: dict[str, Any], keep: bool, tmp_path: Path
 ) -> None:

@@ -72,12 +72,17 @@ UP_TO = [np.arange(KEYS) < count for count in (0, 1, 25, 26, 50, 51, 99, 100)]
 HOLES = np.isin(np.arange(KEYS), (3, 40))
 
 
+def both(function: Attend) -> Callable[[Sequence[Array]], tuple[Array, Array]]:
+    """What a network computes, and what is written, compiled as one."""
+    return jax.jit(lambda x: (network(function)((), x), function((), x)))
+
+
 @pytest.mark.parametrize("function", [whole, added, added_to_all])
 def test_equals_what_is_written(function: Attend) -> None:
     assert branches(function, operands(HOLES[None]))
-    both = jax.jit(lambda x: (network(function)((), x), function((), x)))
+    run = both(function)
     for seen in (*UP_TO, HOLES, ~HOLES):
-        found, expected = both(operands(seen[None]))
+        found, expected = run(operands(seen[None]))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -88,33 +93,31 @@ def test_any_query_may_see_a_key(queries: int, heads: int) -> None:
     seen = np.random.default_rng(1).random((heads, queries, KEYS)) > 0.95
     x = operands(seen, queries=queries, heads=heads)
     assert branches(whole, x)
-    np.testing.assert_allclose(jax.jit(network(whole))((), x), whole((), x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*both(whole)(x), rtol=1e-5, atol=1e-6)
 
 
 def test_only_keys_that_are_seen_are_read() -> None:
     query, keys, values, seen = operands(UP_TO[2][None])
-    expected = whole((), [query, keys, values, seen])
-    bad = jnp.full((1, HEADS, KEYS - 25, SIZE), jnp.nan)
-    x = [query, *(jnp.concatenate([y[:, :, :25], bad], axis=2) for y in (keys, values)), seen]
-    found = jax.jit(lambda x: network(whole)((), x))(x)
+    run = both(whole)
+    _, expected = run([query, keys, values, seen])
+    bad = np.full((1, HEADS, KEYS - 25, SIZE), np.nan, np.float32)
+    x = [query, *(np.concatenate([y[:, :, :25], bad], axis=2) for y in (keys, values)), seen]
+    found, written = run(x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
-    assert np.isnan(whole((), x)).all()
+    assert np.isnan(written).all()
 
 
 @pytest.mark.parametrize("function", [smoothed, capped])
 def test_what_hidden_keys_change_is_left_as_it_is(function: Attend) -> None:
     x = operands(UP_TO[1][None])
     assert not branches(function, x)
-    found = jax.jit(lambda x: network(function)((), x))(x)
-    np.testing.assert_allclose(found, function((), x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*both(function)(x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_mask_of_finite_numbers_hides_nothing() -> None:
     x = operands(UP_TO[1][None])
     keys = x[1].at[0, :, 90].set(1e9)
-    found = jax.jit(lambda x: network(finite)((), x))([x[0], keys, *x[2:]])
-    expected = finite((), [x[0], keys, *x[2:]])
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(*both(finite)([x[0], keys, *x[2:]]), rtol=1e-5, atol=1e-6)
 
 
 def test_gradients_and_batches() -> None:
@@ -145,8 +148,8 @@ def test_causal_blocks_read_what_comes_before(monkeypatch: pytest.MonkeyPatch) -
 
     traced = str(jax.make_jaxpr(optimised(causal, alone=True))((), x))
     assert "cond[" in traced
-    found = jax.jit(lambda x: optimised(causal, alone=True)((), x))(x)
-    np.testing.assert_allclose(found, causal((), x), rtol=1e-5, atol=1e-5)
+    found, expected = jax.jit(lambda x: (optimised(causal, alone=True)((), x), causal((), x)))(x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_items_of_hidden_keys() -> None:

@@ -57,8 +57,15 @@ def by_hand(w: Any) -> Any:
     return jnp.tanh(fake_quantised(h, -2.0, 1.75, 0.25))
 
 
-@pytest.mark.parametrize("dialect", ["nnef", "tract"])
-@pytest.mark.parametrize("optimize", [True, False])
+@pytest.mark.parametrize(
+    ("dialect", "optimize"),
+    [
+        ("nnef", True),
+        ("tract", False),
+        pytest.param("nnef", False, marks=pytest.mark.slow),
+        pytest.param("tract", True, marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_those_written_by_hand(dialect: str, optimize: bool) -> None:
     model = load(dialect, quantization="ste", optimize=optimize)
     assert np.abs(X @ W).max() > 2 and np.abs(W).max() > 1  # there is something to cut
