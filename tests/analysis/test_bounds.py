@@ -237,7 +237,7 @@ NETWORKS: dict[str, Any] = {
     ),
 }  # fmt: skip
 # Methods by networks; what follows back through several layers is compared with the paper above.
-QUICK = {"one layer": METHODS[::2], "maximum": METHODS[::2], "residual": METHODS[:2]}
+QUICK = {"one layer": METHODS[:2], "maximum": METHODS[::2], "residual": METHODS[:2]}
 POINTS = 100_000
 
 
@@ -311,15 +311,25 @@ def bounds_and_values(name: str, *, sharp: bool = False) -> tuple[Any, Any]:
 
 
 BOUNDED = {x.operation: x for x in first_of_each_operation() if moved(x) is not None}
-bounded = Together(list(BOUNDED), bounds_and_values)
+# What others are made of too is slow.
+COMPOUND = {
+    "avg_roi_align", "l2_normalization", "local_contrast_normalization",
+    "local_response_normalization", "min_max_linear_quantize", "multilinear_upsample", "rms_pool",
+    "roi_resample", "separable_conv", "separable_deconv", "softabs", "zero_point_linear_quantize",
+}  # fmt: skip
+bounded = Together([name for name in BOUNDED if name not in COMPOUND], bounds_and_values)
 sharply = Together(list(BOUNDED), partial(bounds_and_values, sharp=True))
 
 
-@pytest.mark.parametrize("each", [bounded, pytest.param(sharply, marks=pytest.mark.slow)])
-def test_operations_are_bounded(each: Any) -> None:
-    assert len(BOUNDED) > 60
+@pytest.mark.parametrize(
+    ("each", "left_out"),
+    [(bounded, COMPOUND), pytest.param(sharply, set(), marks=pytest.mark.slow)],
+    ids=["bounded", "sharply"],
+)
+def test_operations_are_bounded(each: Any, left_out: set[str]) -> None:
+    assert len(BOUNDED) > 60 and left_out < BOUNDED.keys()
     passed: dict[str, str] = {}
-    for name in BOUNDED:
+    for name in BOUNDED.keys() - left_out:
         for y, (low, high) in zip(*jax.tree.map(np.asarray, each(name)), strict=True):
             # Weights that are known are rounded otherwise in another program.
             near = 1e-6 * (1 + np.abs(y)) if y.dtype == np.float32 else 0
@@ -328,7 +338,10 @@ def test_operations_are_bounded(each: Any) -> None:
     assert not passed
 
 
-@pytest.mark.parametrize(("method", "layers"), [("interval", 2), ("crown-ibp", 2), ("crown", 1)])
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [("interval", 2), ("crown-ibp", 2), pytest.param("crown", 2, marks=pytest.mark.slow)],
+)
 def test_bounds_have_gradients(method: Any, layers: int) -> None:
     with jax.enable_x64(True):
         model, x = dense("tanh(§)", "float64", layers=layers), np.float64(X)

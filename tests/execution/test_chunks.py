@@ -30,6 +30,9 @@ def lengths(made: list[Any]) -> list[int]:
     return [e.params["length"] for e in made if e.primitive.name == "scan"]
 
 
+slowly = pytest.mark.parametrize("runs", [False, pytest.param(True, marks=pytest.mark.slow)])
+
+
 def assert_equal(function: Function, *arguments: Any) -> None:
     chunked = optimised(function, alone=True)
     assert_same(*jax.jit(lambda *x: (function(*x), chunked(*x)))(*arguments))
@@ -46,8 +49,10 @@ def test_a_large_batch_goes_through_in_chunks() -> None:
     assert_equal(separable, *arguments)
 
 
-@pytest.mark.parametrize("axis", (0, 1), ids=("first", "second"))
-def test_later_layers_take_more_items_at_a_time(axis: int) -> None:
+@pytest.mark.parametrize(
+    ("axis", "runs"), [(0, False), (1, True), pytest.param(0, True, marks=pytest.mark.slow)]
+)
+def test_later_layers_take_more_items_at_a_time(axis: int, runs: bool) -> None:
     """What one stage hands on is in its own layout, with the batch along any axis."""
 
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
@@ -66,10 +71,12 @@ def test_later_layers_take_more_items_at_a_time(axis: int) -> None:
     assert lengths(made) == [4]
     later = [e for e in made if e.primitive.name == "conv_general_dilated"]
     assert [e.invars[0].aval.shape[0] for e in later] == [8] * 4
-    assert_equal(function, *arguments)
+    if runs:
+        assert_equal(function, *arguments)
 
 
-def test_stages_of_a_very_large_batch_hand_on_a_part_of_it() -> None:
+@slowly
+def test_stages_of_a_very_large_batch_hand_on_a_part_of_it(runs: bool) -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         first, second, matrix = parameters
         x = pooled(jax.nn.relu(conv(inputs[0], first)), 8)
@@ -83,18 +90,19 @@ def test_stages_of_a_very_large_batch_hand_on_a_part_of_it() -> None:
     (outer,) = (e for e in made if e.primitive.name == "scan")
     inner = lengths(equations(outer.params["jaxpr"].jaxpr))
     assert inner and all(1 < n * outer.params["length"] <= 64 for n in inner)
-    assert_equal(function, *arguments)
+    if runs:
+        assert_equal(function, *arguments)
 
 
 def test_what_is_the_same_for_all_items_is_as_large_as_a_chunk() -> None:
     def function(parameters: list[Any], inputs: list[Any]) -> Any:
         x = conv(inputs[0], parameters[0])
-        token = jnp.broadcast_to(parameters[1], (6, 64, 1, 200))
+        token = jnp.broadcast_to(parameters[1], (6, 64, 1, 100))
         shared = jnp.broadcast_to(parameters[1][0], x.shape)
         x = jnp.where(x > 0, x, jnp.zeros_like(x))
         return jnp.concatenate([token, x], axis=2), shared
 
-    arguments = [random(64, 3, 3, 3), random(1, 64, 1, 200)], [random(6, 3, 200, 200)]
+    arguments = [random(64, 3, 3, 3), random(1, 64, 1, 100)], [random(6, 3, 200, 100)]
     assert lengths(made_of(function, *arguments, alone=True))
     assert_equal(function, *arguments)
 

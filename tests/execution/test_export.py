@@ -27,7 +27,7 @@ from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "model"
-BATCHES = (1, 7, 64)
+BATCHES = (1, 64)
 
 CONVOLUTIONS = """version 1.0;
 graph net( x ) -> ( y )

@@ -85,9 +85,10 @@ AFTER: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def after(name: str) -> Arguments:
+def after(*names: str) -> Arguments:
     def function(parameters: Any, inputs: Any) -> Any:
-        return AFTER[name](conv(inputs[0], parameters[0], padding=[(0, 0)] * 2))
+        y = conv(inputs[0], parameters[0], padding=[(0, 0)] * 2)
+        return {name: AFTER[name](y) for name in names}
 
     # One cell, which is quick to compile. Results around 1: the sine of larger ones magnifies
     # errors.
@@ -265,8 +266,15 @@ POOLS = [
     for size, stride in (((3, 3), (2, 2)), ((2, 3), (1, 2)), ((1, 2), (3, 1)))
     for padding in ("VALID", "SAME")
 ]
+# What is folded into a filter is all that reads the result; most else may read it together.
+ALONE = ("scalar", "per_channel", "gate", "product", "twice")
+SEVERAL = [name for name in AFTER if name not in ALONE]
 PROGRAMS: dict[str, Callable[[], Arguments]] = {
-    **{name: partial(after, name) for name in AFTER},
+    **{name: partial(after, name) for name in ALONE},
+    **{
+        f"{SEVERAL[i]} and others": partial(after, *SEVERAL[i : i + 6])
+        for i in range(0, len(SEVERAL), 6)
+    },
     "mean of one item": partial(means, 1, 1),
     "means of items": partial(means, 3, 1),
     "mean of all": partial(means, 3, 0),
@@ -292,6 +300,7 @@ PROGRAMS: dict[str, Callable[[], Arguments]] = {
     },
 }  # fmt: skip
 MORE = {
+    **{name: partial(after, name) for name in SEVERAL},
     **{f"maxima {row}": partial(maxima, *row) for row in (POOLS[3], POOLS[-1])},
     "filter that varies": varying_filter,
     **{f"normalised rows of {n}": partial(normalised, n) for n in (64, 3072)},

@@ -203,7 +203,7 @@ def test_published_networks(text: str, convolutions: int, millions: float | None
 
 @pytest.fixture(scope="module")
 def thin() -> nnef_jax.Model:
-    text = resnet(32, 64, 2)
+    text = resnet(32, 64, 1).replace("* 3", "* 1")
     return model_of(text, data=random_arrays(text))
 
 
