@@ -14,10 +14,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from lowering import fallback
+from nnef_jax.storage import folder
 from tests.quickly import unoptimised
 
 # The same choices on every machine, also in processes that tests start.
 os.environ["NNEF_JAX_MEASURE"] = "0"
+
+# Files of tests are new: after each error a load would wait whether they change.
+folder._PAUSE = 0
 
 # OpenVINO forks a process that sends usage data, unless this package is not there.
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,13 +16,11 @@ _TYPES = {"f": "f32", "i": "i64", "b": "boolean"}
 
 
 def write(folder: Path, text: str | bytes, data: bytes | None, name: str = "net") -> Path:
-    """Write a network and date it back: a load that fails waits for changes of new files."""
+    """Write a network and its data."""
     path = folder / f"{name}.xml"
     path.write_bytes(text.encode() if isinstance(text, str) else text)
     if data is not None:
         path.with_suffix(".bin").write_bytes(data)
-        os.utime(path.with_suffix(".bin"), (0, 0))
-    os.utime(path, (0, 0))
     return path
 
 
