@@ -154,7 +154,7 @@ def test_one_list_names_the_formats() -> None:
 
 
 def test_import_is_light() -> None:
-    code = "import sys; import nnef_jax; from nnef_jax import NnefError, Limits; print(*sys.modules)"
+    code = "import sys, nnef_jax; from nnef_jax import NnefError, Limits; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
