@@ -23,6 +23,7 @@ from tests.quickly import optimised
 
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
 COMPUTES = "proven = analysis.bounds("  # for minutes where nothing is optimised
+LONG = {f"docs/{name}.md" for name in ("analysis", "diagnosis", "inside", "openvx", "tutorial")}
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 STEPS = "range(20)"
@@ -66,9 +67,9 @@ def test_a_page_on_how_to_do_something_begins_with_an_example() -> None:
         assert first.line <= 12, page
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_can_be_pasted_into_any_repl(page: str) -> None:
-    told = {str(block): unpasteable(block.code) for block in blocks(page, "python")}
+def test_blocks_can_be_pasted_into_any_repl() -> None:
+    found = [block for page in PAGES for block in blocks(page, "python")]
+    told = {str(block): unpasteable(block.code) for block in found}
     assert {where: why for where, why in told.items() if why} == {}
 
 
@@ -107,7 +108,9 @@ def test_what_a_page_writes_replaces_what_another_wrote() -> None:
 
 
 @pytest.mark.usefixtures("root")
-@pytest.mark.parametrize("page", WITH_CODE)
+@pytest.mark.parametrize(
+    "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in WITH_CODE]
+)
 def test_page(page: str) -> None:
     def within(block: Block) -> AbstractContextManager[None]:
         return optimised() if COMPUTES in block.code else nullcontext()
@@ -133,6 +136,7 @@ def test_page_where_what_it_needs_is_there(block: Block) -> None:
     WITH_MODULE.get(block.needs[0], lambda names: None)(names[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # those of other libraries
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize("block", RECIPES, ids=lambda x: (x.needs or ("optax",))[0])
