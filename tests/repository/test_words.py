@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from functools import reduce
+from functools import cache, reduce
 from importlib import import_module
 from pathlib import Path
 
@@ -52,28 +52,36 @@ def glossary() -> dict[str, str]:
     return dict(re.findall(r"^\| ([a-z, ]+) \| .* \| `([\w.]+)` \|$", section, re.M))
 
 
-def trees() -> dict[Path, ast.Module]:
+@cache
+def names_and_docstrings() -> dict[Path, tuple[set[str], list[str]]]:
+    """The names that each module gives, its own name too, and its docstrings."""
     paths = (path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path: read(path) for path in paths}
 
 
-def words_of(path: Path, tree: ast.Module) -> set[str]:
-    """The words of all names that a module gives, its own name too."""
-    names = {path.stem}
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
-                names.add(name)
-            case _:
-                pass
-    found = (re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", name) for name in names)
-    return {word.lower() for words in found for word in words}
+def read(path: Path) -> tuple[set[str], list[str]]:
+    names, docstrings = {path.stem}, list[str]()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module):
+            docstrings.append(ast.get_docstring(node) or "")
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr)
+    return names, docstrings
+
+
+def words_of(names: set[str]) -> set[str]:
+    found = re.findall(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])", " ".join(names))
+    return {word.lower() for word in found}
 
 
 def test_words_of_the_glossary_are_names_of_the_code() -> None:
-    used = {word for path, tree in trees().items() for word in words_of(path, tree)}
+    used = {word for names, _ in names_and_docstrings().values() for word in words_of(names)}
     rows = glossary()
     assert len(rows) > 25
     for row, path in rows.items():
@@ -95,17 +103,15 @@ def resolved(path: str) -> object:
 
 
 def test_what_has_a_word_has_no_other_one() -> None:
-    for path, tree in trees().items():
+    for path, (names, _) in names_and_docstrings().items():
         known = ENGINES if path.stem == "engines" else set[str]()
-        assert not words_of(path, tree) & set(UNUSED) - known, path
+        assert not words_of(names) & set(UNUSED) - known, path
 
 
 def test_docstrings_name_what_they_are_of() -> None:
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Module
-    for path, tree in trees().items():
-        for node in ast.walk(tree):
-            text = ast.get_docstring(node) if isinstance(node, kinds) else None
-            assert not EMPTY.match(text or ""), f"{path}: {text}"
+    for path, (_, docstrings) in names_and_docstrings().items():
+        for text in docstrings:
+            assert not EMPTY.match(text), f"{path}: {text}"
 
 
 def test_questions_of_a_newcomer_are_answered_by_files_that_are_there() -> None:
