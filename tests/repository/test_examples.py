@@ -140,6 +140,7 @@ def test_quarter_turns_are_those_of_numpy(images: np.ndarray) -> None:
         np.testing.assert_allclose(turned, np.rot90(images, quarters, axes=(2, 3)), atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("standard_promotion")
 def test_fine_tuning_draws_and_writes_what_was_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], model: nnef_jax.Model
@@ -217,6 +218,7 @@ def test_saliency_is_drawn_for_the_scans_that_are_given(
 # The detector of two versions
 
 
+@pytest.mark.slow
 def test_digits_are_found_in_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "detect.png"
     detect.main(["--out", str(picture)])

@@ -53,6 +53,7 @@ def test_paint_is_in_its_box_and_not_of_the_color_behind() -> None:
         np.testing.assert_allclose(ends, (top, left, bottom, right), atol=3)
 
 
+@pytest.mark.slow
 def test_explanations_point_at_the_digit_in_a_photograph(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_scenes_train_a_network(
     assert "40x40  loss " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_training_on_bounds_makes_proofs(few: Any) -> None:
     digits, _, test = few
     start = nnef_jax.load(common.DIGITS / "model")
