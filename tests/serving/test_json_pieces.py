@@ -57,7 +57,9 @@ def drawn(chance: random.Random, depth: int = 0) -> Any:
             return [[[number()] * 3] * 4000] * chance.choice([1, 9])
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize(
+    "seed", [x if 12 <= x < 20 else pytest.param(x, marks=pytest.mark.slow) for x in range(40)]
+)
 def test_values_are_those_of_python(seed: int) -> None:
     chance = random.Random(seed)
     value = [drawn(chance), "x" * 70_000, drawn(chance)]
@@ -143,7 +145,7 @@ def test_other_threads_get_on() -> None:
     start = time.perf_counter()
     json.loads(text)
     whole = time.perf_counter() - start
-    # The least of several: the machine itself may stop a thread.
-    assert min(_longest_pause(lambda: json_pieces.loads(text)) for _ in range(3)) < whole / 2
+    # One of several: the machine itself may stop a thread.
+    assert any(_longest_pause(lambda: json_pieces.loads(text)) < whole / 2 for _ in range(3))
     written = "".join(json_pieces.dumped(array))
     assert json.loads(f"[{written}]") == array.ravel().tolist()

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from tests.cli_support import fails
+from tests.cli_support import call, fails
 from tests.serving.server_support import Client, served, serving, until
 from tests.serving.test_serving import Slow
 
@@ -31,14 +31,21 @@ _BODY = 1 << 20
 
 
 class Process:
-    """`nnef-jax serve` on the digits, or on other networks."""
+    """`nnef-jax serve` on the digits and two other networks, with a line for each request."""
 
-    def __init__(self, *options: str, networks: Any = (f"digits={_DIGITS}",)) -> None:
+    def __init__(self, folder: Path) -> None:
+        text = "extension KHR_enable_operator_expressions; graph g(x) -> (y)"
+        text += " { x = external(shape = [0, 0]); y = 2.0 * x; }"
+        for name in ("one", "two"):
+            (folder / name).mkdir()
+            (folder / name / "graph.nnef").write_text(f"version 1.0; {text}")
+        networks = [f"digits={_DIGITS}", *(f"{x}={folder / x}" for x in ("one", "two"))]
         told = [sys.executable, "-m", "nnef_jax", "serve", *networks, "--port", "0"]
-        told += ["--sizes", "1,4", "--timeout", "1", "--body", str(_BODY), "--no-cache", *options]
-        pipe = subprocess.PIPE
-        errors = pipe if "--log-level" in options else None
-        self.process = subprocess.Popen(told, stdout=pipe, stderr=errors, text=True)
+        told += ["--sizes", "1,4", "--timeout", "1", "--body", str(_BODY), "--no-cache"]
+        told += ["--shape", "one:x=?,3", "--shape", "two:x=?,4", "--log-level", "info"]
+        self.log = folder / "log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(told, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self.process.stdout
         line = self.process.stdout.readline()
         found = re.fullmatch(r"listening at http://127\.0\.0\.1:(\d+): [\w, ]+\n", line)
@@ -51,19 +58,15 @@ class Process:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return 1024 * int(re.findall(r"VmRSS:\s+(\d+)", status)[0])
 
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        self.errors = self.process.communicate(timeout=20)[1]
-        return self.process.returncode
-
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Process]:
-    server = Process()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    server = Process(tmp_path_factory.mktemp("server"))
     try:
         yield server
     finally:
-        server.stop()
+        server.process.terminate()
+        server.process.communicate(timeout=20)
 
 
 @pytest.fixture(autouse=True)
@@ -135,19 +138,16 @@ def test_a_large_body_takes_no_memory(server: Process) -> None:
             assert server.memory < before + (50 << 20)
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v2/mod", _told(100)[:-2]])
-def test_slow_headers_end_the_connection(server: Process, sent: bytes) -> None:
-    with _connected(server.client.port) as connection:
-        connection.sendall(sent)
-        with suppress(ConnectionResetError):
-            assert _received(connection) == b""
-
-
-def test_a_slow_body_is_refused(server: Process) -> None:
-    with _connected(server.client.port) as connection:
-        connection.sendall(_told(100))
-        connection.sendall(b"{")
-        found = _received(connection)
+def test_slow_headers_end_the_connection_and_a_slow_body_is_refused(server: Process) -> None:
+    with ExitStack() as stack:
+        slow = [b"", b"POST /v2/mod", _told(100)[:-2], _told(100) + b"{"]
+        connections = [stack.enter_context(_connected(server.client.port)) for _ in slow]
+        for connection, sent in zip(connections, slow, strict=True):
+            connection.sendall(sent)
+        for connection in connections[:3]:
+            with suppress(ConnectionResetError):
+                assert _received(connection) == b""
+        found = _received(connections[3])
     assert found.startswith(b"HTTP/1.1 408 ") and b"did not arrive within 1 s" in found
 
 
@@ -253,11 +253,12 @@ def _in_haste(port: int, chance: random.Random, requests: list[bytes]) -> None:
             pass
 
 
-def _answered(server: Process) -> str:
+def _answered(server: Process, id: str = "") -> str:
     """The answer to a request, the same each time."""
     x = np.random.default_rng(1).random((1, 1, 8, 8), np.float32)
     tensor = {"name": "image", "shape": x.shape, "datatype": "FP32", "data": x.ravel().tolist()}
-    answer = server.client.post("/v2/models/digits/infer", json.dumps({"inputs": [tensor]}))
+    body = json.dumps({"id": id, "inputs": [tensor]})
+    answer = server.client.post("/v2/models/digits/infer", body)
     assert answer.status_code == 200
     return answer.text
 
@@ -293,20 +294,28 @@ def test_thousands_of_clients_may_go_away(server: Process) -> None:
     _survives(server, clients=2000, hasty=200)
 
 
-def test_nobody_needs_to_read_what_it_prints() -> None:
+def test_nobody_needs_to_read_what_it_prints_and_a_signal_stops_the_process() -> None:
     """`nnef-jax serve ... | head -1`: it goes on without."""
     told = [sys.executable, "-m", "nnef_jax", "serve", f"digits={_DIGITS}", "--port", "0"]
+    told += ["--sizes", "1", "--timeout", "1", "--no-cache"]
     reader, writer = os.pipe()
-    process = subprocess.Popen([*told, "--sizes", "1", "--no-cache"], stdout=writer)
+    process = subprocess.Popen(told, stdout=writer)
     os.close(writer)
     try:
         with os.fdopen(reader) as output:
             port = int(output.readline().split(":")[2])
         client = Client(port)
         until(lambda: client.get("/v2/health/ready").status_code == 200)
-        assert process.poll() is None
+        with _connected(port) as idle:
+            idle.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert process.poll() is None
+            process.terminate()
+            assert process.wait(20) == -signal.SIGTERM
+        with pytest.raises(OSError):
+            client.get("/v2")
     finally:
-        process.terminate()
+        process.kill()
         process.wait(20)
 
 
@@ -321,8 +330,8 @@ def test_health_is_answered_while_json_is_read() -> None:
     slow = Slow()
     slow.free.release(9)
     with served({"slow": slow}) as client:
-        # The least of several: the machine itself may have one wait.
-        assert min(_longest_wait(client, body) for _ in range(3)) < whole / 2
+        # One of several: the machine itself may have one wait.
+        assert any(_longest_wait(client, body) < whole / 2 for _ in range(3))
 
 
 def _longest_wait(client: Client, body: str) -> float:
@@ -341,42 +350,19 @@ def _longest_wait(client: Client, body: str) -> float:
     return max(np.diff(times))
 
 
-def test_a_shape_is_for_one_of_several_networks(tmp_path: Path) -> None:
-    text = "version 1.0; graph g(x) -> (y) { x = external(shape = [0, 0]); y = 2.0 * x; }"
-    text = text.replace("graph", "extension KHR_enable_operator_expressions; graph", 1)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "graph.nnef").write_text(text)
-    networks = [f"digits={_DIGITS}", *(f"{x}={tmp_path / x}" for x in ("one", "two"))]
-    server = Process("--shape", "one:x=?,3", "--shape", "two:x=?,4", networks=networks)
-    try:
-        shapes = {
-            name: server.client.get(f"/v2/models/{name}").json()["inputs"][0]["shape"]
-            for name in ("digits", "one", "two")
-        }
-    finally:
-        server.stop()
+def test_a_shape_is_for_one_of_several_networks(server: Process) -> None:
+    shapes = {
+        name: server.client.get(f"/v2/models/{name}").json()["inputs"][0]["shape"]
+        for name in ("digits", "one", "two")
+    }
     assert shapes == {"digits": [-1, 1, 8, 8], "one": [-1, 3], "two": [-1, 4]}
 
 
-def test_a_line_a_request_is_written_where_it_is_asked_for() -> None:
-    server = Process("--log-level", "info")
-    _answered(server)
-    server.stop()
-    lines = [x for x in server.errors.splitlines() if "request model=" in x]
-    assert len(lines) == 1 and re.search(
-        r' INFO: request model="digits" id="" status=200 ', lines[0]
-    )
-
-
-def test_a_signal_stops_the_process() -> None:
-    server = Process()
-    with _connected(server.client.port) as idle:
-        idle.sendall(b"GET /v2 HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert idle.recv(65536).startswith(b"HTTP/1.1 200 ")
-        assert server.stop() == -signal.SIGTERM
-    with pytest.raises(OSError):
-        server.client.get("/v2")
+def test_a_line_a_request_is_written_where_it_is_asked_for(server: Process) -> None:
+    _answered(server, "once")
+    line = ' INFO: request model="digits" id="once" status=200 '
+    until(lambda: line in server.log.read_text())
+    assert server.log.read_text().count("once") == 1
 
 
 def test_an_address_that_is_taken_is_an_error() -> None:
@@ -396,10 +382,10 @@ def test_an_address_that_is_taken_is_an_error() -> None:
         ([str(_DIGITS), "--port", "99999"], "65535"),
     ],
 )
-def test_wrong_usage_is_told(told: list[str], named: str) -> None:
-    run = [sys.executable, "-m", "nnef_jax", "serve", *told]
-    found = subprocess.run(run, capture_output=True, text=True, timeout=60)
-    assert found.returncode in (1, 2) and named in found.stderr
+def test_wrong_usage_is_told(told: list[str], named: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nnef_jax.serving.server.listeners", lambda host, port: [])
+    code, _, errors = call("serve", *told)
+    assert code in (1, 2) and named in errors
 
 
 def test_it_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
