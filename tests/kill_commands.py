@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import os
 import shutil
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from tests.interrupt_cli import MODEL
 from tests.kill_saves import CHANGING, at_call
 from tests.unix import resource
 
@@ -282,15 +284,30 @@ def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
 def main(folder: str | None, *, short: bool) -> None:
     """Print what was found for each job; fail where something is half there, or gone."""
     # Once, before any fork: what the commands import. No device of jax is held.
+    import jax.experimental.multihost_utils  # noqa: F401
+
+    import lowering.cpu.graphs
     import lowering.host_writer
-    import lowering.targets.cpu  # noqa: F401
+    import lowering.pipeline
+    import lowering.targets.cpu
+    import lowering.targets.portable  # noqa: F401
     import nnef_jax.cli.batch_results
+    import nnef_jax.cli.dataset
     import nnef_jax.cli.streaming
     import nnef_jax.execution.disk_cache
     import nnef_jax.export
     import nnef_jax.formats.nnef.frontend
+    import nnef_jax.loading
+    import nnef_jax.network_conversion
     import nnef_jax.saving
     import nnef_jax.viewing.page  # noqa: F401
+    from nnef_jax import cli
+
+    with contextlib.suppress(ImportError):
+        import grain  # noqa: F401
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert cli.main(["check", str(MODEL)]) == 0
 
     jobs = list({job.name: job for job in JOBS}.values()) if short else JOBS
     for job in jobs:
