@@ -76,6 +76,7 @@ class Network:
         return model_of("\n".join(lines), data={"w": W}, rules=registry, **options)
 
     def plain(self, params: dict[str, Any], x: Any) -> list[Any]:
+        """The results, by jax alone."""
         return [f(x * params["w"]).astype(jnp.float32) for f in self.functions.values()]
 
     def require_equal(self, results: Any, wanted: Any, rtol: float = 1e-6) -> None:
@@ -94,7 +95,7 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 
 def test_values(network: Network) -> None:
-    model, wanted = network.model(optimize="strict"), network.plain({"w": W}, X)
+    model, wanted = network.model(optimize="strict"), jax.jit(network.plain)({"w": W}, X)
     network.require_equal(model(X), wanted)
     network.require_equal(jax.jit(model.apply)(model.params, X), wanted)
     network.require_equal(model.apply(model.prepare(model.params), X), wanted)
@@ -105,7 +106,7 @@ def test_values(network: Network) -> None:
 @pytest.mark.parametrize("jacobian", [jax.jacrev, jax.jacfwd])
 def test_derivatives(network: Network, jacobian: Any) -> None:
     model = network.model(optimize="strict")
-    wanted = jacobian(network.plain, argnums=(0, 1))({"w": W}, X)
+    wanted = jax.jit(jacobian(network.plain, argnums=(0, 1)))({"w": W}, X)
     assert any(np.any(x[1]) for x in wanted)
     slope = jax.jit(jacobian(model.apply, argnums=(0, 1)))(model.params, X)
     network.require_equal(slope, wanted, 1e-5)
@@ -113,7 +114,7 @@ def test_derivatives(network: Network, jacobian: Any) -> None:
 
 def test_batches(network: Network) -> None:
     model, batch = network.model(optimize="strict"), np.stack([X, X[::-1], -X])
-    wanted = jax.vmap(network.plain, (None, 0))({"w": W}, batch)
+    wanted = jax.jit(jax.vmap(network.plain, (None, 0)))({"w": W}, batch)
     network.require_equal(jax.vmap(model)(batch), wanted)
     batched = jax.jit(jax.vmap(model.apply, (None, 0)))(model.params, batch)
     network.require_equal(batched, wanted)
@@ -124,7 +125,7 @@ def test_exported(network: Network, tmp_path: Path) -> None:
     with np.load(tmp_path / "net.npz") as file:
         function = jax.export.deserialize(file["function"])
         results = function.call({"w": file["params/w"]}, X)
-    network.require_equal(results, network.plain({"w": W}, X))
+    network.require_equal(results, jax.jit(network.plain)({"w": W}, X))
 
 
 @pytest.mark.usefixtures("warns_again")
@@ -137,9 +138,9 @@ def test_what_cannot_be_lowered_runs_as_it_is_written(
 
     monkeypatch.setattr(jaxprs, "low_level", fail)
     network = Network(FUNCTIONS)
-    model, wanted = network.model(), network.plain({"w": W}, X)
+    model, wanted = network.model(), jax.jit(network.plain)({"w": W}, X)
     network.require_equal(model(X), wanted)
     network.require_equal(jax.jit(model.apply)(model.params, X), wanted)
     slope = jax.jit(jax.jacrev(model.apply))(model.params, X)
-    network.require_equal(slope, jax.jacrev(network.plain)({"w": W}, X), 1e-5)
+    network.require_equal(slope, jax.jit(jax.jacrev(network.plain))({"w": W}, X), 1e-5)
     assert recwarn and all("ArithmeticError: on purpose" in str(w.message) for w in recwarn)
