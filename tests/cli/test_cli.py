@@ -242,12 +242,23 @@ def test_spinner_on_a_terminal(scores):
     assert out.startswith("ok: ") and "\x1b" not in out
     assert "reading" in err
     assert "\x1b[?25" not in err  # the cursor stays: a signal may leave things as they are
+
+
+@pytest.mark.slow
+def test_a_short_command_has_no_spinner(scores):
     code, _, err = main_on_a_terminal("never", "check", scores)
     assert (code, err) == (0, "")
 
 
-@pytest.mark.parametrize("drawn", SPINNER)
-@pytest.mark.parametrize("no_color", [False, True])
+@pytest.mark.parametrize(
+    "no_color, drawn",
+    [
+        (False, "never"),
+        (True, "at once"),
+        pytest.param(True, "never", marks=pytest.mark.slow),
+        pytest.param(False, "at once", marks=pytest.mark.slow),
+    ],
+)
 def test_errors_on_a_terminal(tmp_path, no_color, drawn):
     environment = {"NO_COLOR": "1"} if no_color else {}
     code, out, err = main_on_a_terminal(drawn, "check", tmp_path, **environment)

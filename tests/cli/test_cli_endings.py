@@ -67,7 +67,9 @@ def test_signals_end_a_command_at_once(tmp_path, command, what, left):
     assert ended == (-number, "", "")
 
 
-@pytest.mark.parametrize("left", [1, 10, 100, 300, 1000, 6000])
+@pytest.mark.parametrize(
+    "left", [10, 300, 6000, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 100, 1000))]
+)
 def test_an_interrupt_ends_imports_and_reading(left):
     ended = python(_SIGNALLED, "audit", int(signal.SIGINT), left, "check", MODEL)
     assert ended == (-signal.SIGINT, "", "")
@@ -166,7 +168,10 @@ def test_a_reader_that_leaves_early(tmp_path):
     assert (code, out, err) == (128 + signal.SIGPIPE, "version 1", "")
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    "closed",
+    ["2>&-", "<&- >&- 2>&-", *(pytest.param(x, marks=pytest.mark.slow) for x in ("<&-", ">&-"))],
+)
 def test_a_file_never_takes_the_place_of_a_closed_stream(tmp_path, closed):
     """What a library writes to descriptor 2 would go into that file."""
     code = (

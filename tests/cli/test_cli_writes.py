@@ -42,6 +42,15 @@ READS |= {"sources"}
 TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
+# One case of each function that writes; the others are slow where they compute.
+_WRITERS = [("convert", ""), ("convert", ".tgz"), ("run", ".npz"), ("run", ""), ("export", ".bin")]
+_WRITERS += [("view", ".html"), ("weight-statistics", ".svg"), ("profile", ".json.gz")]
+WRITERS = [
+    case
+    if (case[0].split()[0], case[1]) in _WRITERS
+    else pytest.param(*case, marks=pytest.mark.slow)
+    for case in CASES
+]
 
 
 def parameters(commands, above=""):
@@ -120,7 +129,7 @@ def test_what_exists_stays_unless_told_otherwise(command, end):
     assert b"precious" not in [after.get(str(target)), after.get(f"{target}/y.dat")]
 
 
-@pytest.mark.parametrize("command, end", CASES)
+@pytest.mark.parametrize("command, end", WRITERS)
 def test_a_link_is_replaced_itself(command, end):
     Path("precious").write_bytes(b"precious")
     target = Path(f"out/it{end}")
@@ -200,7 +209,7 @@ def test_an_output_of_a_labels_name_does_not_replace_weights():
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("command, end", CASES)
+@pytest.mark.parametrize("command, end", WRITERS)
 def test_a_failure_midway_leaves_what_was_there(monkeypatch, command, end, existing):
     target = Path(f"out/it{end}")
     if existing and not end and not command.startswith(("run", "openvx")):
