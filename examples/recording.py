@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from scipy.signal import lfilter, resample_poly
+import scipy
 
 RATE = 16_000  # samples a second
 SENTENCES = (
@@ -42,7 +42,7 @@ def read_wave(path: str | Path) -> np.ndarray:
         raise SystemExit(f"{path} has {len(data)} bytes of {bits} bits: some of 16 are needed")
     samples = (np.frombuffer(data, "<i2") / 2**15).reshape(-1, channels).mean(axis=1)
     common = gcd(rate, RATE)
-    return resample_poly(samples, RATE // common, rate // common).astype(np.float32)
+    return scipy.signal.resample_poly(samples, RATE // common, rate // common).astype(np.float32)
 
 
 def spoken(number: int, random: np.random.Generator) -> np.ndarray:
@@ -69,7 +69,7 @@ def buzzed(seconds: float, pitch: float, random: np.random.Generator) -> np.ndar
         for formant, width in zip(formants, (80, 110, 160), strict=True):
             radius = np.exp(-np.pi * width / RATE)
             pole = 2 * radius * np.cos(2 * np.pi * formant / RATE)
-            vowel = lfilter([1.0], [1.0, -pole, radius**2], vowel)
+            vowel = scipy.signal.lfilter([1.0], [1.0, -pole, radius**2], vowel)
         turn = np.floor(3.6 * time) % len(VOWELS) == number
         voice += turn * vowel / np.abs(vowel).max()
     hiss = np.diff(random.normal(size=len(time) + 1)) * (loud < 0.05) * 0.03
@@ -87,7 +87,7 @@ def music(seconds: float, random: np.random.Generator) -> np.ndarray:
             pluck[:period] = random.uniform(-1, 1, period)[: len(pluck)]
             string = np.zeros(period + 2)
             string[0], string[period:] = 1.0, -0.498
-            found[begin : begin + len(pluck)] += lfilter([1.0], string, pluck)
+            found[begin : begin + len(pluck)] += scipy.signal.lfilter([1.0], string, pluck)
     return 0.3 * found / np.abs(found).max()
 
 

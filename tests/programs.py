@@ -46,7 +46,7 @@ X = _RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
     """Normally distributed numbers of 32 bits."""
-    return jnp.asarray(np.float32(np.random.default_rng(seed).normal(size=shape)))
+    return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
 def program_of(

@@ -66,7 +66,8 @@ def between_layers(p: Inputs, x: Inputs) -> Array:
     return y.transpose(0, 2, 1, 3).reshape(2, TIMES, HEADS * 8) @ p[3]
 
 
-ROWS = jnp.asarray(np.random.default_rng(9).random((TIMES, KEYS)) > 0.5).at[3].set(False)
+ROWS = np.random.default_rng(9).random((TIMES, KEYS)) > 0.5
+ROWS[3] = False
 CASES: dict[str, tuple[Callable[[Any, Inputs], Array], list[Array], list[Array]]] = {
     "spelled": (spelled, [], operands()),
     "mask of all": (spelled, [], operands(random(2, HEADS, TIMES, KEYS))),

@@ -25,7 +25,7 @@ RNG = np.random.default_rng(0)
 
 
 def array(*shape: int, dtype: Any = np.float32) -> Any:
-    return jnp.asarray(np.asarray(RNG.normal(size=shape), dtype))
+    return jax.device_put(np.asarray(RNG.normal(size=shape), dtype))
 
 
 def scanned(x: Any) -> Any:
