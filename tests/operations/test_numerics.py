@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -33,14 +34,28 @@ def call(
 ) -> nnef_jax.Model:
     """The model of one invocation with results named z or as given; inputs as `x="scalar[2,3]"`."""
     names = results or ("z",)
-    lines: list[str] = []
-    for name, spec in inputs.items():
-        kind, _, shape = spec.partition("[")
-        lines.append(f"    {name} = external<{kind}>(shape = [{shape});")
     target = names[0] if len(names) == 1 else f"({', '.join(names)})"
-    lines.append(f"    {target} = {invocation};")
+    return written([f"{target} = {invocation};"], names, inputs, expand, quantization)
+
+
+def calls(invocations: Iterable[str], quantization: Any = "apply", **inputs: str) -> nnef_jax.Model:
+    """The model of several invocations, with a result for each."""
+    lines = [f"z{i} = {invocation};" for i, invocation in enumerate(invocations)]
+    names = [f"z{i}" for i in range(len(lines))]
+    return written(lines, names, inputs, "auto", quantization)
+
+
+def written(
+    lines: Sequence[str],
+    names: Sequence[str],
+    inputs: dict[str, str],
+    expand: Any,
+    quantization: Any,
+) -> nnef_jax.Model:
+    parts = [(name, *spec.partition("[")[::2]) for name, spec in inputs.items()]
+    lines = [*(f"{name} = external<{kind}>(shape = [{x});" for name, kind, x in parts), *lines]
     head = f"graph net( {', '.join(inputs)} ) -> ( {', '.join(names)} )"
-    text = "\n".join(["version 1.0;", head, "{", *lines, "}", ""])
+    text = "\n    ".join(["version 1.0;", head, "{", *lines]) + "\n}\n"
     return model_of(text, expand=expand, quantization=quantization)
 
 
@@ -56,6 +71,20 @@ def gradient(model: nnef_jax.Model, *xs: np.ndarray, of: int = 0) -> np.ndarray:
     """The derivatives of the sum of the results."""
     loss = jax.grad(lambda *a: jnp.sum(model.apply({}, *a)), argnums=of)
     return np.asarray(jax.jit(loss)(*xs))
+
+
+def gradients(model: nnef_jax.Model, x: np.ndarray) -> list[np.ndarray]:
+    """The derivatives of the sum of each result."""
+    slopes = [
+        jax.grad(lambda x, i=i: jnp.sum(model.apply({}, x)[i])) for i in range(len(model.outputs))
+    ]
+    return [np.asarray(x) for x in jax.jit(lambda x: [slope(x) for slope in slopes])(x)]
+
+
+def all_close(found: Iterable[Any], wanted: dict[str, Any], rtol: float = 1e-6) -> None:
+    """Compare the results of several invocations."""
+    for x, (invocation, y) in zip(found, wanted.items(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=rtol, err_msg=invocation)
 
 
 def same(actual: Any, *values: Any) -> None:
@@ -93,18 +122,15 @@ def test_ties_of_max_and_min_reduce(operation: str) -> None:
     close(gradient(model, floats(1, 3, 3, 3) * sign), 0, 1 / 3, 1 / 3, 1 / 3)
 
 
-@pytest.mark.parametrize(
-    ("invocation", "slope"),
-    [
-        ("elu(x)", 1),
-        ("elu(x, alpha = 0.5)", 1),
-        ("prelu(x, 0.25)", 1),
-        ("leaky_relu(x, alpha = 0.25)", 1),
-        ("selu(x)", 1.05070102),
-    ],
-)
-def test_exponential_units_at_zero(invocation: str, slope: float) -> None:
-    close(gradient(call(invocation, x="scalar[1]"), floats(0)), slope)
+def test_exponential_units_at_zero() -> None:
+    slopes = {
+        "elu(x)": [1],
+        "elu(x, alpha = 0.5)": [1],
+        "prelu(x, 0.25)": [1],
+        "leaky_relu(x, alpha = 0.25)": [1],
+        "selu(x)": [1.05070102],
+    }
+    all_close(gradients(calls(slopes, x="scalar[1]"), floats(0)), slopes)
 
 
 def test_abs_at_zero() -> None:
@@ -112,9 +138,8 @@ def test_abs_at_zero() -> None:
     same(gradient(call("softabs(x, epsilon = 0.25)", x="scalar[1]"), floats(0)), 0)
 
 
-@pytest.mark.parametrize(
-    "invocation",
-    [
+def test_steps_have_no_slope() -> None:
+    steps = [
         "floor(x)",
         "ceil(x)",
         "round(x)",
@@ -123,11 +148,9 @@ def test_abs_at_zero() -> None:
         "min_max_linear_quantize(x, -1.0, 1.0, bits = 4, signed = true, symmetric = true)",
         "zero_point_linear_quantize(x, 0, 0.25, bits = 4, signed = true, symmetric = false)",
         "logarithmic_quantize(x, 1.0, bits = 4)",
-    ],
-)
-def test_steps_have_no_slope(invocation: str) -> None:
-    model = call(invocation, x="scalar[4]")
-    same(gradient(model, floats(-0.7, 0, 0.3, 2.5)), 0, 0, 0, 0)
+    ]
+    slopes = gradients(calls(steps, x="scalar[4]"), floats(-0.7, 0, 0.3, 2.5))
+    all_close(slopes, dict.fromkeys(steps, [0] * 4), rtol=0)
 
 
 # Where what quantises [-1.5, -1, 0.1, 1, 1.5] is straight-through: its levels end at -1 and 1.
@@ -144,12 +167,12 @@ STRAIGHT = {
 }
 
 
-@pytest.mark.parametrize("invocation", STRAIGHT)
-def test_straight_through(invocation: str) -> None:
+def test_straight_through() -> None:
     x = floats(-1.5, -1, 0.1, 1, 1.5)
-    model = call(invocation, quantization="ste", x="scalar[5]")
-    same(gradient(model, x), *STRAIGHT[invocation])
-    np.testing.assert_array_equal(model(x), call(invocation, x="scalar[5]")(x))
+    model = calls(STRAIGHT, quantization="ste", x="scalar[5]")
+    all_close(gradients(model, x), STRAIGHT, rtol=0)
+    values = calls(STRAIGHT, x="scalar[5]")(x)
+    all_close(model(x), dict(zip(STRAIGHT, values, strict=True)), rtol=0)
 
 
 def test_sqrt_at_zero() -> None:
@@ -171,12 +194,10 @@ HUGE = {
 }
 
 
-@pytest.mark.parametrize("invocation", HUGE)
-def test_finite_for_huge_inputs(invocation: str) -> None:
-    model = call(invocation, x="scalar[3]")
-    value, slope = HUGE[invocation]
-    close(model(floats(-1e30, 0, 1e30)), *value)
-    close(gradient(model, floats(-1e30, 0, 1e30)), *slope)
+def test_finite_for_huge_inputs() -> None:
+    model, x = calls(HUGE, x="scalar[3]"), floats(-1e30, 0, 1e30)
+    all_close(model(x), {name: value for name, (value, _) in HUGE.items()})
+    all_close(gradients(model, x), {name: slope for name, (_, slope) in HUGE.items()})
 
 
 def test_finite_for_huge_inputs_in_softmax() -> None:
@@ -424,26 +445,26 @@ def test_slice_to_zero() -> None:
     same(sliced(3, -5, -1), 4, 3, 2, 1)
 
 
-@pytest.mark.parametrize(
-    "invocation",
-    (
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_normalisation_is_rounded_once(dtype: str) -> None:
+    invocations = [
         "softmax(x)",
         "l1_normalization(x, axes = [1])",
         "l2_normalization(x, axes = [1])",
         "local_variance_normalization(x, size = [1,301])",
-    ),
-)
-@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
-def test_normalisation_is_rounded_once(invocation: str, dtype: str) -> None:
-    text = (
-        f"version 1.0; graph g( x ) -> ( y ) {{ x = external(shape = [1,999]); y = {invocation}; }}"
-    )
-    x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 999)), dtype)
-    narrow = model_of(text, dtype=dtype)(x)
-    assert narrow.dtype == dtype
-    wide = model_of(text)(x.astype(jnp.float32))
+    ]
+    lines = [f"y{i} = {x};" for i, x in enumerate(invocations)]
+    names = ", ".join(f"y{i}" for i in range(4))
+    text = f"version 1.0; graph g( x ) -> ( {names} ) {{ x = external(shape = [1,999]);"
+    text += " ".join([*lines, "}"])
+    x = np.random.default_rng(0).normal(size=(1, 999)).astype(jnp.dtype(dtype))
+    found, wanted = model_of(text, dtype=dtype)(x), model_of(text)(x.astype(np.float32))
     unit = float(jnp.finfo(dtype).eps) / 2
-    np.testing.assert_allclose(narrow.astype(jnp.float32), wide, rtol=1.01 * unit, atol=1e-7)
+    for invocation, narrow, wide in zip(invocations, found, wanted, strict=True):
+        assert narrow.dtype == dtype
+        np.testing.assert_allclose(
+            np.asarray(narrow, np.float32), wide, 1.01 * unit, 1e-7, err_msg=invocation
+        )
 
 
 def test_16_bits_are_computed_in_32() -> None:
