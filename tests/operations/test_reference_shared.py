@@ -13,6 +13,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from tests.reference import OPERATIONS
+from tests.rows import failures
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "cases"
 
@@ -82,27 +83,21 @@ def fill(operands: list[Any], read: Any) -> list[Any]:
     return filled
 
 
-def shared_cases() -> list[Any]:
-    manifest = SHARED / "nnef" / "manifest.json"
-    if not manifest.exists():
-        return []
-    entries = json.loads(manifest.read_text())["cases"]
-    return [
-        pytest.param(entry, id=entry["name"])
+def shared_cases() -> dict[str, Any]:
+    entries = json.loads((SHARED / "nnef" / "manifest.json").read_text())["cases"]
+    return {
+        entry["name"]: entry
         for entry in entries
         if entry["dialect"] == "final" and "container" not in entry["name"]
         if (SHARED / "nnef" / entry["model"] / "graph.nnef").is_file()
         if not (SHARED / "nnef" / entry["model"] / "graph.quant").exists()
         if single_operation(SHARED / "nnef" / entry["model"] / "graph.nnef")
-    ]
+    }
 
 
-def official_cases() -> list[Any]:
-    return [
-        pytest.param(path.parent, id=path.parent.name)
-        for path in sorted((SHARED / "nnef_core").glob("*/graph.nnef"))
-        if single_operation(path)
-    ]
+def official_cases() -> dict[str, Path]:
+    paths = sorted((SHARED / "nnef_core").glob("*/graph.nnef"))
+    return {path.parent.name: path.parent for path in paths if single_operation(path)}
 
 
 def variable_path(folder: Path, name: str) -> Path:
@@ -119,14 +114,13 @@ needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the shared cases 
 
 
 @needs_shared
-def test_the_shared_cases_are_found() -> None:
-    assert len(shared_cases()) > 80
-    assert len(official_cases()) > 50
+def test_shared_cases() -> None:
+    cases = shared_cases()
+    assert len(cases) > 80
+    assert failures(require_shared_case, cases) == {}
 
 
-@needs_shared
-@pytest.mark.parametrize("entry", shared_cases())
-def test_shared_case(entry: dict[str, Any]) -> None:
+def require_shared_case(entry: dict[str, Any]) -> None:
     base = SHARED / "nnef"
     folder = base / entry["model"]
     found = single_operation(folder / "graph.nnef")
@@ -151,8 +145,13 @@ def test_shared_case(entry: dict[str, Any]) -> None:
 
 
 @needs_shared
-@pytest.mark.parametrize("folder", official_cases())
-def test_official_case(folder: Path) -> None:
+def test_official_cases() -> None:
+    cases = official_cases()
+    assert len(cases) > 50
+    assert failures(require_official_case, cases) == {}
+
+
+def require_official_case(folder: Path) -> None:
     found = single_operation(folder / "graph.nnef")
     assert found
     results, name, operands, attributes = found
