@@ -23,7 +23,7 @@ from tests.quickly import optimised
 
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
 COMPUTES = "proven = analysis.bounds("  # for minutes where nothing is optimised
-LONG = {f"docs/{name}.md" for name in ("analysis", "diagnosis", "inside", "openvx", "tutorial")}
+LONG = ("analysis", "diagnosis", "inside", "openvx", "pytorch", "tutorial")
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 STEPS = "range(20)"
@@ -109,7 +109,8 @@ def test_what_a_page_writes_replaces_what_another_wrote() -> None:
 
 @pytest.mark.usefixtures("root")
 @pytest.mark.parametrize(
-    "page", [pytest.param(x, marks=pytest.mark.slow) if x in LONG else x for x in WITH_CODE]
+    "page",
+    [pytest.param(x, marks=pytest.mark.slow) if Path(x).stem in LONG else x for x in WITH_CODE],
 )
 def test_page(page: str) -> None:
     def within(block: Block) -> AbstractContextManager[None]:
