@@ -8,10 +8,10 @@ from typing import Any
 
 def failures(check: Callable[..., None], rows: Mapping[str, Any]) -> dict[str, str]:
     """Return what the check of each row says that fails, by the row's name."""
-    found: dict[str, str] = {}
+    messages: dict[str, str] = {}
     for name, row in rows.items():
         try:
             check(row)
         except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+            messages[name] = f"{type(error).__name__}: {error}"
+    return messages

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from tests.op_cases import NNEF, OpCase, bind, document, evaluate, expected, inputs, tensors
 from tests.reference import OPERATIONS
+from tests.rows import failures
 
 ROOT = Path(__file__).resolve().parents[2]
 BY_NAME = {case.name: case for case in NNEF}
@@ -58,19 +58,8 @@ def test_every_operation_has_a_reference_and_a_row() -> None:
     assert {case.operation for case in NNEF} == declared
 
 
-def failures(check: Callable[[OpCase], None], cases: Iterable[OpCase]) -> list[str]:
-    """What a check of some rows says of those that fail."""
-    messages = list[str]()
-    for case in cases:
-        try:
-            check(case)
-        except AssertionError as error:
-            messages.append(f"{case.name}: {error}")
-    return messages
-
-
 def test_rows_are_well_formed() -> None:
-    assert failures(well_formed, NNEF) == []
+    assert failures(well_formed, BY_NAME) == {}
 
 
 def well_formed(case: OpCase) -> None:
@@ -87,7 +76,8 @@ def well_formed(case: OpCase) -> None:
 
 
 def test_differentiable_rows_have_no_kink() -> None:
-    assert failures(smooth, (case for case in NNEF if not case.not_differentiable)) == []
+    rows = {name: case for name, case in BY_NAME.items() if not case.not_differentiable}
+    assert failures(smooth, rows) == {}
 
 
 def smooth(case: OpCase) -> None:
