@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from collections.abc import Mapping
 from typing import Any
 
 import nnef_jax
@@ -13,17 +14,22 @@ COMPOSITIONAL = (
 )
 
 
-def archive(**members: bytes | str) -> bytes:
-    """A tar archive of these members; 'graph' and 'quant' stand for graph.nnef and graph.quant."""
-    names = {"graph": "graph.nnef", "quant": "graph.quant"}
+def tar(members: Mapping[str, bytes | str]) -> bytes:
+    """A tar archive of some members, by their names."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
+    with tarfile.open(fileobj=buffer, mode="w") as file:
         for name, content in members.items():
             data = content.encode() if isinstance(content, str) else content
-            info = tarfile.TarInfo(names.get(name, f"{name}.dat"))
+            info = tarfile.TarInfo(name)
             info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+            file.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
+
+
+def archive(**members: bytes | str) -> bytes:
+    """A tar archive of tensors by label; 'graph' and 'quant' are graph.nnef and graph.quant."""
+    names = {"graph": "graph.nnef", "quant": "graph.quant"}
+    return tar({names.get(name, f"{name}.dat"): data for name, data in members.items()})
 
 
 def model_of(text: str, *, data: dict[str, Any] | None = None, **options: Any) -> nnef_jax.Model:

@@ -1,75 +1,43 @@
 """Every argument of every operation with values that nobody meant: a graph, or an NnefError.
 
-What is tried here is a sample, always the same; `wrong_values.documents` has all there is.
+`python -m tests.fuzz values` tries more.
 """
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 
-from lowering.multiply_adds import total
 from nnef_jax import NnefError, SemanticError
 from nnef_jax.reading import read
 from nnef_jax.summary import summarise
-from tests import wrong_values
-from tests.formats.test_tract_resources import tar
+from tests.fuzz import values
 from tests.helpers import archive, model_of
 from tests.tract_text import HEADER, error, graph
-from tests.wrong_values import document, documents, quantizations
 
 # Fragments of the standard that the dialect of tract cannot expand, or reads otherwise.
 NOT_OF_TRACT = {"separable_deconv", "avg_roi_align", "max_roi_align"}
 
 
-def tried(text: str, quant: str = "", **options: Any) -> bool:
-    """Whether a network can be read; then its summary can be made too."""
-    try:
-        network = read(tar(wrong_values.members(text, quant)), **options)
-    except NnefError as error:
-        assert all(e.message for e in error.errors)
-        return False
-    assert total(network.graph) >= 0
-    return True
-
-
 @pytest.mark.parametrize("tract", [True, False])
 def test_the_calls_themselves_are_right(tract: bool) -> None:
-    for call in wrong_values.calls(tract=tract):
-        text = document(call, tract=tract)
+    for call in values.calls(tract=tract):
+        source = values.archive(values.document(call, tract=tract))
         if tract and call.operation in NOT_OF_TRACT:
-            assert not tried(text)
+            with pytest.raises(NnefError):
+                read(source)
         else:
-            network = read(tar(wrong_values.members(text)))
-            assert "multiply-adds" in summarise(network)
+            assert "multiply-adds" in summarise(read(source))
 
 
-SETTINGS: dict[str, tuple[dict[str, bool], int]] = {
-    "tract": ({"tract": True}, 19),
-    "tract-closed": ({"tract": True, "is_open": False}, 23),
-    "tract-pulsed": ({"tract": True, "pulsed": True}, 7),
-    "standard": ({"tract": False}, 13),
-    "standard-closed": ({"tract": False, "is_open": False}, 29),
-}
-
-
-@pytest.mark.parametrize("rarer", [2, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SETTINGS)
-def test_wrong_values(name: str, rarer: int) -> None:
-    setting, step = SETTINGS[name]
-    chosen = itertools.islice(documents(**setting), 0, None, rarer * step + rarer - 1)
-    found = [tried(text) for text in chosen]
-    assert len(found) > 300 // rarer and 0.01 < sum(found) / len(found) < 0.9
-
-
-@pytest.mark.parametrize("quantization", ["apply", "ignore"])
-@pytest.mark.parametrize("tract", [True, False])
-def test_wrong_values_in_graph_quant(tract: bool, quantization: Any) -> None:
-    entries = itertools.islice(quantizations(tract=tract), 0, None, 5)
-    found = [tried(text, quant, quantization=quantization) for text, quant in entries]
-    assert any(found) and not all(found)
+@pytest.mark.parametrize(
+    "numbers", [range(2232), pytest.param(range(2232, 13392), marks=pytest.mark.slow)], ids=len
+)
+def test_wrong_values(numbers: range) -> None:
+    ends = values.KIND.ends(numbers)
+    for sort in values.SORTS:
+        read = ends[f"{sort}/network"]
+        count = sum(n for end, n in ends.items() if end.startswith(f"{sort}/"))
+        assert 0.01 < read / count < 0.9
 
 
 # What was found so
@@ -95,6 +63,11 @@ def test_values_that_are_none(body: str, shape: str) -> None:
         return
     text = graph(body, "fragment f( a: T ) -> ( a: T ) { }", x=f"{shape} f32")
     assert isinstance(error(text), SemanticError)
+
+
+@pytest.mark.parametrize("value", ["1e30", "300.0"])
+def test_a_number_beyond_the_integers_of_a_tensor(value: str) -> None:
+    assert "does not fit uint8" in error(graph(f"y = §ne(x, {value});", x="[2,3] u8")).message
 
 
 def test_cast_by_its_generic_argument() -> None:

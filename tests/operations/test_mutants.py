@@ -8,25 +8,23 @@ import pytest
 from lowering.errors import InvalidShape
 from lowering.graph import TensorType
 from lowering.ops import rules
-from tests.mutants import escapes, uses
+from tests.fuzz import kind
 
 # Of numbers that are beyond a dtype: they become infinite, or another integer.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::UserWarning")
 
-_COUNT = 6  # mutants of a kind; `python -m tests.mutants` tries more
+KIND = kind("operations")
 
 
 @pytest.mark.parametrize("part", range(4))
 def test_mutants(part: int) -> None:
-    found = escapes(sorted(uses())[part::4], _COUNT, seed=0)
-    assert not [str(end) for _, end in found if not isinstance(end, str)]
+    KIND.ends(range(part, 6 * len(KIND.sorts()), 4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_more_mutants(seed: int) -> None:
-    found = escapes(sorted(uses()), 60, seed)
-    assert not [str(end) for _, end in found if not isinstance(end, str)]
+    KIND.ends(range(60 * len(KIND.sorts())), seed)
 
 
 @pytest.mark.parametrize("stride", [2**63, -(2**63)])

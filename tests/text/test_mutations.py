@@ -2,86 +2,19 @@
 
 from __future__ import annotations
 
-import re
+import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnef_jax import Limits, NnefError
-from tests.helpers import COMPOSITIONAL
+from tests.fuzz.documents import FINAL, OLD
+from tests.fuzz.draw import FINITE
+from tests.fuzz.texts import WORDS, changed_words
 from tests.text_support import PROVISIONAL, graph, network
 
-FINAL = (
-    COMPOSITIONAL
-    + """
-fragment layer<? = scalar>(
-    x: tensor<?>, n: integer = 2, s: string = 'ab', p: (integer,integer)[] = [(0,1)], v: ?[] = [] )
--> ( y: tensor<?>, z: tensor<?>[] )
-{
-    k = [for i in range_of(p), q in p if i < n && true yield q[0] + i * 2];
-    t, u = (n + 1, s + 'x' * 2);
-    a = copy<?>(x) if length_of(s) > 1 || n == 3 else x;
-    y = a;
-    z = [a] * (length_of(k) + 1);
-}
-fragment total( v: scalar[] ) -> ( s: scalar )
-{
-    s = v[0] + total(v = v[1:]) if length_of(v) > 0 else 0.0;
-}
-fragment rec( x: tensor<scalar>, n: integer ) -> ( y: tensor<scalar> )
-{
-    y = rec(-x * 2.0 + 1.0, n = n - 1) if n > 0 else x ^ -2.0;
-}
-graph net( x, k ) -> ( y, w )
-{
-    x = external(shape = [2,3,0]);
-    k = external<integer>(shape = [2]);   # an index
-    filter = variable(shape = [2,3,4], label = 'a/b');
-    (h, [c, d]) = layer(x, n = 7 / 2, v = [1.5,2.5]);
-    s = select(h < 0.5 && !(h >= 2.0), h, -c) + total(v = [1.0, 2.0, 3.0]);
-    [p, q] = split(s, axis = 0, ratios = [1,1]);
-    e = concat([p, q], axis = 0) / filter;
-    y = rec(e, n = 3);
-    g = gather(e, k, axis = 0);
-    w = update(filter, e);
-    m, o = moments(g, axes = [0,1]);
-}
-"""
-)
-OLD = (
-    PROVISIONAL
-    + """
-fragment layer( x: tensor, n: extent = 2, s: string = 'ab' ) -> ( y: tensor, z: tensor )
-{
-    sh = shape_of(x)
-    w = variable(shape = [1, sh[1]], label = s + '/w')
-    k = [i * 2 for i in range_of(sh) if i > 0]
-    a, b = x * w, reshape(x, shape = [sh[0], -1])
-    [c, d] = split(a, axis = 1, ratios = [1,2])
-    y = a + 2 if sh[0] > 1 else neg(a) z = matmul(a, b, trB = true)
-}
-graph net( x ) -> ( y )
-{
-    x = external(shape = [0,3])   # open
-    (h, u) = layer(x, s = 'l1')
-    y = relu(transpose(h, perm = [1,0]));
-}
-"""
-)
-_TOKEN = re.compile(
-    r"\s+|#[^\n]*|'[^'\n]*'|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\w+|[=<>!]=|->|&&|\|\||.", re.DOTALL
-)
-_WORDS = [
-    *"()[]{},;:=+-*/^<>?!#'\\",
-    *("==", "&&", "||", "->", "in", "for", "if", "else", "yield", "true", "false", "0", "1", "-1"),
-    *("2.5", "1e9", "9223372036854775807", "99999999999", "'a'", "''", "x", "y", "1/0", "2^63"),
-    *("shape_of", "length_of", "range_of", "scalar", "integer", "extent", "string", "logical"),
-    *("tensor", "tensor<?>", "<?>", "<scalar>", "<string>", "[]", "[0]", "[0:1]", "[:]", "(1,2)"),
-    *("external", "variable", "constant", "update", "cast", "copy_n", "add_n", "split", "unstack"),
-    *("concat", "relu", "fragment", "graph", "[[1]]", "x[0]", "[0]*100000", "\0", "é"),
-]
 SMALL = Limits(steps=200_000, operations=2_000, call_depth=200, array_items=100_000)
 
 
@@ -99,40 +32,18 @@ def test_the_documents_themselves_are_right() -> None:
     assert outcome(FINAL) == outcome(OLD) == "network"
 
 
-@st.composite
-def mutated(draw: st.DrawFn) -> str:
-    """One of the documents with a few tokens deleted, repeated, moved or replaced."""
-    tokens = _TOKEN.findall(draw(st.sampled_from([FINAL, OLD])))
-    for _ in range(draw(st.integers(1, 3))):
-        at = draw(st.integers(0, len(tokens) - 1))
-        other = draw(st.integers(0, len(tokens) - 1))
-        match draw(st.sampled_from(["delete", "repeat", "swap", "replace", "insert", "copy"])):
-            case "delete":
-                del tokens[at]
-            case "repeat":
-                tokens.insert(at, tokens[at])
-            case "swap":
-                tokens[at], tokens[other] = tokens[other], tokens[at]
-            case "replace":
-                tokens[at] = draw(st.sampled_from(_WORDS))
-            case "insert":
-                tokens.insert(at, draw(st.sampled_from(_WORDS)))
-            case _:
-                tokens[at] = tokens[other]
-    return "".join(tokens)
-
-
-@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-@given(text=mutated(), expand=st.sampled_from(["auto", "all"]))
-def test_mutations(text: str, expand: str) -> None:
-    outcome(text, expand=expand)
+def test_mutations() -> None:
+    chance = random.Random(0)
+    for _ in range(150):
+        text = changed_words(chance.choice((FINAL, OLD)), "final", chance)
+        outcome(text, expand=chance.choice(("auto", "all")))
 
 
 @settings(max_examples=100, deadline=None, database=None)
 @given(
-    text=st.lists(st.sampled_from([*_WORDS, " ", "\n", "version 1.0", "graph net(x)->(y)"])).map(
-        "".join
-    )
+    text=st.lists(
+        st.sampled_from([*WORDS, *FINITE, " ", "\n", "version 1.0", "graph net(x)->(y)"])
+    ).map("".join)
 )
 def test_arbitrary_words(text: str) -> None:
     assert outcome(text) != "network"

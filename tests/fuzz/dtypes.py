@@ -1,7 +1,7 @@
 """Networks whose items have other types, loaded, run, and compared with references where there are.
 
 Types are those of inputs, outputs, stored tensors, casts and attributes; a network keeps all else.
-The suffix of a mutant is the `dtype=` that it is loaded by. `onnx.reference` computes models of
+A mutant has the `dtype=` that it is loaded by. `onnx.reference` computes models of
 ONNX that are valid; what a tensor file of NNEF holds is decoded here, item by item.
 """
 
@@ -18,44 +18,39 @@ from xml.etree import ElementTree
 import jax
 import jax.numpy as jnp
 import numpy as np
+from onnx import ModelProto, TensorProto, checker, helper, load_from_string, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 import nnef_jax
 from lowering.extents import UNKNOWN, volume
-from tests import fuzz_mutants
-from tests.hostile import tar
+from tests.fuzz import Kind, Make, nnef, onnx, openvino
+from tests.fuzz.networks import OPEN
+from tests.helpers import tar
+from tests.onnx.node_suite import without_padding
 
 DTYPES = ("float32", "float32", "bfloat16", "float16")
-_ITEMS = 2  # along an axis that a document leaves open
 _TOLERANCES = {10: 1e-2, 16: 5e-2}  # of float16 and bfloat16 in ONNX
 # Operators that `onnx.reference` computes otherwise than the standard says: an L1 norm as a sum of
 # signed numbers, codes of floats of few bits without their zero point, planes of whole numbers
 # rounded after each axis.
 _MISTAKEN = {"LpNormalization", "QuantizeLinear", "DequantizeLinear", "Resize"}
 _LARGEST = 1 << 20  # items of a tensor of a network that is run
+Mutant = tuple[str, bytes]  # the dtype to load a network in, and the network
 
 
-def mutant(chance: random.Random) -> fuzz_mutants.Mutant:
-    """A network with other types of items, and the dtype to load it in."""
-    (make,) = chance.choices((element_types, precisions, item_types, declared), (5, 3, 1, 2))
-    return make(chance)
-
-
-def trial(dtype: str, content: bytes) -> str:
-    """Load a network in a dtype and run it; return "model", "right", or the name of the NnefError.
+def attempt(mutant: Mutant) -> str:
+    """Load a network in a dtype and run it; return "model", or "right" if a reference says so.
 
     Raises AssertionError for a value that is not the reference's.
     """
-    try:
-        model = nnef_jax.load(content, dtype=dtype)
-        model.summary()
-        inputs = [_array(x.shape, x.dtype) for x in model.inputs]
-        values = (v for operation in model.graph.operations for v in operation.writes())
-        if any(v.type.shape and volume(map(_known, v.type.shape)) > _LARGEST for v in values):
-            return "large"
-        found = model(*inputs)
-    except nnef_jax.NnefError as error:
-        return type(error).__name__
-    results = [np.asarray(x) for x in ([found] if isinstance(found, jax.Array) else found)]
+    dtype, content = mutant
+    model = nnef_jax.load(content, dtype=dtype)
+    model.summary()
+    inputs = [_array(x.shape, x.dtype) for x in model.inputs]
+    values = (v for operation in model.graph.operations for v in operation.writes())
+    if any(v.type.shape and volume(map(_known, v.type.shape)) > _LARGEST for v in values):
+        return "large"
+    results = [np.asarray(x) for x in jax.tree.leaves(model(*inputs))]
     given = dict(zip([x.name for x in model.inputs], inputs, strict=True))
     wanted, tolerance = _reference(content, given, dtype)
     for output, x, y in zip(model.outputs, results, wanted, strict=bool(wanted)):
@@ -64,20 +59,18 @@ def trial(dtype: str, content: bytes) -> str:
 
 
 def _known(extent: int) -> int:
-    return _ITEMS if extent is UNKNOWN else extent
+    return OPEN if extent is UNKNOWN else extent
 
 
 def _array(shape: Any, dtype: Any) -> Any:
     chance = np.random.default_rng(0)
-    shape, dtype = [_ITEMS if n is None else n for n in shape], np.dtype(dtype)
+    shape, dtype = [OPEN if n is None else n for n in shape], np.dtype(dtype)
     if dtype.kind in "iub":
         return chance.integers(0, 2, shape).astype(dtype)
     return np.asarray(chance.normal(size=shape)).astype(dtype)
 
 
 def _compare(name: str, x: Any, y: Any, tolerance: float) -> None:
-    from tests.onnx.node_suite import without_padding
-
     if y is None:
         return
     x = without_padding(x, y.shape)
@@ -105,12 +98,10 @@ def _reference(content: bytes, inputs: dict[str, Any], dtype: str) -> tuple[list
 # ONNX
 
 
-def element_types(chance: random.Random) -> fuzz_mutants.Mutant:
+def element_types(chance: random.Random) -> Mutant:
     """A model of ONNX with one type instead of another, throughout or at one place."""
-    from onnx import ModelProto, TensorProto
-
     model = ModelProto()
-    model.CopyFrom(chance.choice(fuzz_mutants.models()))
+    model.CopyFrom(chance.choice(onnx.models()))
     places = list(_places(model))
     if places and chance.random() < 0.1:  # any number, or none that there is
         chance.choice(places)(chance.choice((0, 8, 27, 99)))
@@ -126,15 +117,13 @@ def element_types(chance: random.Random) -> fuzz_mutants.Mutant:
 
 def _places(model: Any) -> Iterator[Callable[[int | None], int]]:
     """Yield functions that return the type at a place, or set it to another."""
-    from tests.onnx.mutations import _graphs, _nodes
-
-    for graph in _graphs(model.graph):
+    for graph in onnx.all_graphs(model.graph):
         for value in (*graph.input, *graph.output, *graph.value_info):
             if value.type.HasField("tensor_type"):
                 yield _field(value.type.tensor_type, "elem_type")
         for tensor in graph.initializer:
             yield _converted(tensor)
-    for node in _nodes(model):
+    for node in onnx.all_nodes(model):
         for attribute in node.attribute:
             if attribute.name in ("to", "dtype", "output_dtype") and attribute.type == 2:
                 yield _field(attribute, "i")
@@ -153,7 +142,6 @@ def _field(message: Any, name: str) -> Callable[[int | None], int]:
 
 def _converted(tensor: Any) -> Callable[[int | None], int]:
     """Return the place of a stored tensor, whose items are cast where they can be."""
-    from onnx import helper, numpy_helper
 
     def place(type: int | None) -> int:
         if type is not None:
@@ -176,26 +164,21 @@ def _converted(tensor: Any) -> Callable[[int | None], int]:
 
 def _by_onnx(content: bytes, inputs: dict[str, Any]) -> tuple[list[Any], float]:
     """Return what `onnx.reference` computes; nothing for a model that it or the checker refuses."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    from tests.onnx.mutations import _nodes
-
-    model = onnx.load_from_string(content)
-    if not _MISTAKEN.isdisjoint(node.op_type for node in _nodes(model)):
+    model = load_from_string(content)
+    if not _MISTAKEN.isdisjoint(node.op_type for node in onnx.all_nodes(model)):
         return [], 0
     ports = {x.name: x.type.tensor_type.elem_type for x in model.graph.input}
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            onnx.checker.check_model(model, full_check=True)
+            checker.check_model(model, full_check=True)
             given = {
-                name: x.astype(onnx.helper.tensor_dtype_to_np_dtype(ports[name]))
+                name: x.astype(helper.tensor_dtype_to_np_dtype(ports[name]))
                 for name, x in inputs.items()
             }
             found: Any = ReferenceEvaluator(model).run(None, given)
             ends = [x.type.tensor_type.elem_type for x in model.graph.output]
-            types = list(map(onnx.helper.tensor_dtype_to_np_dtype, ends))
+            types = list(map(helper.tensor_dtype_to_np_dtype, ends))
     except Exception:  # whatever it does with types that its authors did not try
         return [], 0
     arrays = [x if isinstance(x, np.ndarray) else np.empty(0) for x in found]
@@ -210,14 +193,12 @@ def _by_onnx(content: bytes, inputs: dict[str, Any]) -> tuple[list[Any], float]:
 _PRECISION = re.compile(r'(element_type|precision|destination_type|output_type)="(\w+)"')
 
 
-def precisions(chance: random.Random) -> fuzz_mutants.Mutant:
+def precisions(chance: random.Random) -> Mutant:
     """A network of OpenVINO with one precision instead of another, throughout or at one place."""
-    from tests.openvino.mutations import TYPES
-
-    net, data = chance.choice(fuzz_mutants.networks())
+    net, data = chance.choice(openvino.networks())
     found = [*_PRECISION.finditer(net)]
     if found:
-        old, new = chance.choice(found)[2], chance.choice(TYPES)
+        old, new = chance.choice(found)[2], chance.choice(openvino.TYPES)
         same = [x for x in found if x[2].lower() == old.lower()]
         chosen = same if chance.random() < 0.7 else [chance.choice(same)]
         if len(chosen) > 1:
@@ -256,7 +237,7 @@ _DATUMS = ("f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "
 _DATUMS += ("tdim", "string", "complexf32", "bf16", "f128")
 
 
-def item_types(chance: random.Random) -> fuzz_mutants.Mutant:
+def item_types(chance: random.Random) -> Mutant:
     """A network that copies a stored tensor, whose header has any type and width of items."""
     code, bits = chance.choice((0, 0, 1, 2, 3, 4, 4, 5, 6)), chance.choice((1, 3, 8, 16, 32, 64, 7))
     if code == 0 and chance.random() < 0.8:
@@ -311,12 +292,21 @@ def _in(items: list[Any], dtype: str) -> Any:
     return np.where(np.isinf(array), made, np.clip(made, -ends, ends))
 
 
-def declared(chance: random.Random) -> fuzz_mutants.Mutant:
+def declared(chance: random.Random) -> Mutant:
     """A document with other types of variables and inputs, or names of them in tract's dialect."""
-    _, members = chance.choice(fuzz_mutants.documents())
+    _, members = chance.choice(nnef.documents())
     text = members["graph.nnef"].decode()
     for pattern, words in ((_DECLARED, _KINDS), (_DATUM, _DATUMS)):
         places = [*pattern.finditer(text)]
         for place in reversed(chance.sample(places, min(len(places), chance.randint(1, 3)))):
             text = text[: place.start()] + chance.choice(words) + text[place.end() :]
     return chance.choice(DTYPES), tar({**members, "graph.nnef": text.encode()})
+
+
+SORTS: dict[str, tuple[Make, int]] = {
+    "element_types": (element_types, 5),
+    "precisions": (precisions, 3),
+    "item_types": (item_types, 1),
+    "declared": (declared, 2),
+}
+KIND = Kind(lambda: SORTS, attempt)

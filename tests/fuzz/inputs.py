@@ -1,29 +1,23 @@
-"""Wrong `.npy`, `.npz`, PNG and JPEG files, and what the command line says of them.
-
-python -m tests.wrong_inputs --count 20000
-"""
+"""Wrong `.npy`, `.npz`, PNG and JPEG files, read as the command line does."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import random
 import struct
-import sys
 import tempfile
-import time
 import zipfile
 import zlib
-from collections import Counter
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 
-from nnef_jax import NnefError, TensorSpec
+from nnef_jax import TensorSpec
 from nnef_jax.cli.inputs import read_inputs
 from nnef_jax.cli.pictures import PictureOptions
-from tests.unix import resource
+from tests.fuzz import Kind
+from tests.fuzz.draw import changed_bytes
 
 _DESCRS = ["<f4", ">f4", "<f8", "<i8", "|b1", "|u1", "<c8", "<f2"]
 _WORDS = [
@@ -34,31 +28,26 @@ _WORDS = [
 ]
 
 
-def mutant(chance: random.Random) -> tuple[str, bytes]:
-    """Return the suffix and the content of a file that is likely, but not surely, broken."""
-    suffix = chance.choice([".npy", ".npy", ".npz", ".npz", ".png", ".jpg"])
-    if suffix == ".npy":
-        return suffix, _npy(chance)
-    if suffix == ".npz":
-        return suffix, _npz(chance)
-    content = _picture(suffix, chance.randrange(6))
-    return suffix, (_resized_png if suffix == ".png" else _resized_jpeg)(content, chance)
-
-
-def trial(suffix: str, content: bytes) -> str:
-    """Read a file as the command line does; return "value", or the name of the NnefError."""
-    shape = (1, 3, None, None) if suffix in (".png", ".jpg", ".jpeg") else (None,)
-    specs = [TensorSpec("x", shape, "float32")]
+def attempt(mutant: tuple[str, bytes]) -> str:
+    """Return "value" of a file that is read, by its suffix and content."""
+    suffix, content = mutant
+    shape = (1, 3, None, None) if suffix in (".png", ".jpg") else (None,)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"x{suffix}"
         path.write_bytes(content)
-        try:
-            (call,) = read_inputs([f"x={path}"], specs, PictureOptions())
-            call.arrays["x"].tobytes()
-        except NnefError as error:
-            str(error)
-            return type(error).__name__
+        specs = [TensorSpec("x", shape, "float32")]
+        (call,) = read_inputs([f"x={path}"], specs, PictureOptions())
+        call.arrays["x"].tobytes()
     return "value"
+
+
+def _changed(content: bytes, chance: random.Random) -> bytes:
+    """Two times in three, return the file with other bytes, or cut off."""
+    if chance.random() < 0.3:
+        return content
+    if chance.random() < 0.1:
+        return content[: chance.randrange(len(content))]
+    return changed_bytes(content, chance)
 
 
 def _array(chance: random.Random) -> np.ndarray:
@@ -73,7 +62,7 @@ def _npy(chance: random.Random) -> bytes:
     content = file.getvalue()
     if chance.random() < 0.6:
         content = _with_header(content, chance)
-    return _flipped(content, chance) if chance.random() < 0.6 else content
+    return _changed(content, chance)
 
 
 def _with_header(content: bytes, chance: random.Random) -> bytes:
@@ -105,10 +94,14 @@ def _npz(chance: random.Random) -> bytes:
         for name in chance.sample(names, chance.randint(1, 3)):
             member = zipfile.ZipInfo(name)
             member.compress_type = chance.choice(kinds)
-            content = _npy(chance) if chance.random() < 0.5 else _bomb(chance)
+            content = (
+                _npy(chance)
+                if chance.random() < 0.5
+                else _zeros(1 << chance.choice([4, 10, 16, 20]))
+            )
             archive.writestr(member, content)
     content = file.getvalue()
-    return _flipped(content, chance) if chance.random() < 0.8 else content
+    return _changed(content, chance)
 
 
 @cache
@@ -116,10 +109,6 @@ def _zeros(size: int) -> bytes:
     file = io.BytesIO()
     np.lib.format.write_array(file, np.zeros(size, np.uint8))
     return file.getvalue()
-
-
-def _bomb(chance: random.Random) -> bytes:
-    return _zeros(1 << chance.choice([4, 10, 16, 20]))
 
 
 @cache
@@ -139,8 +128,9 @@ def _picture(suffix: str, index: int) -> bytes:
 _EXTENTS = [0, 1, 9, 255, 8000, 30_000, 65_535]
 
 
-def _resized_png(content: bytes, chance: random.Random) -> bytes:
+def _png(chance: random.Random) -> bytes:
     """Change fields of the header, with its checksum, or any bytes, or add a chunk."""
+    content = _picture(".png", chance.randrange(6))
     if chance.random() < 0.5:
         extents = [chance.choice([*_EXTENTS, 1 << 31, (1 << 32) - 1]) for _ in range(2)]
         bits, color = chance.choice([1, 2, 4, 8, 16, 3]), chance.choice([0, 2, 3, 4, 6, 5])
@@ -154,11 +144,12 @@ def _resized_png(content: bytes, chance: random.Random) -> bytes:
         chunk = name + b"a\0\0" + packed
         chunk = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
         content = content[:33] + chunk + content[33:]
-    return _flipped(content, chance) if chance.random() < 0.6 else content
+    return _changed(content, chance)
 
 
-def _resized_jpeg(content: bytes, chance: random.Random) -> bytes:
+def _jpeg(chance: random.Random) -> bytes:
     """Change the extents in the frame's header, repeat scans, or change any bytes."""
+    content = _picture(".jpg", chance.randrange(6))
     at = max(content.find(b"\xff\xc0"), content.find(b"\xff\xc2"))
     if at >= 0 and chance.random() < 0.5:
         extents = struct.pack(">HH", *(chance.choice(_EXTENTS) for _ in range(2)))
@@ -166,59 +157,15 @@ def _resized_jpeg(content: bytes, chance: random.Random) -> bytes:
     scan = content.find(b"\xff\xda")
     if scan >= 0 and chance.random() < 0.3:
         content = content[:-2] + content[scan:-2] * chance.choice([1, 10, 1000]) + content[-2:]
-    return _flipped(content, chance) if chance.random() < 0.6 else content
+    return _changed(content, chance)
 
 
-def _flipped(content: bytes, chance: random.Random) -> bytes:
-    """Change a few bytes, or cut, repeat or remove some."""
-    data = bytearray(content)
-    for _ in range(chance.randint(1, 4)):
-        if not data:
-            break
-        at, length = chance.randrange(len(data)), chance.choice([1, 2, 4, 16])
-        match chance.randrange(6):
-            case 0:
-                del data[at:]
-            case 1:
-                del data[at : at + length]
-            case 2:
-                data[at:at] = data[at : at + length] * chance.choice([1, 100])
-            case 3:
-                data[at : at + length] = chance.choice([b"\0", b"\xff"]) * length
-            case _:
-                data[at] = chance.randrange(256)
-    return bytes(data)
+def _mutant(suffix: str, chance: random.Random) -> tuple[str, bytes]:
+    """Return a file that is likely, but not surely, broken."""
+    return suffix, _MADE[suffix](chance)
 
 
-def _peak() -> int:
-    """The most bytes that this process has held."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
-def main() -> int:
-    """Try mutants; print how often they end in which way, and return 1 where one escapes."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--count", type=int, default=20_000)
-    parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))
-    options = parser.parse_args()
-    print(f"seed {options.seed}", flush=True)
-    chance, found, slowest = random.Random(options.seed), Counter[str](), (0.0, "")
-    before = _peak()
-    for index in range(options.count):
-        suffix, content = mutant(chance)
-        start = time.process_time()
-        try:
-            ended = trial(suffix, content)
-        except Exception as error:
-            ended = f"ESCAPED: {type(error).__name__}"
-            print(f"{index}{suffix}: {type(error).__name__}: {error}", flush=True)
-        slowest = max(slowest, (time.process_time() - start, f"{index}{suffix}"))
-        found[f"{suffix} {ended}"] += 1
-    for ended, count in sorted(found.items()):
-        print(f"{count:6} {ended}")
-    print(f"{slowest[0]:.2f} s at most, by {slowest[1]}; {_peak() - before >> 20} MB at most")
-    return 1 if any("ESCAPED" in ended for ended in found) else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+_MADE = {".npy": _npy, ".npz": _npz, ".png": _png, ".jpg": _jpeg}
+KIND = Kind(
+    lambda: {suffix: (partial(_mutant, suffix), 1 + (suffix < ".o")) for suffix in _MADE}, attempt
+)

@@ -1,23 +1,26 @@
-"""Small models of ONNX that are right, and changes of their parts that make them wrong."""
+"""Small models of ONNX that are right, with other parts or other bytes."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper
 
+from tests.fuzz import Kind
+from tests.fuzz.draw import INTEGERS, REALS, changed_bytes, changed_list
+from tests.fuzz.networks import attempt
 from tests.onnx import node_suite, runtime_cases
 
-INTEGERS = (0, 1, -1, 2, 3, -2, 7, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 62, -(1 << 63))
-NUMBERS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-9, 1e30, 3e38, float("inf"), float("nan"))
 WORDS = ("", "x", "SAME_UPPER", "VALID", "constant", "wrap", "linear", "cubic", "max", "ij,jk->ik")
 DOMAINS = ("", "ai.onnx", "ai.onnx.ml", "com.microsoft", "own")
 _LARGEST = 20_000  # bytes of a model
-_NUMBERED = {AttributeProto.INT: INTEGERS, AttributeProto.FLOAT: NUMBERS}
-_LISTS = {AttributeProto.INTS: ("ints", INTEGERS), AttributeProto.FLOATS: ("floats", NUMBERS)}
+_REALS = [x for x in REALS if abs(x) < 1e39 or not np.isfinite(x)]
+_NUMBERED = {AttributeProto.INT: INTEGERS, AttributeProto.FLOAT: _REALS}
+_LISTS = {AttributeProto.INTS: ("ints", INTEGERS), AttributeProto.FLOATS: ("floats", _REALS)}
 
 
 def seeds() -> Iterator[ModelProto]:
@@ -45,34 +48,45 @@ def _with_values(model: ModelProto, arrays: dict[str, Any]) -> ModelProto:
     return result
 
 
-def mutated(model: ModelProto, pool: list[ModelProto], chance: random.Random) -> bytes:
-    """Return a model with one to three parts changed; some come from others of a pool."""
+@cache
+def models() -> list[ModelProto]:
+    """Return models that are right."""
+    return list(seeds())
+
+
+def nodes(chance: random.Random) -> bytes:
+    """Return a model with one to three parts changed; some come from others."""
     changed = ModelProto()
-    changed.CopyFrom(model)
+    changed.CopyFrom(chance.choice(models()))
     for _ in range(chance.choice((1, 1, 2, 3))):
-        chance.choice(_CHANGES)(changed, chance.choice(pool), chance)
+        chance.choice(_CHANGES)(changed, chance.choice(models()), chance)
     return changed.SerializeToString()
 
 
-def _graphs(graph: GraphProto) -> Iterator[GraphProto]:
+def protobuf(chance: random.Random) -> bytes:
+    """Return a model with other bytes."""
+    return changed_bytes(chance.choice(models()).SerializeToString(), chance)
+
+
+def all_graphs(graph: GraphProto) -> Iterator[GraphProto]:
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.type == AttributeProto.GRAPH:
-                yield from _graphs(attribute.g)
+                yield from all_graphs(attribute.g)
 
 
 def _any(items: Any, chance: random.Random) -> Any:
     return chance.choice(list(items))
 
 
-def _nodes(model: ModelProto) -> list[Any]:
-    within = [*_graphs(model.graph), *model.functions]
+def all_nodes(model: ModelProto) -> list[Any]:
+    within = [*all_graphs(model.graph), *model.functions]
     return [node for graph in within for node in graph.node]
 
 
 def _attribute(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
-    attributes = [a for node in _nodes(model) for a in node.attribute]
+    attributes = [a for node in all_nodes(model) for a in node.attribute]
     if not attributes:
         return _add_attribute(model, other, chance)
     chosen = _any(attributes, chance)
@@ -81,11 +95,7 @@ def _attribute(model: ModelProto, other: ModelProto, chance: random.Random) -> N
         chosen.CopyFrom(helper.make_attribute(chosen.name, value))
     elif chosen.type in _LISTS:
         name, values = _LISTS[chosen.type]
-        items = list(getattr(chosen, name))
-        if items and chance.random() < 0.7:
-            items[chance.randrange(len(items))] = chance.choice(values)
-        else:
-            items = items[1:] if chance.random() < 0.5 else [*items, chance.choice(values)]
+        items = changed_list(getattr(chosen, name), lambda: chance.choice(values), chance)
         del getattr(chosen, name)[:]
         getattr(chosen, name).extend(items)
     elif chosen.type == AttributeProto.STRING:
@@ -98,39 +108,32 @@ def _attribute(model: ModelProto, other: ModelProto, chance: random.Random) -> N
 
 
 def _add_attribute(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
-    found = [a for node in _nodes(other) for a in node.attribute]
-    if found and (nodes := _nodes(model)):
+    found = [a for node in all_nodes(other) for a in node.attribute]
+    if found and (nodes := all_nodes(model)):
         _any(nodes, chance).attribute.append(_any(found, chance))
 
 
 def _remove_attribute(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
-    nodes = [node for node in _nodes(model) if node.attribute]
+    nodes = [node for node in all_nodes(model) if node.attribute]
     if nodes:
         del _any(nodes, chance).attribute[0]
 
 
 def _change_names(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
     """Replace, remove or add an input or output of a node."""
-    nodes = _nodes(model)
+    nodes = all_nodes(model)
     if not nodes:
         return
     known = [name for node in nodes for name in (*node.input, *node.output)]
     node = _any(nodes, chance)
     names = chance.choice((node.input, node.input, node.output))
-    changed, given = list(names), _any([*known, "", "y" * 9], chance)
-    match chance.randrange(3):
-        case 0 if changed:
-            changed[chance.randrange(len(changed))] = given
-        case 1 if changed:
-            del changed[chance.randrange(len(changed))]
-        case _:
-            changed.append(given)
+    changed = changed_list(names, lambda: _any([*known, "", "y" * 9], chance), chance)
     del names[:]
     names.extend(changed)
 
 
 def _operator(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
-    nodes, others = _nodes(model), _nodes(other)
+    nodes, others = all_nodes(model), all_nodes(other)
     if nodes and others:
         node, wanted = _any(nodes, chance), _any(others, chance)
         node.op_type, node.domain = wanted.op_type, wanted.domain
@@ -140,8 +143,8 @@ def _operator(model: ModelProto, other: ModelProto, chance: random.Random) -> No
 
 def _node(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
     """Remove or repeat a node, or take one of another model."""
-    graph = _any(_graphs(model.graph), chance)
-    others = chance.sample(_nodes(other), 1) if _nodes(other) else []
+    graph = _any(all_graphs(model.graph), chance)
+    others = chance.sample(all_nodes(other), 1) if all_nodes(other) else []
     match chance.randrange(3):
         case 0 if graph.node:
             del graph.node[chance.randrange(len(graph.node))]
@@ -158,7 +161,7 @@ def _version(model: ModelProto, other: ModelProto, chance: random.Random) -> Non
 
 def _type(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
     """Change an extent or the type of an input."""
-    graph = _any(_graphs(model.graph), chance)
+    graph = _any(all_graphs(model.graph), chance)
     values = [x for x in graph.input if x.type.HasField("tensor_type")]
     if not values:
         return
@@ -176,7 +179,7 @@ def _type(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
 
 
 def _initializer(model: ModelProto, other: ModelProto, chance: random.Random) -> None:
-    tensors = [x for graph in _graphs(model.graph) for x in graph.initializer]
+    tensors = [x for graph in all_graphs(model.graph) for x in graph.initializer]
     if tensors:
         _change_tensor(_any(tensors, chance), chance)
 
@@ -195,7 +198,7 @@ def _change_tensor(tensor: TensorProto, chance: random.Random) -> None:
             except (ValueError, TypeError, KeyError):  # of a tensor that is changed already
                 return
             if array.size and array.dtype.kind in "iuf":
-                value = chance.choice(INTEGERS if array.dtype.kind in "iu" else NUMBERS)
+                value = chance.choice(INTEGERS if array.dtype.kind in "iu" else _REALS)
                 with np.errstate(all="ignore"):
                     array.flat[chance.randrange(array.size)] = np.array(value).astype(array.dtype)
                 tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
@@ -205,3 +208,4 @@ _CHANGES = (
     *(_attribute, _attribute, _add_attribute, _remove_attribute, _change_names, _change_names),
     *(_operator, _node, _version, _type, _initializer, _initializer),
 )
+KIND = Kind(lambda: {"nodes": (nodes, 9), "protobuf": (protobuf, 1)}, attempt)

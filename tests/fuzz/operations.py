@@ -1,31 +1,18 @@
-"""Operations of the tables of cases with wrong types and attributes, traced without being compiled.
-
-`python -m tests.mutants --seeds 5 --count 400` tries so many mutants of every kind with each seed,
-and prints what ended in anything but a result or an error with a place.
-`tests/operations/test_mutants.py` tries a few.
-"""
+"""Operations of the tables of cases with wrong types and attributes, traced but not compiled."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import random
-import signal
-import sys
 import tempfile
-import traceback
-from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import lowering
 import nnef_jax
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidComputation, InvalidOperation
@@ -34,6 +21,8 @@ from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.multiply_adds import multiply_adds
 from lowering.trace import Context, trace
 from nnef_jax.limits import Limits, Meter
+from tests.fuzz import Kind, Make
+from tests.fuzz.draw import INTEGERS, REALS, changed_list
 from tests.op_cases import NNEF, TRACT, document
 from tests.openvino import layers
 from tests.openvino.layers import arithmetic, arrangement, boxes, steps, windows
@@ -41,17 +30,10 @@ from tests.openvino.rare_layers import OLD, USES
 from tests.openvino.test_kinds import CASES
 from tests.openvino.test_rare_layers import written
 from tests.operation_checks import read_graph
-from tests.unix import resource
 
-_INTEGERS = (0, -1, 1, 2, 3, 5, 7, 255, 1 << 16, (1 << 31) - 1, 1 << 31, 1 << 32, 1 << 40)
-_INTEGERS += ((1 << 63) - 1, -(1 << 31), -(1 << 40), -(1 << 63))
-_REALS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e-30, 1e30, 1e308, -1e308, math.inf, -math.inf, math.nan)
 _EXTENTS = (0, 1, 1, 2, 2, 3, 4, 5, 7, 8, 64, 1 << 16, 1 << 31, 1 << 40)
 _DTYPES = ("float32", "float32", "float16", "bfloat16", "int32", "int64", "uint8", "bool")
 _DTYPES += ("complex64",)
-_OWN = str(Path(lowering.__file__).parent)
-_SECONDS = 5.0  # of the processor, for what takes a few hundredths
-_BYTES = 3 << 30  # of memory, for what takes next to none
 
 
 @dataclass(frozen=True)
@@ -141,9 +123,9 @@ def _changed(
         case bool():
             return not x
         case int():
-            return chance.choice((*_INTEGERS, x + 1, x - 1, -x))
+            return chance.choice((*INTEGERS, x + 1, x - 1, -x))
         case float():
-            return chance.choice((*_REALS, -x, 2 * x))
+            return chance.choice((*REALS, -x, 2 * x))
         case str():
             return chance.choice((*known, "", "x"))
         case TensorType():
@@ -155,27 +137,18 @@ def _changed(
 
 
 def _changed_items(x: tuple[Any, ...], chance: random.Random, known: Sequence[Any]) -> Any:
-    items, place = list(x), chance.randrange(len(x) + 1)
-    match chance.randrange(5):
-        case 0:
-            return ()
-        case 1 if items:
-            del items[place - 1]
-        case 2 if items:
-            items.insert(place, items[place - 1])
-        case 3:
-            return chance.choice(known or [x])
-        case _ if items and isinstance(items[place - 1], tuple):  # of a length that readers see to
-            pair = list(items[place - 1])
-            if pair:
-                side = chance.randrange(len(pair))
-                pair[side] = _changed(pair[side], chance)
-            items[place - 1] = tuple(pair)
-        case _ if items:
-            items[place - 1] = _changed(items[place - 1], chance)
-        case _:
-            return x
-    return tuple(items)
+    if chance.random() < 0.2:
+        return chance.choice((*known, ()))
+
+    def other() -> Any:
+        item = chance.choice(x)
+        if isinstance(item, tuple) and item:  # readers see to its length
+            pair, side = list(item), chance.randrange(len(item))
+            pair[side] = _changed(pair[side], chance)
+            return tuple(pair)
+        return _changed(item, chance)
+
+    return tuple(changed_list(x, other, chance)) if x else x
 
 
 def _changed_type(type: TensorType, chance: random.Random) -> TensorType:
@@ -220,113 +193,37 @@ def graph_of(use: Use) -> Graph:
     return builder.graph("g", outputs, [v.name for v in outputs])
 
 
-def outcome(use: Use) -> str:
-    """Return what a use ends in: "result", "at load" or "traced"; anything else passes through."""
+def attempt(use: Use) -> str:
+    """Return "result", or "too large" where an input or output is beyond the limits."""
     try:
         graph = graph_of(use)
     except InvalidOperation as error:
         assert str(error)
-        return "at load"
+        return "refused"
     for operation in graph.operations:
         assert multiply_adds(operation) >= 0
     sizes = [volume(v.type.shape) for v in (*graph.inputs, *graph.outputs)]
     if any(n is not UNKNOWN and n > Limits().tensor_items for n in sizes):
-        return "at load"
-    given = [
-        jax.ShapeDtypeStruct([1 if n is UNKNOWN else n for n in v.type.shape], v.type.dtype)
-        for v in graph.inputs
-    ]
+        return "too large"
+    shapes = [[1 if n is UNKNOWN else n for n in v.type.shape] for v in graph.inputs]
+    inputs = map(jax.ShapeDtypeStruct, shapes, [v.type.dtype for v in graph.inputs])
     context = Context(fold=Meter().fold)
 
     def run(*xs: Any) -> Any:
         values = trace(graph, context, {}, {}, xs)
         return [values[output] for output in graph.outputs]
 
-    try:
-        jax.eval_shape(run, *given)
-    except (InvalidComputation, nnef_jax.LimitError) as error:
-        assert str(error)
-        return "traced"
+    jax.eval_shape(run, *inputs)
     return "result"
 
 
-@contextmanager
-def bounded(seconds: float = _SECONDS, size: int = _BYTES) -> Generator[None]:
-    """Raise TimeoutError and MemoryError where a block takes far more than it should."""
-
-    def stop(*_: Any) -> None:
-        raise TimeoutError(f"takes more than {seconds} s of the processor")
-
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    before = signal.signal(signal.SIGPROF, stop)
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + size, limits[1]))
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+def _mutant(kind: str, chance: random.Random) -> Use:
+    return mutated(chance.choice(uses()[kind]), chance)
 
 
-@dataclass(frozen=True)
-class Escape:
-    """A use that ended in something else than a result or an error with a place."""
-
-    use: Use
-    error: BaseException
-
-    def __str__(self) -> str:
-        frames = traceback.extract_tb(self.error.__traceback__)
-        own = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in frames if _OWN in f.filename]
-        where = own[-1] if own else ""
-        message = (str(self.error).splitlines() or [""])[0][:140]
-        return f"{self.use.kind}: {type(self.error).__name__}: {message} [{where}]"
+@cache
+def _sorts() -> Mapping[str, tuple[Make, int]]:
+    return {kind: (partial(_mutant, kind), 1) for kind in sorted(uses())}
 
 
-def escapes(kinds: Sequence[str], count: int, seed: int) -> Iterator[tuple[Use, str | Escape]]:
-    """Yield so many mutants of each kind and what they end in."""
-    for kind in kinds:
-        chance = random.Random(f"{kind} {seed}")
-        for _ in range(count):
-            use = mutated(chance.choice(uses()[kind]), chance)
-            try:
-                with bounded():
-                    yield use, outcome(use)
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # a KeyboardInterrupt is for whoever runs this
-                if isinstance(error, KeyboardInterrupt):
-                    raise
-                yield use, Escape(use, error)
-
-
-def main() -> int:
-    """Try mutants; return 1 where any escaped."""
-    parser = argparse.ArgumentParser("python -m tests.mutants", description=__doc__)
-    parser.add_argument("kinds", nargs="*")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--count", type=int, default=100)
-    given = parser.parse_args()
-    kinds = given.kinds or sorted(uses())
-    ends, shown = Counter[str](), dict[str, tuple[int, Escape]]()
-    for kind in kinds:
-        for seed in range(given.first, given.first + given.seeds):
-            for _, end in escapes([kind], given.count, seed):
-                ends[end if isinstance(end, str) else "escaped"] += 1
-                if isinstance(end, Escape):
-                    place = str(end)[str(end).rindex("[") :]
-                    key = f"{kind} {type(end.error).__name__} {place}"
-                    n, first = shown.get(key, (0, end))
-                    shown[key] = n + 1, first
-                    if not n:
-                        print(end, end.use, sep="\n    ", flush=True)
-    print(*(f"{n} x {first}" for n, first in shown.values()), dict(ends), sep="\n")
-    return int(bool(shown))
-
-
-if __name__ == "__main__":
-    jax.config.update("jax_enable_x64", False)
-    sys.exit(main())
+KIND = Kind(_sorts, attempt, (InvalidComputation, nnef_jax.LimitError))

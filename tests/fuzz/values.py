@@ -1,23 +1,28 @@
 """Documents with one call each, in which one argument has a value that nobody meant.
 
-For each operation there is a call as the tables of cases have it; each of its parameters, and the
-first item of each array given to one, takes each of the values here in turn.
+For each operation there is a call as the tables of cases have it. One of its parameters, or one of
+the first items of an array, gets one of the values here; or its tensors are others.
 """
 
 from __future__ import annotations
 
 import io
-import itertools
+import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import numpy as np
 
 import nnef_jax
+from lowering.multiply_adds import total
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.tract import declarations
+from nnef_jax.reading import read
 from tests import op_cases
+from tests.fuzz import Kind
+from tests.helpers import tar
 from tests.op_cases import OpCase, bind
 from tests.op_cases.document import Name, literal
 from tests.op_cases.document import document as document_of
@@ -87,22 +92,20 @@ class Call:
     inputs: Mapping[str, str]
     results: str
 
-    def changes(self, values: Sequence[str]) -> Iterator[Call]:
-        """Calls with a value in the place of an argument, or of one of the first items of one."""
-        for name, meant in self.arguments.items():
-            items = list(re.finditer(r"[^\[\](),\s]+", meant))[:_MOST_ITEMS]
-            places = [(0, len(meant)), *(item.span() for item in items if meant[0] in "[(")]
-            for (start, end), value in itertools.product(places, values):
-                if value or start == 0:
-                    changed = meant[:start] + value + meant[end:]
-                    yield replace(self, arguments={**self.arguments, name: changed})
-
-    def ranks(self) -> Iterator[Call]:
-        """Calls with other tensors in the place of the first two, and literals."""
+    def changed(self, values: tuple[str, ...], chance: random.Random) -> Call:
+        """Return the call with a value for an argument or an item of one, or with other tensors."""
         own = [name for name, meant in self.arguments.items() if meant in self.inputs]
-        for first, other in itertools.product(_RANKS, _RANKS) if own else ():
-            given = {name: first if name == own[0] else other for name in own}
-            yield replace(self, arguments={**self.arguments, **given})
+        if own and chance.random() < 0.15:
+            first, *others = own
+            ranks = {first: chance.choice(_RANKS)} | dict.fromkeys(others, chance.choice(_RANKS))
+            return replace(self, arguments={**self.arguments, **ranks})
+        name = chance.choice(list(self.arguments))
+        meant = self.arguments[name]
+        items = [item.span() for item in re.finditer(r"[^\[\](),\s]+", meant)][:_MOST_ITEMS]
+        places = [(0, len(meant)), *(items if meant[:1] in ("[", "(") else [])]
+        start, end = chance.choice(places)
+        value = meant[:start] + chance.choice(values) + meant[end:]
+        return replace(self, arguments={**self.arguments, name: value})
 
     def __str__(self) -> str:
         given = ", ".join(f"{name} = {value}" for name, value in self.arguments.items() if value)
@@ -151,13 +154,14 @@ _STANDARD_CALLS = {
 }
 
 
+@cache
 def calls(*, tract: bool) -> list[Call]:
     """A call of each operation that is declared, with all its parameters."""
     declared = declarations.declarations() if tract else library.standard()
     rows = {case.operation: case for case in reversed(op_cases.TRACT if tract else op_cases.NNEF)}
     others = {case.operation: case for case in reversed(op_cases.NNEF)} if tract else {}
     written = _TRACT_CALLS if tract else _STANDARD_CALLS
-    found: list[Call] = []
+    made: list[Call] = []
     for name, fragment in declared.items():
         case = rows.get(fragment.name) or others.get(fragment.name)
         if case is not None:
@@ -168,15 +172,9 @@ def calls(*, tract: bool) -> list[Call]:
         else:
             continue
         arguments = {p.name: given.get(p.name, "") for p in fragment.parameters}
-        found.append(
-            Call(
-                name + (f"<{case.generic}>" if case and case.generic else ""),
-                arguments,
-                before,
-                results,
-            )
-        )
-    return found
+        generic = f"<{case.generic}>" if case and case.generic else ""
+        made.append(Call(name + generic, arguments, before, results))
+    return made
 
 
 def _of(case: OpCase, tract: bool) -> tuple[dict[str, str], dict[str, str], str]:
@@ -240,35 +238,57 @@ _QUANTISED = (
 )
 
 
-def quantizations(*, tract: bool) -> Iterator[tuple[str, str]]:
-    """Documents with a graph.quant that has one entry, for an input, a variable or a result."""
+def quantized(tract: bool, chance: random.Random) -> tuple[str, bytes]:
+    """Return an archive whose graph.quant has one entry, for an input, a variable or a result."""
     text = document(Call("matmul", {"A": "square", "B": "weights"}, _SQUARE, "y"), tract=tract)
-    for algorithm, arguments in _ALGORITHMS.items():
-        for name, value, tensor in itertools.product(arguments, _QUANTISED, _SQUARE.keys() | {"y"}):
-            given = {**arguments, name: value}
-            listed = ", ".join(f"{key} = {item}" for key, item in given.items() if item)
-            yield text, f'"{tensor}": {algorithm}({listed});\n'
+    algorithm = chance.choice(list(_ALGORITHMS))
+    arguments = {**_ALGORITHMS[algorithm]}
+    arguments[chance.choice(list(arguments))] = chance.choice(_QUANTISED)
+    listed = ", ".join(f"{key} = {item}" for key, item in arguments.items() if item)
+    entry = f'"{chance.choice([*_SQUARE, "y"])}": {algorithm}({listed});\n'
+    return chance.choice(("apply", "ignore")), archive(text, entry)
 
 
-def documents(*, tract: bool, **setting: bool) -> Iterator[str]:
-    """All documents of a dialect in which a value is wrong."""
-    values = TRACT if tract else STANDARD
-    for call in calls(tract=tract):
-        if not setting.get("pulsed") or any(s in call.operation for s in ("pulse", "scan")):
-            for changed in itertools.chain(call.changes(values), call.ranks()):
-                yield document(changed, tract=tract, **setting)
+def valued(setting: dict[str, bool], chance: random.Random) -> tuple[str, bytes]:
+    """Return an archive of a document in which a value is wrong."""
+    tract = setting["tract"]
+    made = calls(tract=tract)
+    if setting.get("pulsed"):
+        made = [call for call in made if re.search("pulse|scan", call.operation)]
+    call = chance.choice([call for call in made if call.arguments])
+    return "apply", archive(document(call.changed(TRACT if tract else STANDARD, chance), **setting))
 
 
-def members(text: str, quant: str = "") -> dict[str, bytes]:
-    """What an archive with a document has in it."""
+def archive(text: str, quant: str = "") -> bytes:
+    """Return an archive with a document and the files that it may name."""
     numbers, weights = io.BytesIO(), io.BytesIO()
     nnef_jax.write_tensor(numbers, np.array([np.nan, 3e38], np.float32))
     nnef_jax.write_tensor(weights, np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
-    return {
-        "graph.nnef": text.encode(),
+    members = {
+        "graph.nnef": text,
         "numbers.dat": numbers.getvalue(),
         "weights.dat": weights.getvalue(),
-        "sub/graph.nnef": _SUBMODEL.encode(),
-        "file.json": b'{"key": [1, 2.5, true]}',
-        **({"graph.quant": quant.encode()} if quant else {}),
+        "sub/graph.nnef": _SUBMODEL,
+        "file.json": '{"key": [1, 2.5, true]}',
+        **({"graph.quant": quant} if quant else {}),
     }
+    return tar(members)
+
+
+def attempt(mutant: tuple[str, bytes]) -> str:
+    """Return "network": it can be read, and its operations be counted."""
+    quantization, source = mutant
+    assert total(read(source, quantization=quantization).graph) >= 0
+    return "network"
+
+
+SORTS = {
+    "tract": (partial(valued, {"tract": True}), 8),
+    "tract-closed": (partial(valued, {"tract": True, "is_open": False}), 7),
+    "tract-pulsed": (partial(valued, {"tract": True, "pulsed": True}), 1),
+    "standard": (partial(valued, {"tract": False}), 6),
+    "standard-closed": (partial(valued, {"tract": False, "is_open": False}), 3),
+    "quantized-tract": (partial(quantized, True), 3),
+    "quantized-standard": (partial(quantized, False), 3),
+}
+KIND = Kind(lambda: SORTS, attempt)

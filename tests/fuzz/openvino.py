@@ -1,6 +1,6 @@
-"""Small networks of OpenVINO that are right, and changes of their parts that make them wrong.
+"""Small networks of OpenVINO that are right, with other parts or other bytes.
 
-A change keeps the XML well formed: what it damages is what the reader has to look at itself.
+A change of a part keeps the XML well formed: the reader itself has to see the damage.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
 import numpy as np
 
+from tests.fuzz import Kind
+from tests.fuzz.draw import INTEGERS, NUMBERS, REALS, changed_bytes, changed_list
+from tests.fuzz.networks import attempt
+from tests.helpers import tar
 from tests.openvino.documents import Writer
 
-NUMBERS = (
-    "0", "-1", "1", "2", "3", "4", "5", "7", "-2", "-5", "65536", "99999999", "2147483647",
-    "2147483648", "-2147483648", "4294967296", "1099511627776", "9223372036854775807",
-    "9223372036854775808", "-9223372036854775808", "18446744073709551616", "nan", "inf", "-inf",
-    "1e30", "1e-9", "1.5", "0.5", "-0.0", "1e400",
-)  # fmt: skip
 WORDS = (
     "", "x", "true", "false", "1", "0", "max", "avg", "same_upper", "valid", "explicit", "auto",
     "nearest", "linear", "cubic", "linear_onnx", "floor", "ceil", "ceil_torch", "forward",
@@ -151,15 +150,13 @@ class Change:
         self.data, self.pool, self.chance = bytearray(data), pool, chance
 
     def again(self) -> None:
-        """Make one change of any sort that the network has a place for."""
-        changes, weights = zip(*CHANGES.items(), strict=True)
-        (change,) = self.chance.choices(changes, weights)
+        """Make one change of any sort."""
+        (change,) = self.chance.choices(list(CHANGES), list(CHANGES.values()))
         change(self)
 
     def _all(self, *tags: str) -> list[tuple[Element, Element]]:
         """Elements of these tags with their parents, of nested bodies too."""
-        found = [(parent, e) for parent in self.root.iter() for e in parent if e.tag in tags]
-        return found
+        return [(parent, e) for parent in self.root.iter() for e in parent if e.tag in tags]
 
     def _one(self, *tags: str) -> tuple[Element, Element]:
         found = self._all(*tags)
@@ -174,27 +171,10 @@ class Change:
         if all(_NUMBER.fullmatch(item.strip()) for item in items):
             if len(items) == 1 and chance.random() < 0.8:
                 return chance.choice(NUMBERS)
-            return ",".join(self._list(items, NUMBERS))
+            return ",".join(changed_list(items, lambda: chance.choice(NUMBERS), chance))
         if old in TYPES:
             return chance.choice(TYPES)
         return chance.choice(WORDS)
-
-    def _list(self, items: list[str], values: tuple[str, ...]) -> list[str]:
-        """Items of which one is another, removed, repeated or moved, or all are."""
-        chance, items = self.chance, list(items)
-        at = chance.randrange(len(items) + 1)
-        match chance.randrange(6):
-            case 0 | 1 if at < len(items):
-                items[at] = chance.choice(values)
-            case 2:
-                del items[at : at + 1]
-            case 3:
-                items.insert(at, chance.choice(values) if chance.random() < 0.5 else "1")
-            case 4:
-                chance.shuffle(items)
-            case _:
-                items = [chance.choice(values)] * len(items)
-        return items
 
     def attribute(self) -> None:
         """Set an attribute of a layer, or of a document's any other part."""
@@ -273,7 +253,7 @@ class Change:
     def extents(self) -> None:
         """Change the shape of a port, or of a parameter with its port."""
         chance = self.chance
-        values = ("0", "1", "2", "3", "7", "-1", "?", *NUMBERS[10:19], "1..3", "x", "")
+        values = ("0", "1", "2", "3", "7", "-1", "?", *NUMBERS, "1..3", "x", "")
         _, layer = self._one("layer")
         data = layer.find("data")
         whole = data is not None and "shape" in data.attrib and chance.random() < 0.7
@@ -281,9 +261,9 @@ class Change:
         if not ports:
             return
         port = chance.choice(ports)
-        items = self._list(
-            [dim.text or "" for dim in port.iter("dim")], values[: 3 if whole else None]
-        )
+        values = values[: 3 if whole else None]
+        items = [dim.text or "" for dim in port.iter("dim")]
+        items = changed_list(items, lambda: chance.choice(values), chance)
         if whole and data is not None:
             data.set("shape", ",".join(items))
             if layer.get("type") == "Const" and chance.random() < 0.8:
@@ -407,13 +387,12 @@ class Change:
     def _item(self, start: int, size: int, type: str) -> None:
         """Set one item of a blob, or all of them."""
         chance = self.chance
-        wholes = (0, 1, 2, 3, -1, -2, 5, 2**31 - 1, 2**31, 2**40, 2**62, 2**63 - 1, -(2**63), 100)
-        reals = (0.0, -0.0, 1.0, -1.0, 0.5, 1e30, -1e30, 1e-45, np.nan, np.inf, -np.inf, 2.0**31)
         width = {"8": 1, "6": 2, "2": 4, "4": 8}.get(type[-1], 1)
         if type[:1] == "f" and width in (2, 4, 8):
-            item = np.array(chance.choice(reals), f"f{width}").tobytes()
+            with np.errstate(over="ignore"):
+                item = np.array(chance.choice(REALS)).astype(f"f{width}").tobytes()
         else:
-            item = (chance.choice(wholes) % 2 ** (8 * width)).to_bytes(width, "little")
+            item = (chance.choice(INTEGERS) % 2 ** (8 * width)).to_bytes(width, "little")
         count = max(1, size // width)
         places = range(count) if chance.random() < 0.2 else [chance.randrange(count)]
         for at in places:
@@ -435,9 +414,31 @@ CHANGES: dict[Callable[[Change], None], int] = {
 }
 
 
-def mutated(text: str, data: bytes, pool: Pool, chance: random.Random) -> tuple[str, bytes]:
-    """Return a network with one to three of its parts changed, and its weights."""
-    change = Change(text, data, pool, chance)
+@cache
+def networks() -> tuple[tuple[str, bytes], ...]:
+    """Return networks that are right, with their weights."""
+    return tuple(seeds())
+
+
+@cache
+def _pool() -> Pool:
+    return Pool.of(iter(sorted({net for net, _ in networks()})))
+
+
+def layers(chance: random.Random) -> bytes:
+    """Return a network with one to three of its parts changed."""
+    change = Change(*chance.choice(networks()), _pool(), chance)
     for _ in range(chance.choice((1, 1, 2, 2, 2, 3))):
         change.again()
-    return ElementTree.tostring(change.root, "unicode"), bytes(change.data)
+    text = ElementTree.tostring(change.root, "unicode").encode("utf-8", "surrogatepass")
+    return tar({"net.xml": text, "net.bin": bytes(change.data)})
+
+
+def xml(chance: random.Random) -> bytes:
+    """Return a network with other bytes, in its text or its weights."""
+    net, data = chance.choice(networks())
+    content = changed_bytes(net.encode(), chance) if chance.random() < 0.7 else net.encode()
+    return tar({"net.xml": content, "net.bin": changed_bytes(data, chance)})
+
+
+KIND = Kind(lambda: {"layers": (layers, 9), "xml": (xml, 1)}, attempt)

@@ -1,24 +1,26 @@
-"""Changes of the parts of documents in NNEF's language: operations, arguments, shapes, fragments.
+"""Changes of documents in NNEF's language: of words, or of parts as arguments and statements.
 
-Most leave the grammar intact, so that what they damage is what checks, flattening and tracing see.
+Most changes of parts leave the grammar intact: checks, flattening and tracing see the damage.
 """
 
 from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from tests.text.test_mutations import _TOKEN as TOKEN
+import nnef_jax
+from tests.fuzz.draw import FINITE, NUMBERS, changed_list
 
-NUMBERS = (
-    "0", "1", "-1", "2", "3", "4", "5", "7", "-2", "100", "65537", "2147483647", "2147483648",
-    "-2147483648", "1099511627776", "9223372036854775807", "9223372036854775808",
-    "-9223372036854775808", "99999999999999999999", "0.0", "-0.0", "0.5", "1.5", "-1.5", "1e30",
-    "1e-30", "1e400",
-)  # fmt: skip
-DIALECT_NUMBERS = (*NUMBERS, "inf", "-inf", "nan", "S", "2*S", "S+1")
+TOKEN = re.compile(
+    r"\s+|#[^\n]*|i?\"[^\"\n]*\"|'[^'\n]*'|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\w+"
+    r"|[=<>!]=|->|&&|\|\||.",
+    re.DOTALL,
+)
+
 STRINGS = (
     "''", "'x'", "'constant'", "'ignore'", "'reflect'", "'replicate'", "'reflect-even'", "'f16'",
     "'f32'", "'f64'", "'i8'", "'u8'", "'i64'", "'bool'", "'string'", "'tdim'", "'complexf32'",
@@ -29,6 +31,14 @@ WHOLE = (
     "[]", "[0]", "[-1]", "[1]", "[0,1]", "[1,1]", "[0,1,2,3]", "[2,2,2,2,2]", "[(0,0)]", "[(1,1)]",
     "[(0,0),(0,0)]", "[(-1,0)]", "[(0,99999999999)]", "[0]*3", "[1.5]", "[true]", "['a']", "[[1]]",
     "[99999999999]", "[4294967296,4294967296]", "(1,2)", "()", "true", "false", "1.0", "x", "y",
+)  # fmt: skip
+WORDS = (
+    *"()[]{},;:=+-*/^<>?!#'\"\\",
+    *("==", "&&", "||", "->", "in", "for", "if", "else", "yield", "fragment", "graph", "extension"),
+    *("1/0", "2^63", "scalar", "integer", "extent", "string", "logical", "tensor", "tensor<?>"),
+    *("<?>", "<scalar>", "<string>", "tensor<scalar>", "[[]]", "[0:1]", "[:]", "x[0]", "[[1],2]"),
+    *("[0]*100000", "\0", "é", "{{", "[1.0, S]", "(-1)", "* 1000000000", "[[[[[[[[[[1]]]]]]]]]]"),
+    *("i'4'", "input.1", "shape_of(x)[1]", "'QU8(Z:128 S:0.5)'"),
 )  # fmt: skip
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?")
 _OPEN, _CLOSED = "([{", ")]}"
@@ -45,15 +55,10 @@ class Place:
 @cache
 def _operations(dialect: str) -> tuple[str, ...]:
     """Names of operations: those of the standard, and in tract's dialect those of the dialect."""
-    from pathlib import Path
-
-    import nnef_jax
-
     texts = Path(nnef_jax.__path__[0]).glob("**/*.nnef")
-    found = {n for path in texts for n in re.findall(r"fragment\s+(\w+)", path.read_text("utf-8"))}
-    found |= {"external", "variable", "constant"}
-    ours = {n for n in found if not n.startswith("tract_")}
-    return tuple(sorted(found if dialect == "tract" else ours))
+    names = {n for path in texts for n in re.findall(r"fragment\s+(\w+)", path.read_text("utf-8"))}
+    names |= {"external", "variable", "constant"}
+    return tuple(sorted(n for n in names if dialect == "tract" or not n.startswith("tract_")))
 
 
 class Change:
@@ -62,15 +67,20 @@ class Change:
     def __init__(self, text: str, dialect: str, chance: random.Random) -> None:
         self.tokens = TOKEN.findall(text)
         self.dialect, self.chance = dialect, chance
-        self.numbers = DIALECT_NUMBERS if dialect == "tract" else NUMBERS
-        self.names = re.findall(r"(\w+)\s*=[^=]", text) or ["x"]
+        self.numbers = (*NUMBERS, "S", "2*S", "S+1") if dialect == "tract" else FINITE
+        self.names = re.findall(r"([\w.]+)\s*=[^=]|fragment (\w+)", text)
+        self.names = [name or fragment for name, fragment in self.names] or ["x"]
 
-    def again(self) -> None:
-        """Make one change of any sort."""
-        changes, weights = zip(*CHANGES.items(), strict=True)
-        (change,) = self.chance.choices(changes, weights)
-        change(self)
-        self.tokens = TOKEN.findall("".join(self.tokens))
+    def like(self, at: int) -> Sequence[str]:
+        """Return what may stand in the place of a token."""
+        if self.tokens[at][0].isdigit():
+            return self.numbers
+        if self.tokens[at][0] in "'\"":
+            return STRINGS
+        return _operations(self.dialect) if self.tokens[at + 1 : at + 2] == ["("] else self.names
+
+    def _number(self) -> str:
+        return self.chance.choice(self.numbers)
 
     def _next(self, at: int) -> int:
         """The token from `at` on that is no space."""
@@ -96,7 +106,7 @@ class Change:
 
     def _arguments(self, named: bool | None = None) -> list[Place]:
         """What operations are given; by name, by position, or (None) both."""
-        found: list[Place] = []
+        places: list[Place] = []
         for call in self._calls():
             at = self._next(call + 2)
             while at < len(self.tokens) and self.tokens[at] not in _CLOSED:
@@ -105,22 +115,22 @@ class Change:
                 start = self._next(equals + 1) if by_name else at
                 end = self._end(start)
                 if named is None or named == by_name:
-                    found.append(Place(start, end))
+                    places.append(Place(start, end))
                 if end >= len(self.tokens) or self.tokens[end] != ",":
                     break
                 at = self._next(end + 1)
-        return found
+        return places
 
     def _statements(self) -> list[Place]:
         """Assignments with their semicolons."""
-        found: list[Place] = []
+        places: list[Place] = []
         start = next((i + 1 for i, t in enumerate(self.tokens) if t == "{"), len(self.tokens))
         for i in range(start, len(self.tokens)):
             if self.tokens[i] in "{;}":
                 if self.tokens[i] == ";":
-                    found.append(Place(start, i + 1))
+                    places.append(Place(start, i + 1))
                 start = i + 1
-        return found
+        return places
 
     def _put(self, place: Place, text: str) -> None:
         self.tokens[place.start : place.end] = [text]
@@ -141,38 +151,25 @@ class Change:
         elif old in ("true", "false"):
             new = "true" if old == "false" else "false"
         else:
-            new = chance.choice(self.numbers)
+            new = self._number()
         self._put(place, new)
 
     def _list(self, old: str) -> str:
-        """A list with an item set, removed, repeated, or all of one value or order."""
-        chance = self.chance
-        items = _split(old[1:-1])
-        at = chance.randrange(len(items) + 1)
-        match chance.randrange(7):
-            case 0 | 1 if at < len(items):
-                item = items[at]
-                pair = item.strip().startswith("(")
-                numbers = [chance.choice(self.numbers) for _ in range(2)]
-                items[at] = f"({','.join(numbers)})" if pair else numbers[0]
-            case 2:
-                del items[at : at + 1]
-            case 3:
-                items.insert(at, items[at - 1] if items else "1")
-            case 4:
-                chance.shuffle(items)
-            case 5:
-                return chance.choice(WHOLE)
-            case _:
-                number = chance.choice(self.numbers)
-                items = [f"({number},{number})" if "(" in x else number for x in items]
-        return f"[{','.join(items)}]"
+        """A list, or another one."""
+        if self.chance.random() < 0.15:
+            return self.chance.choice(WHOLE)
+        pairs = "(" in old
+
+        def item() -> str:
+            return f"({self._number()},{self._number()})" if pairs else self._number()
+
+        return f"[{','.join(changed_list(_split(old[1:-1]), item, self.chance))}]"
 
     def number(self) -> None:
         """Set any number, those of types, versions and expressions too."""
         places = [i for i, token in enumerate(self.tokens) if _NUMBER.fullmatch(token)]
         if places:
-            self.tokens[self.chance.choice(places)] = self.chance.choice(self.numbers)
+            self.tokens[self.chance.choice(places)] = self._number()
 
     def operand(self) -> None:
         """Give an operation another tensor, a literal, or those that it has in another order."""
@@ -220,24 +217,17 @@ class Change:
 
     def shape(self) -> None:
         """Change what follows `shape =`: rank, extents, all of it."""
-        starts = [i for i, token in enumerate(self.tokens) if token == "shape"]
         places = [
-            p for p in self._arguments(named=True) if any(p.start - 5 < i < p.start for i in starts)
+            p for p in self._arguments(named=True) if "shape" in self.tokens[p.start - 4 : p.start]
         ]
         if not places:
             return self.attribute()
         place = self.chance.choice(places)
         old = "".join(self.tokens[place.start : place.end]).strip()
-        extents = ("0", "1", "2", "3", "5", "7")
         if old.startswith("[") and self.chance.random() < 0.6:
-            items = _split(old[1:-1])
-            at = self.chance.randrange(len(items) + 1)
-            if self.chance.random() < 0.4:
-                items[at : at + 1] = [self.chance.choice(extents)]
-            elif self.chance.random() < 0.5:
-                items.insert(at, self.chance.choice(extents))
-            else:
-                del items[at : at + 1]
+            items = changed_list(
+                _split(old[1:-1]), lambda: self.chance.choice("012357"), self.chance
+            )
             self._put(place, f"[{','.join(items)}]")
         else:
             self._put(place, self._list(old) if old.startswith("[") else self.chance.choice(WHOLE))
@@ -326,9 +316,38 @@ CHANGES = {
 }
 
 
-def changed(text: str, dialect: str, chance: random.Random) -> str:
+def changed_parts(text: str, dialect: str, chance: random.Random) -> str:
     """Return a document with one to three of its parts changed."""
     change = Change(text, dialect, chance)
     for _ in range(chance.choice((1, 1, 2, 2, 2, 3))):
-        change.again()
+        (make,) = chance.choices(list(CHANGES), list(CHANGES.values()))
+        make(change)
+        change.tokens = TOKEN.findall("".join(change.tokens))
     return "".join(change.tokens)
+
+
+def changed_words(text: str, dialect: str, chance: random.Random) -> str:
+    """Return a text with a few words removed, repeated, swapped, or replaced by their like."""
+    change = Change(text, dialect, chance)
+    tokens = change.tokens
+    for _ in range(chance.randint(1, 3)):
+        places = [i for i, token in enumerate(tokens) if not token.isspace()] or [0]
+        at, other = chance.choice(places), chance.choice(places)
+        match chance.randrange(12) if tokens else 3:
+            case 0:
+                del tokens[at]
+            case 1:
+                tokens.insert(at, tokens[other])
+            case 2:
+                tokens[at], tokens[other] = tokens[other], tokens[at]
+            case 3:
+                tokens.insert(at, chance.choice(WORDS))
+            case 4 | 5:
+                tokens[at] = chance.choice((*WORDS, tokens[other]))
+            case _:
+                replaceable = [
+                    i for i in places if tokens[i][0].isalnum() or tokens[i][0] in "'\"_"
+                ]
+                at = chance.choice(replaceable or places)
+                tokens[at] = chance.choice(change.like(at))
+    return "".join(tokens)
