@@ -6,6 +6,8 @@ import importlib.util
 import json
 import re
 import struct
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 
 import nnef_jax
 from tests.conftest import SHARED_CASES
+from tests.operation_checks import Together
 from tests.quickly import optimised
 
 _ITEM_TYPES = {0: "<f4", 4: "<i4"}
@@ -33,20 +36,65 @@ def read(path: Path) -> np.ndarray:
     return np.frombuffer(raw, _ITEM_TYPES[item_type], offset=128).reshape(extents[:rank])
 
 
-@pytest.mark.parametrize(
-    "name", sorted(p.parent.name for p in SHARED_CASES.glob("nnef_core/*/graph.nnef"))
-)
-def test_official_model(name: str) -> None:
-    folder = SHARED_CASES / "nnef_core" / name
-    declared = re.search(
-        r"graph\s+\w+\s*\((.*?)\)\s*->\s*\((.*?)\)", (folder / "graph.nnef").read_text()
-    )
+OFFICIAL = sorted(p.parent.name for p in SHARED_CASES.glob("nnef_core/*/graph.nnef"))
+DOCUMENTS = {case["name"]: case for case in names("nnef/manifest.json")}
+STEPS = [name for name, case in DOCUMENTS.items() if case.get("steps")]
+ONCE = [name for name in DOCUMENTS if name not in STEPS]
+# Documents of one operation, of which the tables of operations have others, and windows of further
+# sizes: every third is tried each time.
+_OF_THE_FORMAT = re.compile("dat_|quant_|container|comp_|syntax|rec_|prov_|net_|intro_|onnx_")
+
+
+def ends(name: str) -> list[list[str]]:
+    """The names of an official model's inputs and of its outputs."""
+    text = (SHARED_CASES / "nnef_core" / name / "graph.nnef").read_text()
+    declared = re.search(r"graph\s+\w+\s*\((.*?)\)\s*->\s*\((.*?)\)", text)
     assert declared is not None
-    inputs, outputs = ([n.strip() for n in group.split(",")] for group in declared.groups())
-    got = nnef_jax.load(folder)(*[read(folder / f"{n}.dat") for n in inputs])
+    return [[n.strip() for n in group.split(",")] for group in declared.groups()]
+
+
+def official(name: str) -> Any:
+    """An official model as a function of parameters and inputs, and these."""
+    folder = SHARED_CASES / "nnef_core" / name
+    model = nnef_jax.load(folder)
+    return model.apply, [model.params, *(read(folder / f"{n}.dat") for n in ends(name)[0])]
+
+
+def once(name: str) -> Any:
+    """A document as such a function, and what it takes."""
+    case, folder = DOCUMENTS[name], SHARED_CASES / "nnef"
+    model, inputs = nnef_jax.load(folder / case["model"]), np.load(folder / case["inputs"])
+    return model.apply, [model.params, *(inputs[n] for n in case["input_order"])]
+
+
+def parts(names: list[str]) -> tuple[list[str], list[str]]:
+    """The names, and those that are left to the weekly job."""
+    others = [n for n in names if not _OF_THE_FORMAT.match(n)]
+    weekly = [n for i, n in enumerate(others) if i % 3]
+    return [n for n in names if n not in weekly], weekly
+
+
+def rows(names: list[str]) -> list[Any]:
+    daily, weekly = parts(names)
+    return [*daily, *(pytest.param(n, marks=pytest.mark.slow) for n in weekly)]
+
+
+def compiled(names: list[str], prepare: Any) -> dict[str, Any]:
+    """What computes the results of each name, those of a part together."""
+    return {
+        n: call for part in parts(names) for call in [cache(Together(part, prepare))] for n in part
+    }
+
+
+RESULTS = compiled(ONCE, once) | compiled(OFFICIAL, official)
+
+
+@pytest.mark.parametrize("name", rows(OFFICIAL))
+def test_official_model(name: str) -> None:
+    got = RESULTS[name](name)
     got = got if isinstance(got, tuple) else (got,)
-    for output, array in zip(outputs, got, strict=True):
-        wanted = read(folder / f"{output}.dat")
+    for output, array in zip(ends(name)[1], got, strict=True):
+        wanted = read(SHARED_CASES / "nnef_core" / name / f"{output}.dat")
         assert array.shape == wanted.shape and array.dtype == wanted.dtype
         assert np.linalg.norm(array - wanted) <= 1e-3 * np.linalg.norm(wanted)
 
@@ -61,19 +109,27 @@ def runner() -> Any:
     return module
 
 
-@pytest.mark.parametrize("case", names("nnef/manifest.json"), ids=lambda case: case["name"])
-def test_document(case: Any, runner: Any) -> None:
-    assert runner.run_case(case, 120) is None
+@pytest.mark.parametrize("name", rows(ONCE))
+def test_document(name: str, runner: Any) -> None:
+    case = DOCUMENTS[name]
+    outputs = runner.as_dict(RESULTS[name](name), case["output_order"])
+    wanted = dict(np.load(SHARED_CASES / "nnef" / case["outputs"]))
+    assert runner.compare(outputs, wanted, case["tolerance"]) is None
 
 
-@pytest.mark.parametrize(
-    "case",
-    [c for c in names("invalid/manifest.json") if c["severity"] != "robust"],
-    ids=lambda case: case["name"],
-)
-def test_invalid_document(case: Any) -> None:
-    with pytest.raises(nnef_jax.NnefError):
-        nnef_jax.load(SHARED_CASES / "invalid" / case["path"])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_of_a_document(name: str, runner: Any) -> None:
+    assert runner.run_case(DOCUMENTS[name], 120) is None
+
+
+def test_invalid_documents(shared_cases: Path) -> None:
+    taken = []
+    for case in names("invalid/manifest.json"):
+        if case["severity"] != "robust":
+            with suppress(nnef_jax.NnefError):
+                nnef_jax.load(shared_cases / "invalid" / case["path"])
+                taken.append(case["name"])
+    assert not taken
 
 
 @pytest.mark.slow

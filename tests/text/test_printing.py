@@ -349,7 +349,7 @@ def operations() -> st.SearchStrategy[s.Expression]:
     return st.recursive(st.sampled_from(leaves), larger, max_leaves=6)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(operations())
 def test_any_expression_round_trips(expression: s.Expression) -> None:
     text = f"{COMPOSITIONAL}graph G( x ) -> ( y ) {{ y = {print_expression(expression)}; }}"
@@ -357,7 +357,7 @@ def test_any_expression_round_trips(expression: s.Expression) -> None:
     assert found == expression and repr(found) == repr(expression), text
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.one_of(documents(provisional=False), documents(provisional=True)))
 def test_any_tree_round_trips(document: s.Document) -> None:
     text = print_document(document)

@@ -224,20 +224,21 @@ def test_anything_else_is_left_to_the_grammar(statement: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parser", "start", "text", "rounds", "least"),
+    ("parser", "start", "text", "rounds"),
     [
-        (STANDARD, "document", FLAT, 1500, 300),
-        (STANDARD, "document", COMPOSITIONAL, 1000, 100),
-        (STANDARD, "quantization", QUANTIZATION, 300, 60),
-        (tract.PARSER, "document", TRACT, 1000, 200),
+        (STANDARD, "document", FLAT, 500),
+        (STANDARD, "document", COMPOSITIONAL, 300),
+        (STANDARD, "quantization", QUANTIZATION, 300),
+        (tract.PARSER, "document", TRACT, 300),
     ],
     ids=["flat", "compositional", "quantization", "tract"],
 )
+@pytest.mark.parametrize("seed", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))])
 def test_mutations_are_read_alike(
-    parser: Parser, start: str, text: str, rounds: int, least: int
+    parser: Parser, start: str, text: str, rounds: int, seed: int
 ) -> None:
     """Whatever becomes of a text, the fast reader takes it only where the grammar does."""
-    rng = random.Random(0)
+    rng = random.Random(seed)
     taken = 0
     for _ in range(rounds):
         at = rng.randrange(len(text))
@@ -246,4 +247,4 @@ def test_mutations_are_read_alike(
             taken += check(parser, mutated, start)
         except NnefError as error:
             pytest.fail(f"the grammar refuses what the fast reader takes: {error}\n{mutated}")
-    assert taken > least
+    assert taken > rounds // 10
