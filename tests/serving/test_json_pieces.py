@@ -145,7 +145,7 @@ def test_other_threads_get_on() -> None:
     start = time.perf_counter()
     json.loads(text)
     whole = time.perf_counter() - start
-    # One of several: the machine itself may stop a thread.
-    assert any(_longest_pause(lambda: json_pieces.loads(text)) < whole / 2 for _ in range(3))
+    # One of ten: the machine itself may stop a thread.
+    assert any(_longest_pause(lambda: json_pieces.loads(text)) < whole / 2 for _ in range(10))
     written = "".join(json_pieces.dumped(array))
     assert json.loads(f"[{written}]") == array.ravel().tolist()

@@ -330,8 +330,8 @@ def test_health_is_answered_while_json_is_read() -> None:
     slow = Slow()
     slow.free.release(9)
     with served({"slow": slow}) as client:
-        # One of several: the machine itself may have one wait.
-        assert any(_longest_wait(client, body) < whole / 2 for _ in range(3))
+        # One of ten: the machine itself may have one wait.
+        assert any(_longest_wait(client, body) < whole / 2 for _ in range(10))
 
 
 def _longest_wait(client: Client, body: str) -> float:
