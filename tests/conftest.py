@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from lowering import fallback
 from nnef_jax.storage import folder
+from tests import quick
 from tests.quickly import unoptimised
 
 # The same choices on every machine, also in processes that tests start.
@@ -42,20 +42,19 @@ settings.register_profile(
 )
 settings.load_profile("suite")
 
-_EVERY = 4
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no other file for the quick tests: that would take as long as they do."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    is_quick = not is_test or collection_path in quick.FILES
+    return True if config.option.markexpr == "quick" and not is_quick else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as `quick` the first row of every fourth test of each file, but for slow ones."""
-    rows: dict[tuple[Path, str], pytest.Item] = {}
+    """Mark the tests of some files as `quick`, but for slow ones."""
     for item in items:
-        if item.get_closest_marker("slow") is None:
-            rows.setdefault((item.path, item.name.partition("[")[0]), item)
-    seen = Counter[Path]()
-    for (path, _), item in rows.items():
-        if seen[path] % _EVERY == 0:
+        if item.path in quick.FILES and item.get_closest_marker("slow") is None:
             item.add_marker("quick")
-        seen[path] += 1
 
 
 SHARED_CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import nnef_jax
+from tests.quick import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -74,6 +75,13 @@ def test_every_commit_is_checked_by_the_same_commands() -> None:
         "pytest -m quick",
         "pytest -m slow",
         "pytest --optimised",
+    }
+
+
+def test_quick_tests_are_of_every_room() -> None:
+    assert [file for file in FILES if not file.is_file()] == []
+    assert {file.parent for file in FILES} == {
+        x.parent for x in (ROOT / "tests").rglob("test_*.py")
     }
 
 
