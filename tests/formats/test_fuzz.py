@@ -21,6 +21,7 @@ def digests() -> list[str]:
     return [hashlib.sha1(kind("nnef").mutant(3, i)[1]).hexdigest() for i in range(44)]
 
 
+@pytest.mark.slow
 def test_seed_and_number_alone_decide_on_a_mutant() -> None:
     other = subprocess.run(
         [sys.executable, "-c", DIGESTS],

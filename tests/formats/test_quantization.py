@@ -305,7 +305,7 @@ def entry(name: str, algorithm: str, arguments: dict[str, Any]) -> str:
     return f'"{name}": {algorithm}({shown});\n'
 
 
-@pytest.mark.parametrize("expand", ["auto", "all"])
+@pytest.mark.parametrize("expand", ["auto", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_activation_is_quantised_for_all_that_reads_it(algorithm: str, expand: str) -> None:
     arguments = ALGORITHMS[algorithm]

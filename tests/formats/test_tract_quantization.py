@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowering.graph import TensorType
@@ -245,6 +245,7 @@ WORDS = re.findall(
 )
 
 
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(WORDS), max_size=40).map("".join) | st.text(max_size=40))
 def test_any_text_ends_in_errors_or_entries(text: str) -> None:
     try:
