@@ -280,6 +280,8 @@ def test_pre_process_that_is_wrong(tmp_path: Path) -> None:
             net.load(tmp_path)
 
 
+# Of numbers that are beyond a dtype: they become infinite.
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 def test_no_change_of_a_part_breaks_the_reader() -> None:
     """Attributes, edges, types, bodies and blobs are changed: a network results, or NnefError."""
     ends = Counter[str]()
