@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("onnx")
 
 from nnef_jax import Limits
-from tests.formats.test_hostile import on_the_processor
+from tests.fuzz.bounds import bounded
 from tests.onnx.bombs import GIGABYTES, KINDS, SECONDS, SIZES, measured, outcome
 
 # A hundredth of what is allowed by default, so that a bomb takes a moment.
@@ -17,7 +17,7 @@ SMALL = Limits(steps=100_000, expanded_bytes=20_000_000)
 @pytest.mark.parametrize("kind", KINDS)
 def test_small_limits(kind: str) -> None:
     source = KINDS[kind](SIZES[0])
-    with on_the_processor(4):
+    with bounded(4):
         outcome(source, SMALL)
 
 
