@@ -106,21 +106,22 @@ def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, d
     with jax.enable_x64(dtype == "float64"):
         x = np.asarray(X, dtype)
         found = analysis.bounds(dense(first, dtype, second=second), x, epsilon=sizes, target=1)
+        lower, upper, margins = map(np.asarray, (found.lower, found.upper, found.margins))
         close = partial(np.testing.assert_allclose, **TOLERANCES[dtype])
         for item, epsilon in enumerate(sizes):
             ends = np.float64(X[item]) - epsilon, np.float64(X[item]) + epsilon
             (low, high), (least, most) = crown.bounds(layers, *curve, *ends)
             low, high = np.maximum(low, least), np.minimum(high, most)
-            close(found.lower[item], low)
-            close(found.upper[item], high)
-            assert (np.asarray(found.lower[item]) <= low).all()  # what rounding takes is outside
-            assert (np.asarray(found.upper[item]) >= high).all()
+            close(lower[item], low)
+            close(upper[item], high)
+            assert (lower[item] <= low).all()  # what rounding takes is outside
+            assert (upper[item] >= high).all()
             # Margins are of the last layer, less the row of the class.
             weight, bias = layers[2]
             last = weight[1] - weight, bias[1] - bias
             (low, _), _ = crown.bounds([*layers[:2], last], *curve, *ends)
-            close(found.margins[item], np.maximum(low, least[1] - most))
-            assert found.margins[item, 1] == 0
+            close(margins[item], np.maximum(low, least[1] - most))
+            assert margins[item, 1] == 0
 
 
 def test_what_float32_is_beside_the_paper_is_the_allowance_for_rounding(

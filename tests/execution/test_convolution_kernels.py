@@ -76,10 +76,10 @@ KERNELS: dict[str, tuple[tuple[int, ...], Window, int, int]] = {
     "winograd_cut": ((3, 3), window(((-1, 1), (1, -2))), 48, 50),
 }
 # Derivatives that are slow, which are made of programs of the others.
-EACH, MORE = {"gradient of each item"}, {"tangent", "second derivative"}
+EACH, MORE = {"gradient of each item", "gradient of each filter"}, {"tangent", "second derivative"}
 SLOW = {name: MORE | EACH for name in KERNELS}
-SLOW |= {name: MORE for name in ("grouped", "tiled", "sliced", "stacked", "winograd")}
-SLOW |= {name: set() for name in ("pointwise", "depthwise", "summed")}
+SLOW |= {name: MORE for name in ("grouped", "tiled", "sliced", "summed", "stacked", "winograd")}
+SLOW |= {name: set() for name in ("pointwise", "depthwise")}
 
 
 def general(window: Window) -> Callable[[Any, Any], Any]:

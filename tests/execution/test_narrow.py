@@ -69,10 +69,15 @@ def test_windows_of_16_bits_are_products(
     window = Window(stride, padding, (1, 1), dilation, 1, None, F32)
     x, filter = (y.astype(BF16) for y in (random(*shape), random(3, 2, 16, 24, seed=1)))
     assert is_narrow(x, filter, window)
-    found = convolution(x, filter, window)
+
+    @jax.jit
+    def both(x: Array, filter: Array) -> Any:
+        wide = (y.astype(F32) for y in (x, filter))
+        return convolution(x, filter, window), direct(*wide, window)
+
+    found, wanted = both(x, filter)
     assert found.dtype == F32
-    # Products of 8-bit mantissas are exact in float32.
-    assert error(found, direct(x.astype(F32), filter.astype(F32), window)) < 1e-6
+    assert error(found, wanted) < 1e-6  # products of 8-bit mantissas are exact in float32
 
 
 def moved(x: Array) -> Array:
@@ -109,13 +114,14 @@ def multiplied(x: Array) -> Array:
 def test_what_is_computed_in_32_bits_has_its_types_and_is_nearer(
     function: Callable[[Array], Array], dtype: Any, units: bool
 ) -> None:
-    x = random(16, 16).astype(dtype)
-    written = function(x)
-    run = optimised(lambda _, inputs: function(inputs[0]))
-    found = run({}, [x])
+    @jax.jit
+    def run(x: Array) -> Any:
+        narrow = optimised(lambda _, inputs: function(inputs[0]))({}, [x])
+        return function(x), narrow, function(x.astype(F32))
+
+    written, found, wanted = run(random(16, 16).astype(dtype))
     assert found.dtype == written.dtype
     assert found.shape == written.shape
-    wanted = function(x.astype(F32))
     rounding = float(jnp.finfo(dtype).eps)
     assert error(found, wanted) <= max(error(written, wanted), rounding)
     if function is moved:

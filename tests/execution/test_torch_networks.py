@@ -11,24 +11,28 @@ import pytest
 
 import nnef_jax
 from tests import torch_networks
-from tests.quickly import unoptimised_options
 from tests.torch_networks import NAMES, Run, by_name, difference, gradients
-
-pytestmark = pytest.mark.optimised
 
 # Relative to the largest magnitude. In 8 bits a step of the result is 0.02 of it.
 TOLERANCE = {"int8": 0.02}
 # Runs after the first are of other shapes: of these some say what all would.
 OTHERS = {("resnet", 1), ("gpt", 2)}
+# Derivatives of others are made of those of these.
+DERIVED = ("resnet", "bert", "gpt", "lstm", "unet", "q40")
 
 
-def runs(gradients: bool, others: set[tuple[str, int]]) -> list[Any]:
+def runs(gradients: bool) -> list[Any]:
+    def is_quick(name: str, index: int) -> bool:
+        if index:
+            return not gradients and (name, index) in OTHERS
+        return not gradients or name in DERIVED
+
     return [
         pytest.param(
             name,
             run,
             id=f"{name}-{index}",
-            marks=[pytest.mark.slow] if index and (name, index) not in others else [],
+            marks=[] if is_quick(name, index) else [pytest.mark.slow],
         )
         for name in NAMES
         for index, run in enumerate(torch_networks.runs(name))
@@ -48,16 +52,16 @@ def model(name: str, models: dict[str, nnef_jax.Model]) -> nnef_jax.Model:
     return models[name]
 
 
-@pytest.mark.parametrize(("name", "run"), runs(gradients=False, others=OTHERS))
+@pytest.mark.parametrize(("name", "run"), runs(gradients=False))
 def test_value(name: str, run: Run, model: nnef_jax.Model) -> None:
     results = by_name(model, model(**run.input))
     assert list(results) == list(run.output)
     assert difference(results, run.output) <= TOLERANCE.get(name, 1e-4)
 
 
-@pytest.mark.parametrize(("name", "run"), runs(gradients=True, others=set()))
+@pytest.mark.parametrize(("name", "run"), runs(gradients=True))
 def test_gradients(name: str, run: Run, model: nnef_jax.Model) -> None:
-    of_inputs, of_parameters = gradients(model, run, compiler_options=unoptimised_options())
+    of_inputs, of_parameters = gradients(model, run)
     assert difference(of_inputs, run.gradient) <= 1e-4
     assert difference(of_parameters, run.parameter, floor=1e-2) <= 1e-4
 

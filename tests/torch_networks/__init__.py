@@ -74,9 +74,7 @@ def by_name(model: nnef_jax.Model, results: Any) -> dict[str, Any]:
     return dict(zip(names, results if len(names) > 1 else [results], strict=True))
 
 
-def gradients(
-    model: nnef_jax.Model, run: Run, compiler_options: dict[str, str] | None = None
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def gradients(model: nnef_jax.Model, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
     """The derivatives of the sum of weight * output in inputs and in parameters."""
 
     def total(inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> jax.Array:
@@ -86,8 +84,7 @@ def gradients(
 
     inputs = {name: run.input[name] for name in run.gradient}
     parameters = {label: model.params[label] for label in run.parameter}
-    both = jax.jit(jax.grad(total, argnums=(0, 1)), compiler_options=compiler_options)
-    return both(inputs, parameters)
+    return jax.jit(jax.grad(total, argnums=(0, 1)))(inputs, parameters)
 
 
 def difference(found: Mapping[str, Any], expected: Arrays, floor: float = 0.0) -> float:
