@@ -19,7 +19,7 @@ from lowering.cpu.xla_options import compiler_options, in_order
 from lowering.machine import using
 from tests.helpers import model_of
 from tests.machines import with_units
-from tests.programs import optimised
+from tests.programs import optimised, random
 
 BF16, F32 = jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)
 
@@ -36,10 +36,6 @@ graph net(x) -> (y)
     y = linear(flat, g);
 }
 """
-
-
-def random(*shape: int, seed: int = 0) -> Array:
-    return jax.random.normal(jax.random.key(seed), shape)
 
 
 def error(found: Any, wanted: Any) -> float:
