@@ -1,8 +1,8 @@
-"""Compares all cases of a list, compiled together, with what onnxruntime gave for them."""
+"""Compares models, many compiled together, with what onnxruntime gave for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,46 @@ import numpy as np
 
 import nnef_jax
 from tests.onnx.runtime_cases import Case
+from tests.operation_checks import Together
+from tests.rows import failures
 
-Results = dict[str, list[Any]]
-
-
-def results_of(cases: Sequence[Case]) -> Results:
-    """Return the results of all cases by name."""
-    models = [nnef_jax.load(case.model().SerializeToString()) for case in cases]
-    taken: list[Any] = []
-    for case, model in zip(cases, models, strict=True):
-        arrays = {f"x{i}": x for i, x in enumerate(case.arrays())}
-        taken.append([arrays[x.name] for x in model.inputs])
-
-    def every(params: Any, inputs: Any) -> Any:
-        return [m.apply(p, *xs) for m, p, xs in zip(models, params, inputs, strict=True)]
-
-    results = jax.jit(every)([m.params for m in models], taken)
-    return {
-        case.name: [x] if isinstance(x, jax.Array) else list(x)
-        for case, x in zip(cases, results, strict=True)
-    }
+Compare = Callable[[str, Any, Any], None]  # of a name, what is computed and what is recorded
 
 
-def compare(case: Case, found: Results, recorded: Path, rtol: float) -> None:
-    """Assert that the results of a case are those that were recorded."""
-    with np.load(recorded) as wanted:
-        for i, x in enumerate(found[case.name]):
-            y = wanted[f"{case.name}/{i}"]
+def wrong(
+    load: Callable[[str], tuple[nnef_jax.Model, Sequence[Any]]],
+    recorded: Mapping[str, Any],
+    names: Sequence[str],
+    compare: Compare,
+) -> dict[str, str]:
+    """Return what is wrong of models by name, each loaded with its inputs."""
+
+    def prepare(name: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+        model, inputs = load(name)
+        return model.apply, [model.params, *inputs]
+
+    together = Together(names, prepare)
+
+    def check(name: str) -> None:
+        for i, x in enumerate(jax.tree.leaves(together(name))):
+            y = recorded[f"{name}/{i}"]
             assert x.shape == y.shape
-            np.testing.assert_allclose(x, y, rtol=rtol, atol=case.atol)
+            compare(name, x, y)
+
+    return failures(check, {name: name for name in names})
+
+
+def wrong_cases(cases: Sequence[Case], recorded: Path, rtol: float) -> dict[str, str]:
+    """Return what is wrong of the cases of a list."""
+    named = {case.name: case for case in cases}
+
+    def load(name: str) -> tuple[nnef_jax.Model, Sequence[Any]]:
+        model = nnef_jax.load(named[name].model().SerializeToString())
+        arrays = {f"x{i}": x for i, x in enumerate(named[name].arrays())}
+        return model, [arrays[x.name] for x in model.inputs]
+
+    def compare(name: str, x: Any, y: Any) -> None:
+        np.testing.assert_allclose(x, y, rtol=rtol, atol=named[name].atol)
+
+    with np.load(recorded) as wanted:
+        return wrong(load, wanted, [*named], compare)
