@@ -42,7 +42,9 @@ def are_equal(x: Any, y: Any) -> bool:
     return x.dtype == y.dtype and np.array_equal(x.astype("f8"), y.astype("f8"), equal_nan=True)
 
 
-@pytest.mark.parametrize("source", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "source", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)]
+)
 def test_casts_of_all_pairs(source: str) -> None:
     """A network with inputs of 16 bits alone is computed in 32, but for what Casts make of it."""
     pairs = [(a, b) for a in (*FLOATS, *WHOLE) for b in FLOATS]
@@ -111,8 +113,14 @@ def test_levels_are_scaled_in_32_bits_and_rounded_once() -> None:
     assert {case: found for case, found in pairs if not are_equal(*found)} == {}
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("scales", [1, 3, 20])
+@pytest.mark.parametrize(
+    ("dtype", "scales"),
+    [
+        pytest.param(dtype, scales, marks=[] if chosen else pytest.mark.slow)
+        for scales, of_float16 in ((1, True), (3, False), (20, True))
+        for dtype, chosen in (("float16", of_float16), ("bfloat16", not of_float16))
+    ],
+)
 def test_quantised_networks_are_narrowed(dtype: str, scales: int) -> None:
     """Levels are computed in 32 bits though weights, scales and zero points are not."""
     items, shape = np.float32([-0.5, 0, 1, 2.5, 3, 30]), () if scales == 1 else (scales,)
