@@ -212,10 +212,10 @@ USES = [
     *(
         Use("CTCLoss", "opset4",
             [_LOGITS, whole(4, 3), _LABELS, whole(3, 2), scalar(2)],
-            [ctc_loss(_LOGITS, (4, 3), _LABELS, (3, 2), 2, collapses, merges, unique)],
-            {"preprocess_collapse_repeated": collapses, "ctc_merge_repeated": merges,
+            [ctc_loss(_LOGITS, (4, 3), _LABELS, (3, 2), 2, collapses, True, unique)],
+            {"preprocess_collapse_repeated": collapses, "ctc_merge_repeated": True,
              "unique": unique})
-        for collapses, merges, unique in ((False, True, False), (True, True, True))
+        for collapses, unique in ((False, False), (True, False), (True, True))
     ),
     *(
         Use("CTCGreedyDecoderSeqLen", "opset6", [_PROBABILITIES, whole(6, 0, 4), *blank],
