@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,58 +43,68 @@ def test_there_are_six_recipes() -> None:
     assert all(any(language == "sh" for language, _, _ in blocks(recipe)) for recipe in RECIPES)
 
 
-def copy_repository(path: Path) -> None:
+def steps() -> dict[str, list[tuple[str, str, str]]]:
+    """The blocks of all recipes: those above, and one of docs/extending.md.
+
+    A block there names a file, and shows what is put into it or at its end.
+    """
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    title = "An operation of NNEF, or of tract's"
+    section = re.search(rf"^# {title}.*?(?=^# |\Z)", page, re.M | re.S)
+    assert section is not None
+    shown = []
+    for file, text in re.findall(r"^```text\n(\S+)\n(.*?)^```$", section[0], re.M | re.S):
+        added = "".join(line[1:] for line in text.splitlines(keepends=True))
+        shown.append(("text", file, added) if text.startswith("+") else ("diff", file, text))
+    (commands,) = re.findall(r"^```sh\n(.*?)^```$", section[0], re.M | re.S)
+    all_blocks = {recipe: blocks(recipe) for recipe in RECIPES}
+    return all_blocks | {title: [*shown, ("sh", "", commands)]}
+
+
+def follow() -> None:
+    """Do all recipes in this copy of the repository, one after the other.
+
+    Each line is a fork of this process, so that jax is imported once.
+    """
+    import jax  # noqa: F401
+
+    failed = []
+    for recipe, parts in steps().items():
+        for language, file, text in parts:
+            if file:
+                write(ROOT / file, language, text)
+        for line in "".join(text for language, _, text in parts if language == "sh").splitlines():
+            process = multiprocessing.get_context("fork").Process(target=run, args=(line,))
+            process.start()
+            process.join()
+            if process.exitcode:
+                failed.append(f"{recipe}: {line}")
+    assert not failed, failed
+
+
+def run(line: str) -> None:
+    """Run a line of a recipe in this process; exit with its status."""
+    program, *sys.argv = shlex.split(line)
+    if program == "pytest":
+        sys.exit(pytest.main(sys.argv))
+    elif program == "python":
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        subprocess.run([program, *sys.argv], check=True)
+
+
+def test_recipes(tmp_path: Path) -> None:
     for name in ("nnef_jax", "lowering", "tests", "docs"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.npz")
-        shutil.copytree(ROOT / name, path / name, ignore=ignored)
-    shutil.copy(ROOT / "pyproject.toml", path)
-
-
-def run(text: str, path: Path) -> None:
-    """Run the lines of a block in the copy."""
-    python = Path(sys.executable).parent
-    paths = os.pathsep.join([str(python), os.environ["PATH"]])
-    environment = os.environ | {"PATH": paths, "PYTHONPATH": str(path)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # the next run is of the same files
-    command = ["bash", "-euo", "pipefail", "-c", text]
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.npz"))
+    for name in ("pyproject.toml", "CONTRIBUTING.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    code = "from tests.repository.test_contributing import follow; follow()"
     ended = subprocess.run(
-        command, cwd=path, env=environment, capture_output=True, text=True, timeout=600
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """A copy of the repository, and the recipes that have yet to be done in it."""
-    path = tmp_path_factory.mktemp("copy")
-    copy_repository(path)
-    return path, list(RECIPES)
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_recipe(recipe: str, begun: tuple[Path, list[str]]) -> None:
-    path, left = begun
-    while recipe in left:
-        for language, file, text in blocks(left.pop(0)):
-            if file:
-                write(path / file, language, text)
-    for language, _, text in blocks(recipe):
-        if language == "sh":
-            run(text, path)
-
-
-def test_operations_of_a_format(tmp_path: Path) -> None:
-    """A block of docs/extending.md names a file, and shows what is put into it or at its end."""
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    section = re.search(r"^# An operation of NNEF, or of tract's.*?(?=^# |\Z)", page, re.M | re.S)
-    assert section is not None
-    copy_repository(tmp_path)
-    for file, text in re.findall(r"^```text\n(\S+)\n(.*?)^```$", section[0], re.M | re.S):
-        if text.startswith("+"):
-            added = "".join(line[1:] for line in text.splitlines(keepends=True))
-            with (tmp_path / file).open("a", encoding="utf-8") as stream:
-                stream.write(added)
-        else:
-            write(tmp_path / file, "diff", text)
-    (commands,) = re.findall(r"^```sh\n(.*?)^```$", section[0], re.M | re.S)
-    run(commands, tmp_path)
