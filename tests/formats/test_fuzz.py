@@ -6,15 +6,35 @@ import hashlib
 import json
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz import driver, kind
+from tests.fuzz import driver, kind, nnef
 from tests.fuzz.bounds import ROOT
 from tests.fuzz.driver import State, Trial
 
-DIGESTS = "from tests.formats.test_fuzz import digests; print(digests())"
+DOCUMENTS = nnef.documents.__wrapped__
+DIGESTS = """
+from tests.formats import test_fuzz
+test_fuzz.nnef.documents = test_fuzz.few_documents
+print(test_fuzz.digests())
+"""
+
+
+@cache
+def few_documents() -> tuple[tuple[str, nnef.Members], ...]:
+    """An eighth of the networks that mutants are made of: to write all takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for table in ("NNEF", "TRACT_CASES"):
+            patch.setattr(nnef, table, getattr(nnef, table)[::8])
+        return DOCUMENTS()
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nnef, "documents", few_documents)
 
 
 def digests() -> list[str]:
