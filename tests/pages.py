@@ -73,6 +73,7 @@ def session(
     needs: tuple[str, ...] = (),
     *,
     programs: bool = False,
+    without: tuple[str, ...] = (),
     within: Callable[[Block], AbstractContextManager[None]] = lambda block: nullcontext(),
 ) -> Iterator[tuple[Block, dict[str, Any]]]:
     """Run the blocks of a page, and give each with the names that are there after it.
@@ -81,6 +82,7 @@ def session(
         page: its path from the root of the repository.
         needs: modules that blocks may need; those that need others are left out.
         programs: run lines `python ...` of `sh` blocks, each in a process.
+        without: leave out lines of `sh` blocks that begin like this.
         within: gives a context to run a block of Python in.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
@@ -93,6 +95,8 @@ def session(
                 exec(compile("\n" * (block.line - 1) + block.code, page, "exec"), names)
         elif block.language == "sh":
             for line in lines(block):
+                if line.startswith(without):
+                    continue
                 run_line(block, line, programs=programs)
         yield block, dict(names)
 
