@@ -257,7 +257,7 @@ sys.exit(main())
         (signal.SIGKILL, "part-00001.jsonl"),
         pytest.param(signal.SIGKILL, "part-00001.npz", marks=pytest.mark.slow),
         pytest.param(signal.SIGTERM, "part-00001.npz", marks=pytest.mark.slow),
-        (signal.SIGINT, "batch.json"),
+        pytest.param(signal.SIGINT, "batch.json", marks=pytest.mark.slow),
     ],
     ids=str,
 )

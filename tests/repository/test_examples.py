@@ -203,6 +203,7 @@ def test_training_on_attacks_is_drawn_and_written(
 # What speaks for a digit
 
 
+@pytest.mark.slow
 def test_saliency_is_drawn_for_the_scans_that_are_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
