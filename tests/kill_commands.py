@@ -261,11 +261,10 @@ def by_size(trial: Trial) -> Iterator[Ending]:
 
 
 def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
-    """End runs of a job in every way, or `short` in three; how often what was found."""
+    """End runs of a job in every way, or `short` in two; how often what was found."""
     trial, found = Trial(folder, job), Counter[str]()
     if short:
-        ways = [at_calls(trial, "kill", [3]), at_calls(trial, "kill", [9])]
-        ways += [at_calls(trial, "full", [4])]
+        ways = [at_calls(trial, "kill", [9]), at_calls(trial, "full", [4])]
     else:
         ways = [*(at_calls(trial, kind, itertools.count()) for kind in ENDS), by_size(trial)]
     for way in ways:

@@ -24,6 +24,7 @@ from tests.quickly import optimised
 ELSEWHERE = {"docs/devices.md"}  # test_sharding runs it, by a program that has eight devices
 COMPUTES = "proven = analysis.bounds("  # for minutes where nothing is optimised
 LONG_LINES = (  # tests/cli has shorter ones
+    "nnef-jax batch examples/digits/model examples/digits/scans --out shards",
     "nnef-jax benchmark",
     "nnef-jax compare examples/digits/model examples/digits/model",
     "nnef-jax openvx run",
