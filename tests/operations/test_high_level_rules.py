@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,10 @@ class Network:
         """The results, by jax alone."""
         return [f(x * params["w"]).astype(jnp.float32) for f in self.functions.values()]
 
+    @cached_property
+    def wanted(self) -> list[Any]:
+        return jax.jit(self.plain)({"w": W}, X)
+
     def require_equal(self, results: Any, wanted: Any, rtol: float = 1e-6) -> None:
         for name, x, y in zip(self.functions, results, wanted, strict=True):
             for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
@@ -95,7 +100,7 @@ def network(request: pytest.FixtureRequest) -> Network:
 
 
 def test_values(network: Network) -> None:
-    model, wanted = network.model(optimize="strict"), jax.jit(network.plain)({"w": W}, X)
+    model, wanted = network.model(optimize="strict"), network.wanted
     network.require_equal(model(X), wanted)
     network.require_equal(jax.jit(model.apply)(model.params, X), wanted)
     network.require_equal(model.apply(model.prepare(model.params), X), wanted)
@@ -125,7 +130,7 @@ def test_exported(network: Network, tmp_path: Path) -> None:
     with np.load(tmp_path / "net.npz") as file:
         function = jax.export.deserialize(file["function"])
         results = function.call({"w": file["params/w"]}, X)
-    network.require_equal(results, jax.jit(network.plain)({"w": W}, X))
+    network.require_equal(results, network.wanted)
 
 
 @pytest.mark.usefixtures("warns_again")
@@ -138,9 +143,9 @@ def test_what_cannot_be_lowered_runs_as_it_is_written(
 
     monkeypatch.setattr(jaxprs, "low_level", fail)
     network = Network({name: FUNCTIONS[name] for name in ("frexp", "switched")})
-    model, wanted = network.model(), jax.jit(network.plain)({"w": W}, X)
-    network.require_equal(model(X), wanted)
-    network.require_equal(jax.jit(model.apply)(model.params, X), wanted)
+    model = network.model()
+    network.require_equal(model(X), network.wanted)
+    network.require_equal(jax.jit(model.apply)(model.params, X), network.wanted)
     slope = jax.jit(jax.jacrev(model.apply))(model.params, X)
     network.require_equal(slope, jax.jit(jax.jacrev(network.plain))({"w": W}, X), 1e-5)
     assert recwarn and all("ArithmeticError: on purpose" in str(w.message) for w in recwarn)
