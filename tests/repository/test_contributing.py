@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -66,8 +67,7 @@ def follow() -> None:
 
     Each line is a fork of this process, so that jax is imported once.
     """
-    import jax  # noqa: F401
-
+    importlib.import_module("jax")
     failed = []
     for recipe, parts in steps().items():
         for language, file, text in parts:
