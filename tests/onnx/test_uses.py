@@ -23,6 +23,7 @@ pytest.importorskip("onnx")
 
 import onnx
 
+from tests.onnx.models import INT, model, node, tensor
 from tests.onnx.uses_networks import NAMES, Example, example
 
 
@@ -328,3 +329,21 @@ def _applicable() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "use"), [*_applicable()])
 def test_use(subjects: Callable[[str], Subject], name: str, use: str) -> None:
     USES[use](subjects(name))
+
+
+def test_boxes_that_suppression_leaves_are_analysed() -> None:
+    weights = {"most": np.array([3]), "iou": np.float32([0.5]), "least": np.float32([0.3])}
+    made = model(
+        [node("NonMaxSuppression", "boxes scores most iou least")],
+        [tensor("boxes", (1, 4, 4)), tensor("scores", (1, 1, 4))],
+        [tensor("y", None, INT)],
+        weights,
+    )
+    boxes = np.float32([[[0, 0, 2, 2], [0, 0, 2, 1.9], [4, 4, 7, 7], [8, 8, 9, 9]]])
+    scores = np.float32([[[0.6, 0.9, 0.1, 0.7]]])
+    network = nnef_jax.load(made)
+    statistics = nnef_jax.analysis.activation_statistics(network, [(boxes, scores)])
+    assert "y" not in statistics.tensors  # whole numbers have none
+    same = nnef_jax.analysis.compare(network, network, {"boxes": boxes, "scores": scores})
+    assert same.first is None
+    np.testing.assert_array_equal(network(boxes, scores), [[0, 0, 1], [0, 0, 3], [-1, -1, -1]])
