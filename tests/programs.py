@@ -39,6 +39,23 @@ graph sum( x ) -> ( y )
     next = update(total, y);
 }
 """
+
+
+def pooling_network(*shape: int) -> str:
+    """A network of a convolution with a filter `f` of 4 channels, ReLU and a maximum of windows."""
+    return f"""
+version 1.0;
+graph net(x) -> (y)
+{{
+    x = external<scalar>(shape = {list(shape)});
+    f = variable<scalar>(shape = [4,{shape[1]},3,3], label = 'f');
+    c = conv(x, f, padding = [(1,1),(1,1)]);
+    r = relu(c);
+    y = max_pool(r, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore');
+}}
+"""
+
+
 _RNG = np.random.default_rng(0)
 DATA = {"w": _RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)}
 X = _RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)

@@ -13,7 +13,15 @@ from jax import lax
 
 from lowering.ablation import without
 from tests.helpers import model_of
-from tests.programs import Function, assert_same, equations, made_of, optimised, random
+from tests.programs import (
+    Function,
+    assert_same,
+    equations,
+    made_of,
+    optimised,
+    pooling_network,
+    random,
+)
 
 
 def conv(x: Any, filter: Any) -> Any:
@@ -140,17 +148,7 @@ def test_inputs_without_a_batch() -> None:
 
 
 def test_a_large_batch_of_a_network_goes_in_chunks() -> None:
-    text = """
-version 1.0;
-graph net(x) -> (y)
-{
-    x = external<scalar>(shape = [8,3,256,256]);
-    f = variable<scalar>(shape = [4,3,3,3], label = 'f');
-    c = conv(x, f, padding = [(1,1),(1,1)]);
-    r = relu(c);
-    y = max_pool(r, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore');
-}
-"""
+    text = pooling_network(8, 3, 256, 256)
     data, x = {"f": np.asarray(random(4, 3, 3, 3))}, random(8, 3, 256, 256)
     model = model_of(text, data=data)
     assert_same(model_of(text, data=data, optimize=False)(x), model(x))

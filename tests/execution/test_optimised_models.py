@@ -17,7 +17,7 @@ from lowering.cpu import xla_options as options
 from lowering.cpu.xla_options import fastest
 from tests import torch_networks
 from tests.helpers import model_of
-from tests.programs import assert_close, assert_same, random
+from tests.programs import assert_close, assert_same, pooling_network, random
 
 
 @pytest.mark.parametrize("name", ("resnet", "vit", "lstm", "unet"))
@@ -37,17 +37,7 @@ def test_gradients_of_networks_are_those_of_networks_as_written(name: str) -> No
         assert torch_networks.difference(got, wanted, floor=1e-2) < 1e-5
 
 
-NETWORK = """
-version 1.0;
-graph net(x) -> (y)
-{
-    x = external<scalar>(shape = [2,3,8,8]);
-    f = variable<scalar>(shape = [4,3,3,3], label = 'f');
-    c = conv(x, f, padding = [(1,1),(1,1)]);
-    r = relu(c);
-    y = max_pool(r, size = [1,1,2,2], stride = [1,1,2,2], border = 'ignore');
-}
-"""
+NETWORK = pooling_network(2, 3, 8, 8)
 
 
 def test_nan_stays() -> None:

@@ -23,28 +23,17 @@ from tests.operation_checks import (
     Together,
     assert_close,
     assert_definition,
-    chosen,
+    checked,
     few,
     read_graph,
     results,
 )
-
-CHECKS = Checks(TRACT, chosen(TRACT))
-
-
-@pytest.mark.parametrize("case", TRACT, ids=lambda case: case.name)
-def test_row(case: OpCase) -> None:
-    CHECKS(case)
+from tests.rows import failures
 
 
-OTHERS = [case for case in TRACT if case not in CHECKS.in_full]
-IN_FULL = Checks(OTHERS, OTHERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
-def test_row_in_full(case: OpCase) -> None:
-    IN_FULL(case)
+@pytest.mark.parametrize(("checks", "case"), checked(TRACT))
+def test_row(checks: Checks, case: OpCase) -> None:
+    checks(case)
 
 
 # Operations that tract reads in another way than NNEF does: they have rows here.
@@ -70,13 +59,12 @@ ALIKE = [
 
 def test_other_operations_are_read_as_nnef_does() -> None:
     """Rows of NNEF's table reach the same kinds, attributes and types: they are not said twice."""
-    failures = list[str]()
-    for case in ALIKE:
-        ours = read_graph(document(case.means or case))
-        theirs = read_graph(in_tract(case))
-        if said(ours) != said(theirs):
-            failures.append(f"{case.name}: {said(ours)}, in tract {said(theirs)}")
-    assert not failures, "\n".join(failures)
+    assert failures(read_alike, {f"{case.name} by {case.operation}": case for case in ALIKE}) == {}
+
+
+def read_alike(case: OpCase) -> None:
+    nnef, tract = read_graph(document(case.means or case)), read_graph(in_tract(case))
+    assert said(tract) == said(nnef)
 
 
 def said(graph: Graph) -> str:

@@ -97,21 +97,13 @@ def seeds() -> Iterator[tuple[str, bytes]]:
 
 def _chosen() -> Writer:
     """One of two bodies, within a loop."""
-    from tests.openvino.test_loops import chosen, inside
+    from tests.openvino import test_loops
 
-    body, net = Writer(), Writer()
+    body = Writer()
     h, turn = body.input("h", (2,)), body.input("turn", (1,), "i64")
-    body.result(chosen(body, body.layer("Equal", [turn, turn], [(1,)]), h, "Exp", "Negative"))
-    end = len(body.layers) - 1
-    inputs = [net.constant(np.array(3)), net.constant(np.array(True)), net.input("h", (2,))]
-    ports = (
-        f'<input external_port_id="2" internal_layer_id="{h}"/>'
-        f'<input external_port_id="-1" internal_layer_id="{turn}" purpose="current_iteration"/>'
-        f'<output external_port_id="3" internal_layer_id="{end}"/>'
-    )
-    back = f'<edge from-layer="{end}" to-layer="{h}"/>'
-    made = net.layer("Loop", inputs, [(2,)], inside=inside(body, ports, back), opset="opset5")
-    return net.result(made)
+    equal = body.layer("Equal", [turn, turn], [(1,)])
+    body.result(test_loops.chosen(body, equal, h, "Exp", "Negative"))
+    return test_loops.three_turns(body, h, turn)
 
 
 def _use(use: object, version: int) -> Writer:

@@ -151,14 +151,9 @@ def chosen(net: Writer, condition: int, x: int, *types: str) -> int:
     return net.layer("If", [condition, x], [(2,)], inside=text, opset="opset8")
 
 
-def test_a_choice_in_a_loop(tmp_path: Path) -> None:
-    body, net = Writer(), Writer()
-    h, turn = body.input("h", (2,)), body.input("turn", (1,), "i64")
-    odd = body.layer("Mod", [turn, body.constant(np.array([2]))], [(1,)])
-    odd = body.layer("Equal", [odd, body.constant(np.array([1]))], [(1,)])
-    body.result(chosen(body, odd, h, "Exp", "Negative"))
-    end = len(body.layers) - 1
-    net.data = body.data
+def three_turns(body: Writer, h: int, turn: int) -> Writer:
+    """A network that runs a body three times; its last layer gives the next of its input h."""
+    net, end = Writer(data=body.data), len(body.layers) - 1
     inputs = [net.constant(np.array(3)), net.constant(np.array(True)), net.input("h", (2,))]
     ports = (
         f'<input external_port_id="2" internal_layer_id="{h}"/>'
@@ -167,7 +162,17 @@ def test_a_choice_in_a_loop(tmp_path: Path) -> None:
     )
     back = f'<edge from-layer="{end}" to-layer="{h}"/>'
     made = net.layer("Loop", inputs, [(2,)], inside=inside(body, ports, back), opset="opset5")
-    np.testing.assert_allclose(net.result(made).load(tmp_path)(H), -np.exp(-H), rtol=1e-5)
+    return net.result(made)
+
+
+def test_a_choice_in_a_loop(tmp_path: Path) -> None:
+    body = Writer()
+    h, turn = body.input("h", (2,)), body.input("turn", (1,), "i64")
+    odd = body.layer("Mod", [turn, body.constant(np.array([2]))], [(1,)])
+    odd = body.layer("Equal", [odd, body.constant(np.array([1]))], [(1,)])
+    body.result(chosen(body, odd, h, "Exp", "Negative"))
+    model = three_turns(body, h, turn).load(tmp_path)
+    np.testing.assert_allclose(model(H), -np.exp(-H), rtol=1e-5)
 
 
 def test_results_of_other_shapes_are_refused(tmp_path: Path) -> None:

@@ -17,27 +17,15 @@ from tests.operation_checks import (
     Together,
     assert_close,
     assert_definition,
-    chosen,
+    checked,
     few,
     results,
 )
 
-CHECKS = Checks(NNEF, chosen(NNEF))
 
-
-@pytest.mark.parametrize("case", NNEF, ids=lambda case: case.name)
-def test_row(case: OpCase) -> None:
-    CHECKS(case)
-
-
-OTHERS = [case for case in NNEF if case not in CHECKS.in_full]
-IN_FULL = Checks(OTHERS, OTHERS)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", OTHERS, ids=lambda case: case.name)
-def test_row_in_full(case: OpCase) -> None:
-    IN_FULL(case)
+@pytest.mark.parametrize(("checks", "case"), checked(NNEF))
+def test_row(checks: Checks, case: OpCase) -> None:
+    checks(case)
 
 
 def test_every_operation_has_a_case() -> None:

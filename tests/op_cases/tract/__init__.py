@@ -6,27 +6,10 @@ from importlib import import_module
 
 from tests.op_cases.case import OpCase
 from tests.op_cases.tract.spelling import spelled
-
-FAMILIES = (
-    "elementwise",
-    "activation",
-    "bits",
-    "shape",
-    "reduce",
-    "window",
-    "linear",
-    "quantized",
-    "indexing",
-    "resize",
-    "detection",
-    "onnx",
-    "attention",
-    "recurrent",
-    "signal",
-)
+from tests.reference.tract import FAMILIES
 
 CASES: tuple[OpCase, ...] = tuple(
     spelled(case)
-    for family in FAMILIES
+    for family in (*FAMILIES, "bits")
     for case in import_module(f"tests.op_cases.tract.{family}").CASES
 )
