@@ -32,6 +32,10 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_num_cpu_devices", 2)
 jax.config.update("jax_traceback_filtering", "off")  # of errors: 6 % of three files
 
+# Where in the sources an operation is called is left out of programs, so that equal ones have equal
+# texts (tests/quickly.py).
+jax.config.update("jax_traceback_in_locations_limit", 0)
+
 # jax keeps what it traced: by the default of 700 the collector goes through it for a twelfth of the
 # suite's time.
 gc.set_threshold(10_000, 20, 20)

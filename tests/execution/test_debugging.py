@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.config import traceback_in_locations_limit
 
 import nnef_jax
 from tests.execution.test_citizen import compilations
@@ -176,7 +177,8 @@ def test_places_in_hlo_are_lines_of_the_document(platform: str, optimize: bool) 
         return jax.vmap(lambda x: model.apply({}, x).sum())(x).sum()
 
     for function in (total, jax.grad(total)):
-        lowered = jax.jit(function).trace(X[None]).lower(lowering_platforms=(platform,))
+        with traceback_in_locations_limit(10):  # as for users
+            lowered = jax.jit(function).trace(X[None]).lower(lowering_platforms=(platform,))
         found = dict(
             re.findall(r"^(#loc\d+) = loc\((.*)\)$", lowered.as_text(debug_info=True), re.M)
         )
