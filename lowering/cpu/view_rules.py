@@ -390,3 +390,14 @@ def _maximum_gradient(program: Program, equation: Any, *views: View) -> View | N
 def _convolution(program: Program, equation: Any, input: View, filter: View) -> View | None:
     is_prepared = input.known and filter.known
     return None if is_prepared else convolution(program, equation, input, filter)
+
+
+# Rules that keep plain tensors plain, and compute what is written.
+_FOLLOWING = (
+    None, _elementwise, _broadcast_in_dim, _squeeze, _reduction, _along, _by_axis, _rev, _reshape
+)  # fmt: skip
+
+
+def is_as_written(equation: Any) -> bool:
+    """Tell whether rules compute what an equation says where all operands are plain."""
+    return RULES.of(equation) in _FOLLOWING and primitive(equation) != "reduce_sum"

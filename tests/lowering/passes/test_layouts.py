@@ -14,6 +14,7 @@ from lowering.cpu import layouts
 from lowering.cpu.pending_view import View, tensor
 from lowering.jaxprs import SCAN, primitive
 from lowering.program import Program
+from lowering.targets.cpu import CPU
 from tests.lowering.passes.programs import changed, names, program, random
 
 X, FILTER = random(6, 8, 5, 5), random(12, 8, 1, 1, seed=1)
@@ -58,3 +59,18 @@ def test_axes_that_become_one_come_together(order: Any, wanted: Any) -> None:
     (found,) = layouts.evaluated(Program(closed), [view])
     assert found.order == wanted
     np.testing.assert_array_equal(tensor(found), x.reshape(6, 4, 5, 6))
+
+
+@pytest.mark.parametrize(
+    ("function", "stays"),
+    [
+        (lambda x: jnp.cumsum(jnp.tanh(x[:, ::-1] * 2 + x[:1]).max(2).reshape(-1, 6), 0), True),
+        (lambda x: jnp.tanh(x).transpose(1, 0, 2), False),
+        (lambda x: jnp.tanh(x).sum(2), False),
+        (lambda x: jnp.tanh(x) @ x.reshape(4, 5, 3), False),
+        (lambda x: lax.reduce_window(x, -np.inf, lax.max, (1, 2, 2), (1, 1, 1), "SAME"), False),
+    ],
+)
+def test_a_program_without_transpositions_and_kernels_stays(function: Any, stays: bool) -> None:
+    before = program(function, random(4, 3, 5))
+    assert (layouts.run(before, CPU) is before) == stays
