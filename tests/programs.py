@@ -107,7 +107,7 @@ def split_of(function: Callable[..., Any], parameters: Any, inputs: Any) -> Spli
 Function = Callable[[Any, list[Any]], Any]
 
 
-def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
+def both_ways(function: Function, *, gradients: bool = True) -> Callable[[Any, list[Any]], Any]:
     """Value, and gradient of what is real, as written and optimised, to be compiled as one.
 
     What is compiled for a CPU alone has no derivatives: its value alone comes last.
@@ -122,10 +122,10 @@ def both_ways(function: Function) -> Callable[[Any, list[Any]], Any]:
         return total
 
     def results(parameters: Any, inputs: list[Any]) -> Any:
-        pairs = [
-            (f(parameters, inputs), jax.grad(loss(f), argnums=(0, 1))(parameters, inputs))
-            for f in (function, anywhere)
-        ]
+        pairs: list[Any] = []
+        for f in (function, anywhere):
+            gradient = jax.grad(loss(f), argnums=(0, 1)) if gradients else lambda *_: None
+            pairs.append((f(parameters, inputs), gradient(parameters, inputs)))
         return *pairs, optimised(function)(parameters, inputs)
 
     return results
