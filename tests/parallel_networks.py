@@ -1,4 +1,4 @@
-"""Transformers of two layers, written as exporters write them: how heads and gates are had differs.
+"""Transformers of some layers, written as exporters write them: how heads and gates are had differs.
 
 All are 64 wide, with 4 heads of 16 items, and take 8 sequences of 16 items.
 """
@@ -144,12 +144,12 @@ BLOCKS: dict[str, tuple[Block, Block]] = {
 }
 
 
-def transformer(name: str) -> tuple[nnef_jax.Model, tuple[np.ndarray]]:
+def transformer(name: str, layers: int = 2) -> tuple[nnef_jax.Model, tuple[np.ndarray]]:
     """Return a network that is written so, and its input."""
     attention, hidden = BLOCKS[name]
     text = _Text()
     y = text.linear("x", "first", 48, WIDTH)
-    for i in range(2):
+    for i in range(layers):
         inside = attention(text, text.norm(y, f"{i}/norm1"), i)
         if attention is _folded:
             weight = text.variable(f"{i}/o/weight", WIDTH, WIDTH)
