@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -99,32 +99,58 @@ CASES: dict[str, tuple[Callable[[Any, Inputs], Array], list[Array], list[Array]]
 }
 
 
-@pytest.fixture(params=[True, False], ids=["blocks", "at once"])
-def by_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
-    if request.param:
-        for name in ("_WHOLE", "_BLOCK"):
-            monkeypatch.setattr(blocks, name, 40_000)
-    yield request.param
+# Cases that are made of what others are made of, by blocks and at once.
+SLOW = {
+    True: {
+        "mask of all", "mask of heads", "of itself", "beside numbers", "whole", "causal",
+        "nothing seen",
+    },
+    False: {"mask of items", "mask of heads", "of itself"},
+}  # fmt: skip
 
 
 def three_ways(name: str, alone: bool) -> tuple[Any, Any]:
     function, *arguments = CASES[name]
-    functions = function, optimised(function, alone=alone), network(function)
+    functions = [function, optimised(function, alone=alone)]
+    if not alone or name == "grouped":  # by blocks it is the same program
+        functions.append(network(function))
     return lambda parameters, inputs: [f(parameters, inputs) for f in functions], arguments
 
 
+TESTED = {
+    (by_blocks, is_slow): [name for name in CASES if (name in SLOW[by_blocks]) == is_slow]
+    for by_blocks in (True, False)
+    for is_slow in (False, True)
+}
 computed = {
-    alone: Together(list(CASES), partial(three_ways, alone=alone)) for alone in (False, True)
+    key: Together(names, partial(three_ways, alone=key[0])) for key, names in TESTED.items()
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_what_is_written(name: str, by_blocks: bool) -> None:
+def rows() -> list[Any]:
+    return [
+        pytest.param(
+            *(name, by_blocks, is_slow),
+            id=f"{'blocks' if by_blocks else 'at once'}-{name}",
+            marks=[pytest.mark.slow] if is_slow else [],
+        )
+        for (by_blocks, is_slow), names in TESTED.items()
+        for name in names
+    ]
+
+
+@pytest.mark.parametrize(("name", "by_blocks", "is_slow"), rows())
+def test_equals_what_is_written(
+    name: str, by_blocks: bool, is_slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_blocks:
+        for limit in ("_WHOLE", "_BLOCK"):
+            monkeypatch.setattr(blocks, limit, 40_000)
     function, *arguments = CASES[name]
     traced = jax.make_jaxpr(optimised(function, alone=by_blocks))(*arguments)
     loops = [e for e in traced.eqns if jaxprs.primitive(e) == "scan"]
     assert bool(loops) == by_blocks
-    expected, *found = computed[by_blocks](name)
+    expected, *found = computed[by_blocks, is_slow](name)
     for result in found:
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
 
@@ -134,18 +160,14 @@ def test_gradients_and_batches(name: str) -> None:
     function, parameters, inputs = CASES[name]
     fast = network(function)
 
-    def gradients(f: Any) -> Any:
-        return jax.grad(lambda x: jnp.sum(jnp.sin(f(parameters, x))))(inputs)
+    def both(f: Any, inputs: Any) -> Any:
+        gradient = jax.grad(lambda x: jnp.sum(jnp.sin(f(parameters, x))))(inputs)
+        batch = [jnp.stack([x, x + 1]) for x in inputs]
+        return gradient, jax.vmap(lambda x: f(parameters, x))(batch)
 
-    def batch(f: Any) -> Any:
-        return jax.vmap(lambda x: f(parameters, x))([jnp.stack([x, x + 1]) for x in inputs])
-
-    for way in (gradients, batch):
-        pairs = zip(
-            *map(jax.tree.leaves, jax.jit(lambda w=way: (w(fast), w(function)))()), strict=True
-        )
-        for found, expected in pairs:
-            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    results = jax.jit(lambda inputs: [both(f, inputs) for f in (fast, function)])(inputs)
+    for found, expected in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_softmax_goes_over_rows_and_divides_last() -> None:
@@ -178,6 +200,6 @@ def test_scores_that_are_read_elsewhere_stay() -> None:
         return weights @ x[2], weights.sum(-2)
 
     inputs = operands()
-    found = jax.jit(optimised(function))([], inputs)
-    for result, expected in zip(found, function([], inputs), strict=True):
+    results = jax.jit(lambda x: [f([], x) for f in (optimised(function), function)])(inputs)
+    for result, expected in zip(*results, strict=True):
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
