@@ -20,16 +20,19 @@ from tests.helpers import model_of
 from tests.programs import assert_close, assert_same, pooling_network, random
 
 
-@pytest.mark.parametrize("name", ("resnet", "vit", "lstm", "unet"))
+# test_torch_networks.py compares these with PyTorch: values of all, some gradients.
+def slow(*names: str) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", ["resnet", "lstm", *slow("vit", "unet")])
 def test_networks_equal_themselves_as_written(name: str) -> None:
     (run, *_), path = torch_networks.runs(name), torch_networks.FOLDER / f"{name}.nnef.tgz"
     models = (nnef_jax.load(path, optimize=o) for o in (False, True))
     assert_same(*(torch_networks.by_name(m, m(**run.input)) for m in models))
 
 
-@pytest.mark.parametrize(
-    "name", [*(pytest.param(x, marks=pytest.mark.slow) for x in ("resnet", "vit", "unet")), "lstm"]
-)
+@pytest.mark.parametrize("name", slow("resnet", "vit", "unet", "lstm"))
 def test_gradients_of_networks_are_those_of_networks_as_written(name: str) -> None:
     run, path = torch_networks.runs(name)[0], torch_networks.FOLDER / f"{name}.nnef.tgz"
     models = (nnef_jax.load(path, optimize=o) for o in (False, True))
