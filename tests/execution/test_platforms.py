@@ -209,16 +209,28 @@ def both(name: str) -> tuple[Any, Any]:
     return run, (P, INPUT)
 
 
-transformed = Together(list(TRANSFORMED), both)
+# Those that are made of what others are made of.
+SLOW = ("gradient of the input", "forward over reverse", "reverse over forward", "checkpoint")
+QUICK = [name for name in TRANSFORMED if name not in SLOW]
+transformed, more_transformed = Together(QUICK, both), Together(SLOW, both)
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
-def test_it_transforms_as_what_is_written(name: str) -> None:
-    wanted, got = transformed(name)
+def assert_transformed(wanted: Any, got: Any) -> None:
     assert jax.tree.structure(wanted) == jax.tree.structure(got)
     for x, y in zip(*map(jax.tree.leaves, (wanted, got)), strict=True):
-        scale = max(float(jnp.max(jnp.abs(x))), 1e-3)
+        scale = max(float(np.max(np.abs(x))), 1e-3)
         np.testing.assert_allclose(y, x, rtol=0, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_it_transforms_as_what_is_written(name: str) -> None:
+    assert_transformed(*transformed(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_more_transforms_as_what_is_written(name: str) -> None:
+    assert_transformed(*more_transformed(name))
 
 
 def linear(w: Any, x: Any) -> Any:
@@ -300,15 +312,13 @@ def test_what_is_prepared_may_be_traced_edited_and_differentiated(model: nnef_ja
         edited = model.apply(prepared, x, edit={"r": lambda r: 0 * r}, capture=["c1"])
         batch = jax.vmap(model.apply, (None, 0))(prepared, x[None]).y[0]
         gradient = jax.grad(lambda p: loss(model)(model.prepare(p), x))(params)
-        return model.apply(prepared, x).y, batch, edited, gradient
+        return batch, edited, gradient, jax.grad(loss(model))(params, x)
 
-    value, batch, (edited, seen), gradient = results(model.params, X)
-    np.testing.assert_allclose(value, model(X).y, atol=1e-5)
+    batch, (edited, seen), gradient, wanted = results(model.params, X)
     np.testing.assert_allclose(batch, model(X).y, atol=1e-5)
-    assert not edited.y.any() and seen["c1"].shape == (8, 48, 6, 6)
-    wanted = jax.jit(jax.grad(loss(model)))(model.params, X)
+    assert not np.any(edited.y) and seen["c1"].shape == (8, 48, 6, 6)
     for label, x in wanted.items():
-        np.testing.assert_allclose(gradient[label], x, atol=1e-4 * float(jnp.max(jnp.abs(x))))
+        np.testing.assert_allclose(gradient[label], x, atol=1e-4 * float(np.max(np.abs(x))))
 
 
 RECURRENT = """
@@ -405,7 +415,7 @@ called = Together(list(WITHIN), within)
 def test_a_call_within_is_that_of_what_is_written(name: str) -> None:
     found, wanted = called(name)
     for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-4 * float(jnp.max(jnp.abs(y))))
+        np.testing.assert_allclose(x, y, atol=1e-4 * float(np.max(np.abs(y))))
 
 
 @pytest.mark.parametrize("kind", (AxisType.Auto, AxisType.Explicit))
@@ -433,9 +443,10 @@ def test_a_step_and_a_scan_within() -> None:
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, wanted)
 
 
-def test_a_caller_who_looks_for_nan_finds_it(model: nnef_jax.Model) -> None:
+def test_a_caller_who_looks_for_nan_finds_it() -> None:
+    model = model_of(SMALL, data={"w": DATA["scale"][0, :20].reshape(5, 4)})
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
-        jax.jit(closed(model))(np.full_like(X, np.nan))
+        jax.jit(lambda x: model(x))(np.full((3, 4), np.nan, np.float32))
 
 
 def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
@@ -510,12 +521,12 @@ def test_passes_leave_open_sizes_that_they_cannot_compare() -> None:
         over_rows = lax.dot_general(many, many, (((0, 1), (0, 1)), ((), ())))
         return x + sum(jnp.sum(y) for y in (*sums, *flat, over_rows)) / 1e6
 
-    p = jnp.linspace(0, 1, 96)[None]
+    p = np.linspace(0, 1, 96, dtype=np.float32)[None]
     open_batch = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 96), jnp.float32)
     run = jax.jit(network(function))
     exported = jax.export.export(run, platforms=["cpu", "tpu"])(p, open_batch)
-    x = jnp.ones((3, 96))
-    np.testing.assert_allclose(exported.call(p, x), function(p, x), rtol=1e-5)
+    x = np.ones((3, 96), np.float32)
+    np.testing.assert_allclose(exported.call(p, x), jax.jit(function)(p, x), rtol=1e-5)
     (b,) = jax.export.symbolic_shape("b")
     known = [at_least(3, 2), at_least(2, 2), at_least(b, 1), at_least(2 * b, b)]
     assert all(known) and not any(map(at_least, (2, 1, b, 8 * b, UNKNOWN), (3, b, 2, 9, 1)))
@@ -529,10 +540,9 @@ def test_an_operation_of_every_kind_lowers_for_devices_that_are_not_attached(
     errors: dict[str, Exception] = {}
     for case in cases.values():
         model = model_of(document(case))
-        traced = jax.jit(lambda *x, model=model: model(*x)).trace(*map(jnp.asarray, inputs(case)))
-        for platform in ("cuda", "tpu"):
-            try:
-                traced.lower(lowering_platforms=(platform,))
-            except Exception as error:
-                errors[f"{case.name} for {platform}"] = error
+        traced = jax.jit(lambda *x, model=model: model(*x)).trace(*inputs(case))
+        try:
+            traced.lower(lowering_platforms=("cuda", "tpu"))
+        except Exception as error:
+            errors[case.name] = error
     assert errors == {}
