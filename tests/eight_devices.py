@@ -208,7 +208,11 @@ def documentation() -> None:
 
 def checks(everything: bool) -> Iterator[tuple[str, Callable[..., None], tuple[Any, ...]]]:
     yield "documentation", documentation, ()
-    yield "table", table, ([*BLOCKS] if everything else ["q, k, v in one, split on its last axis (GPT-2)"],)
+    yield (
+        "table",
+        table,
+        ([*BLOCKS] if everything else ["q, k, v in one, split on its last axis (GPT-2)"],),
+    )
     yield "in-turn", in_turn, ()
     for names, layout, type in (
         (("digits", "bert"), "both", AxisType.Auto),

@@ -1,4 +1,4 @@
-"""Transformers of some layers, written as exporters write them: how heads and gates are had differs.
+"""Transformers, written as exporters write them: how heads and gates are had differs.
 
 All are 64 wide, with 4 heads of 16 items, and take 8 sequences of 16 items.
 """

@@ -27,7 +27,7 @@ from tests.pages import blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "examples" / "digits" / "model"
-BATCHES = (1, 64)
+BATCHES = (64,)
 
 CONVOLUTIONS = """version 1.0;
 graph net( x ) -> ( y )
@@ -146,7 +146,7 @@ np.savez("found.npz", **found)
         np.testing.assert_allclose(found[f"y{count}"], model(x), rtol=2e-5, atol=1e-7)
         slopes, slope = gradient(model.params, x)
         for label, wanted in {**slopes, "x": slope}.items():
-            close = {"rtol": 1e-3, "atol": 1e-5 * float(abs(wanted).max())}
+            close = {"rtol": 1e-3, "atol": 1e-5 * float(np.abs(wanted).max())}
             np.testing.assert_allclose(found[f"{label}{count}"], wanted, **close)
 
 
@@ -207,13 +207,16 @@ def test_arrays_are_stored_once_by_label(tmp_path: Path) -> None:
     large.export(tmp_path / "large.npz", vjp_order=2)
     assert (tmp_path / "large.npz").stat().st_size < 1.2 * weight.nbytes
     # The second derivative is there too.
-    x = jnp.ones((3, 256))
+    x = np.ones((3, 256), np.float32)
     function, _ = loaded(tmp_path / "large.npz")
     call = jax.grad(
         lambda x: jax.grad(lambda x: (function.call({"w": weight}, x) ** 2).sum())(x).sum()
     )
     np.testing.assert_allclose(
-        call(x), np.broadcast_to(2 * (weight.T @ weight).sum(0), x.shape), rtol=1e-3, atol=1e-2
+        jax.jit(call)(x),
+        np.broadcast_to(2 * (weight.T @ weight).sum(0), x.shape),
+        rtol=1e-3,
+        atol=1e-2,
     )
 
 
@@ -351,9 +354,7 @@ def test_an_open_batch_leaves_a_network_optimised(tmp_path: Path) -> None:
     literal = nnef_jax.Model(model.execution.literal())
     for count in (1, 3):
         x = np.random.default_rng(count).normal(size=(count, 3, 8, 8)).astype(np.float32)
-        found = function.call(params, x)
-        np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found, literal(x), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(function.call(params, x), literal(x), rtol=1e-4, atol=1e-5)
 
 
 def test_what_is_prepared_within_has_open_extents(tmp_path: Path) -> None:
