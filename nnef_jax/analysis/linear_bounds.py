@@ -208,7 +208,11 @@ class Walk:
             unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
             return self._lowest(v, unit)
 
-        found = lax.map(least, jnp.arange(2 * count), batch_size=min(_ROWS, 2 * count))
+        rows = jnp.arange(2 * count)
+        if 2 * count <= _ROWS:  # a loop of one step is a longer program
+            found = jax.vmap(least)(rows)
+        else:
+            found = lax.map(least, rows, batch_size=_ROWS)
         low, high = found[:count].reshape(shape), -found[count:].reshape(shape)
         self._values[v] = x.within(Interval(low, high))
 

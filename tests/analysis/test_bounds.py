@@ -65,6 +65,12 @@ def dense(
     return model_of(document(body + f"y = {end};\n"), data=data, dtype=dtype)
 
 
+def dense_layers(count: int) -> list[tuple[Any, Any]]:
+    """Return the weight and bias of each layer, in 64 bits."""
+    numbers = range(1, count + 1)
+    return [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in numbers]
+
+
 def sigmoid(x: Any) -> Any:
     return 1 / (1 + np.exp(-x))
 
@@ -84,28 +90,30 @@ CURVES = {
 
 # One activation of each kind, and in 32 bits the one that has a corner, say what all would.
 @pytest.mark.parametrize(
-    ("activation", "dtype"),
+    ("activation", "dtype", "count"),
     [
-        ("max(§, 0.0); relu(§)", "float32"),
-        ("sigmoid(§)", "float64"),
+        ("max(§, 0.0); relu(§)", "float32", 3),
+        ("sigmoid(§)", "float64", 2),
         *(
-            pytest.param(*row, marks=pytest.mark.slow)
+            pytest.param(*row, 3, marks=pytest.mark.slow)
             for row in (
                 ("max(§, 0.0); relu(§)", "float64"),
                 ("leaky_relu(§, alpha = 0.125); prelu(§, 0.125)", "float64"),
-                ("sigmoid(§)", "float32"),
-                *product(["tanh(§)"], TOLERANCES),
+                *product(["sigmoid(§)", "tanh(§)"], TOLERANCES),
             )
         ),
     ],
 )
-def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, dtype: str) -> None:
-    layers = [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in (1, 2, 3)]
+def test_linear_bounds_of_dense_layers_are_those_of_the_paper(
+    activation: str, dtype: str, count: int
+) -> None:
+    layers = dense_layers(count)
     curve, sizes = CURVES[activation], (0.0625, 0.25, 0.5)
     first, _, second = activation.partition("; ")
     with jax.enable_x64(dtype == "float64"):
         x = np.asarray(X, dtype)
-        found = analysis.bounds(dense(first, dtype, second=second), x, epsilon=sizes, target=1)
+        model = dense(first, dtype, second=second, layers=count)
+        found = analysis.bounds(model, x, epsilon=sizes, target=1)
         lower, upper, margins = map(np.asarray, (found.lower, found.upper, found.margins))
         close = partial(np.testing.assert_allclose, **TOLERANCES[dtype])
         for item, epsilon in enumerate(sizes):
@@ -117,9 +125,9 @@ def test_linear_bounds_of_dense_layers_are_those_of_the_paper(activation: str, d
             assert (lower[item] <= low).all()  # what rounding takes is outside
             assert (upper[item] >= high).all()
             # Margins are of the last layer, less the row of the class.
-            weight, bias = layers[2]
+            weight, bias = layers[-1]
             last = weight[1] - weight, bias[1] - bias
-            (low, _), _ = crown.bounds([*layers[:2], last], *curve, *ends)
+            (low, _), _ = crown.bounds([*layers[:-1], last], *curve, *ends)
             close(margins[item], np.maximum(low, least[1] - most))
             assert margins[item, 1] == 0
 
@@ -130,11 +138,10 @@ def test_what_float32_is_beside_the_paper_is_the_allowance_for_rounding(
     """Rounding is counted in at its worst; without that, bounds are as near as 32 bits can be."""
     for module in (intervals, linear_bounds, relaxations):
         monkeypatch.setattr(module, "epsilon", lambda x: 1e-30 * epsilon(x))
-    layers = [(np.float64(DENSE[f"w{i}"]), np.float64(DENSE[f"b{i}"])[0]) for i in (1, 2)]
-    model = dense(
-        "relu(§)", end="add(z, 0.0)", layers=2
-    )  # no other test has it, nor what is compiled
-    found = analysis.bounds(model, X, epsilon=0.25, target=1)
+    layers = dense_layers(2)
+    # No other test has this network, nor its program. The first layer is bounded by an interval.
+    model = dense("relu(§)", end="add(z, 0.0)", layers=2)
+    found = analysis.bounds(model, X, epsilon=0.25, target=1, method="crown-ibp")
     ends = [crown.bounds(layers, *leaky(0), np.float64(x) - 0.25, np.float64(x) + 0.25) for x in X]
     low, high = np.array(
         [(np.maximum(a, c), np.minimum(b, d)) for (a, b), (c, d) in ends]
@@ -159,9 +166,8 @@ def convolved(pool: str = "avg_pool", activation: str = "leaky_relu(n, alpha = 0
     c = conv(x, f, 0.25, padding = [(1,1), (1,1)]);
     n = batch_normalization(c, m, v, offset = 0.5, scale = 1.5, epsilon = 0.01);
     r = {activation};
-    p = {pool}(r, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,1)]);
-    s = slice(p, axes = [3], begin = [0], end = [2]);
-    t = transpose(s, axes = [0,2,3,1]);
+    p = {pool}(r, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,0)]);
+    t = transpose(p, axes = [0,2,3,1]);
     w = variable<scalar>(shape = [4,18], label = 'w');
     q = reshape(t, shape = [0,18]);
     y = linear(q, w, 0.0);
@@ -210,7 +216,11 @@ def test_intervals_are_of_centres_and_radii() -> None:
     close(found.upper, high, atol=2e-4)
 
 
-def residual(bent: str = "elu(sub(gelu(b), x))", end: str = "softmax(z)") -> nnef_jax.Model:
+def residual(
+    bent: str = "elu(sub(gelu(b), x))",
+    scaled: str = "div(e, sqrt(add(sqr(e), 0.1)))",
+    end: str = "softmax(z)",
+) -> nnef_jax.Model:
     """A gate, a residual, a maximum of several and a softmax of what is added up."""
     body = f"""
     x = external<scalar>(shape = [0,2,6]);
@@ -219,8 +229,7 @@ def residual(bent: str = "elu(sub(gelu(b), x))", end: str = "softmax(z)") -> nne
     c = concat([b, {bent}], axis = 2);
     d = clamp(c, -0.5, 0.75);
     e = max_reduce(d, axes = [1]);
-    s = sqrt(add(sqr(e), 0.1));
-    z = squeeze(div(e, s), axes = [1]);
+    z = squeeze({scaled}, axes = [1]);
     y = {end};
 """
     return model_of(document(body))
@@ -232,14 +241,14 @@ NETWORKS: dict[str, Any] = {
     "average": (convolved, normal(3, 2, 6, 5), 0.05, None),
     "maximum": (lambda: convolved("max_pool", "relu(n)"), normal(3, 2, 6, 5), 0.05, None),
     "residual": (residual, normal(3, 2, 6), 0.2, None),
-    "short residual": (lambda: residual("sub(b, x)", "copy(z)"), normal(3, 2, 6), 0.2, None),
+    "short residual": (lambda: residual("sub(b, x)", "e", "copy(z)"), normal(3, 2, 6), 0.2, None),
     "softmax": (lambda: dense("relu(§)", end="softmax(z)"), X, 2.0, (-2, 2)),
     "one layer": (
         lambda: dense("add(relu(§), softplus(§))", end="softmax(z)", layers=2), X, 2.0, (-2, 2)
     ),
 }  # fmt: skip
 # Methods by networks; what follows back through several layers is compared with the paper above.
-QUICK = {"one layer": METHODS[:2], "short residual": METHODS[::2]}
+QUICK = {"one layer": METHODS[1:2], "short residual": METHODS[::2]}
 POINTS = 100_000
 
 
@@ -257,7 +266,7 @@ def test_no_point_of_many_passes_a_bound(name: str, methods: Any) -> None:
         each = analysis.bounds(model, x, method=method, **options)
         found[method] = np.asarray(each.lower), np.asarray(each.upper)
         assert np.isfinite(found[method]).all()
-    (low, high), *_, (narrow_low, narrow_high) = found.values()
+    (low, high), (narrow_low, narrow_high) = (found[methods[i]] for i in (0, -1))
     assert (narrow_low >= low).all() and (narrow_high <= high).all()
     run, left = jax.jit(partial(model.apply, model.params)), POINTS
     while left > 0:
@@ -315,12 +324,13 @@ def bounds_and_values(name: str) -> tuple[Any, Any]:
 BOUNDED = {x.operation: x for x in first_of_each_operation() if moved(x) is not None}
 # Operations that take long to compile, of equations that others have too.
 LONG = [
-    "area_downsample", "avg_roi_align", "avg_roi_pool", "gelu", "l1_normalization",
-    "l2_normalization", "local_contrast_normalization",
-    "local_mean_normalization", "local_response_normalization", "local_variance_normalization",
-    "max_roi_align", "mean_reduce", "min_max_linear_quantize", "moments", "multilinear_upsample",
-    "prelu", "rms_pool", "roi_resample", "selu", "separable_conv", "separable_deconv", "sigmoid",
-    "softabs", "softplus", "zero_point_linear_quantize",
+    "area_downsample", "avg_pool", "avg_roi_align", "avg_roi_pool", "batch_normalization", "debox",
+    "deconv", "gelu", "l1_normalization", "l2_normalization", "linear",
+    "local_contrast_normalization", "local_mean_normalization", "local_response_normalization",
+    "local_variance_normalization", "max_roi_align", "mean_reduce", "min_max_linear_quantize",
+    "moments", "multilinear_upsample", "prelu", "rms_pool", "roi_resample", "round", "selu",
+    "separable_conv", "separable_deconv", "sigmoid", "softabs", "softmax", "softplus", "sum_reduce",
+    "linear_quantize",
 ]  # fmt: skip
 OTHERS = [name for name in BOUNDED if name not in LONG]
 
@@ -329,7 +339,7 @@ OTHERS = [name for name in BOUNDED if name not in LONG]
     "names", [OTHERS, pytest.param(LONG, marks=pytest.mark.slow)], ids=["others", "long"]
 )
 def test_operations_are_bounded(names: list[str]) -> None:
-    assert len(OTHERS) > 75
+    assert len(OTHERS) > 70
     each = Together(names, bounds_and_values)
     passed: dict[str, str] = {}
     for name in names:
@@ -360,11 +370,12 @@ def test_bounds_have_gradients(method: Any, layers: int) -> None:
 
         params = dict(model.params)
         run, change = jax.jit(jax.value_and_grad(loss)), np.float64(normal(7, 4)) / 1e6
-        _, gradient = run(params)
-        there, back = ({**params, "w1": params["w1"] + c} for c in (change, -change))
-        measured = (run(there)[0] - run(back)[0]) / 2
+        gradient = jax.device_get(run(params)[1])
+        weight = np.asarray(params["w1"])
+        there, back = (float(run({**params, "w1": weight + c})[0]) for c in (change, -change))
         assert all(np.isfinite(x).all() for x in gradient.values())
-        np.testing.assert_allclose((gradient["w1"] * change).sum(), measured, rtol=1e-4)
+        slope = (gradient["w1"] * change).sum()
+        np.testing.assert_allclose(slope, (there - back) / 2, rtol=1e-4)
 
 
 def test_bounds_are_functions_of_jax() -> None:
@@ -377,14 +388,18 @@ def test_bounds_are_functions_of_jax() -> None:
     close(found, X @ W.T + B - sizes[:, None] * np.abs(W).sum(1), atol=2e-5)
 
 
-def test_networks_of_one_batch_and_tensors_inside_are_bounded() -> None:
+def test_networks_of_one_batch_and_tensors_inside_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     w = normal(3, 4)
-    found = analysis.bounds(networks.linear(w), X[:2], epsilon=0.5)
+    found = analysis.bounds(networks.linear(w), X[:2], epsilon=0.5, method="interval")
     close(found.lower, X[:2] @ w.T - 0.5 * np.abs(w).sum(1), atol=2e-5)
     ids = np.array([[0, 1, 2], [4, 4, 3]])
     table = analysis.bounds(looked_up(), ids, wrt="e", epsilon=0.0, method="interval")
     close(table.lower, looked_up()(ids), atol=2e-5)
+    monkeypatch.setattr(linear_bounds, "_ROWS", 2)  # both ends of a margin, a third of all outputs'
     margin = analysis.bounds(linear(), X, epsilon=0.5, target=lambda y: y[:, 0] - y[:, 2])
+    close(margin.lower, X @ W.T + B - 0.5 * np.abs(W).sum(1), atol=2e-5)
     row = W[0] - W[2]
     close(margin.margin, X @ row + B[0, 0] - B[0, 2] - 0.5 * np.abs(row).sum(), atol=2e-5)
     assert margin.classes is None
@@ -410,6 +425,6 @@ def test_what_is_not_bounded_is_told() -> None:
 
 def test_a_document_of_tract_is_bounded_too() -> None:
     text = graph("h = leaky_relu(x, alpha = 0.5);\ny = h;", x="[2,3] f32")
-    found = analysis.bounds(model_of(text), X[:2, :3], epsilon=0.1)
+    found = analysis.bounds(model_of(text), X[:2, :3], epsilon=0.1, method="interval")
     low = X[:2, :3] - 0.1
     close(found.lower, np.where(low < 0, low / 2, low))
