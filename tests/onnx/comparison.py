@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import nnef_jax
 from tests.onnx.runtime_cases import Case
@@ -40,8 +41,21 @@ def wrong(
     return failures(check, {name: name for name in names})
 
 
-def wrong_cases(cases: Sequence[Case], recorded: Path, rtol: float) -> dict[str, str]:
-    """Return what is wrong of the cases of a list."""
+def in_two(names: Iterable[str], slow: Collection[str]) -> list[Any]:
+    """Return the parameters of a test: names that are not slow, and slow ones."""
+    every = dict.fromkeys(names)
+    assert {*slow} <= every.keys()
+    quick = [name for name in every if name not in slow]
+    return [
+        pytest.param(quick, id="quick"),
+        pytest.param([*slow], id="slow", marks=pytest.mark.slow),
+    ]
+
+
+def wrong_cases(
+    cases: Sequence[Case], names: Sequence[str], recorded: Path, rtol: float
+) -> dict[str, str]:
+    """Return what is wrong of the cases of a list that have these names."""
     named = {case.name: case for case in cases}
 
     def load(name: str) -> tuple[nnef_jax.Model, Sequence[Any]]:
@@ -53,4 +67,4 @@ def wrong_cases(cases: Sequence[Case], recorded: Path, rtol: float) -> dict[str,
         np.testing.assert_allclose(x, y, rtol=rtol, atol=named[name].atol)
 
     with np.load(recorded) as wanted:
-        return wrong(load, wanted, [*named], compare)
+        return wrong(load, wanted, names, compare)

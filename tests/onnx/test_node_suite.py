@@ -43,7 +43,8 @@ def require_as_listed(chosen: Sequence[Any], folder: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of ONNX, which makes the cases
 def test_a_tenth_of_the_suite_is_right_or_listed(tmp_path: Path) -> None:
-    every = cases()
+    """Those of the expanded form of an operator have operators that other cases are for."""
+    every = [x for x in cases() if "_expanded" not in x.name]
     require_as_listed(random.Random(7).sample(every, len(every) // 10), tmp_path)
 
 

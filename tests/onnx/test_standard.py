@@ -12,13 +12,20 @@ from onnx import helper
 
 import nnef_jax
 from nnef_jax.errors import NnefError
-from tests.onnx.comparison import wrong_cases
+from tests.onnx.comparison import in_two, wrong_cases
 from tests.onnx.models import INT, model, node, tensor
 from tests.onnx.standard_cases import CASES, RESULTS
 
+# Of trees, those left have both ways of voting for two classes; padding is that of others.
+SLOW = (
+    "ConvTranspose.1", "TreeEnsembleClassifier.LOGISTIC_2_0", "TreeEnsembleClassifier.NONE_2_1",
+    "TreeEnsembleClassifier.NONE_3_1",
+)  # fmt: skip
 
-def test_results_are_those_of_onnxruntime() -> None:
-    assert wrong_cases(CASES, RESULTS, rtol=1e-4) == {}
+
+@pytest.mark.parametrize("names", in_two((x.name for x in CASES), SLOW))
+def test_results_are_those_of_onnxruntime(names: list[str]) -> None:
+    assert wrong_cases(CASES, names, RESULTS, rtol=1e-4) == {}
 
 
 _PLANES = [tensor("x", (1, 4, 6, 6))]

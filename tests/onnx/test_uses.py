@@ -306,14 +306,18 @@ USES: dict[str, Callable[[Subject], None]] = {
 
 # Uses that depend little on the network, and the networks for which they are not slow.
 _ALWAYS = {
+    "grad": ("transformer", "recurrent", "controlled", "half"),
+    "params": ("convolutional", "controlled", "quantised"),
     "pickled": ("convolutional", "controlled", "half"),
     "cached": ("convolutional", "recurrent", "lists"),
-    "analysed": ("convolutional", "controlled", "lists"),
-    "explained": ("convolutional", "half"),
-    "calibrated": ("convolutional", "lists", "quantised"),
+    "exported": ("transformer", "controlled", "lists"),
+    "edited": ("transformer", "controlled", "quantised", "half"),
+    "analysed": ("controlled", "lists"),
+    "explained": ("half",),
+    "calibrated": ("convolutional", "lists"),
     "sharded": ("convolutional", "recurrent", "lists"),
-    "stepped": ("controlled", "recurrent", "lists"),
-    "commands": ("convolutional", "lists"),
+    "stepped": ("controlled", "recurrent"),
+    "commands": ("convolutional",),
 }
 
 
