@@ -78,16 +78,11 @@ class Lowered:
         Names are those of the layer and of the operand: "conv1.filter". Those without are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
-        found: dict[str, int] = {}
         weights = self.real_weights(evaluation)
-        for step in evaluation.plan.needed:
-            if step.layer is None or step.layer.takes_numbers:
-                continue
-            for name, x in weights[step.name].items():
-                count = int(jnp.sum(beyond(x, evaluation.quantised(step, name, x))))
-                if count:
-                    found[weights_name(step, name)] = count
-        return found
+        steps = evaluation.tensor_steps
+        names = [weights_name(step, name) for step, _ in steps for name in weights[step.name]]
+        counts = jax.jit(evaluation.clipped)(weights) if names else {}
+        return {name: int(counts[name]) for name in names if counts[name]}
 
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
         """Run the network on tensors of the profile's type and position.

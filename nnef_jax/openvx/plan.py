@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from lowering.extents import padded
 from lowering.graph import Graph, Operation, Value, is_float
@@ -213,10 +214,11 @@ def weights_of(step: PlanStep, values: Mapping[Value, Any]) -> dict[str, Any]:
         return found
     name, scale = layer.scale
     if layer.is_unit:  # what follows a product by 1 is all of it
-        found, after = {name: jnp.ones((layer.channels, 1, 1, 1))}, [step.operation, *after]
+        found = {name: np.ones((layer.channels, 1, 1, 1), np.float32)}
+        after = [step.operation, *after]
     bias = found.pop("bias", 0.0)
     if after or not is_zero(bias):
-        factor, term = jnp.ones(layer.channels), jnp.zeros(layer.channels)
+        factor, term = np.ones(layer.channels, np.float32), np.zeros(layer.channels, np.float32)
         term = term + jnp.reshape(jnp.asarray(bias, term.dtype), -1)
         for operation in after:
             factor, term = _after(operation, read(operation), factor, term)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from lowering.ops import rules
 from lowering.ops.elementwise import straight_through
 from lowering.registry import python_name
 from lowering.trace import Context, trace
-from nnef_jax.openvx.mapping.operation_site import NodeInputs
+from nnef_jax.openvx.mapping.operation_site import NodeInputs, VxLayer
 from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor, static_weights
@@ -60,23 +61,45 @@ class Evaluation:
 
         `static` ones have known values, of which layers need fewer products.
         """
+        rounded = {step.name: weights[step.name] for step, _ in self.tensor_steps}
+        is_eager = static and any(rounded.values())
+        tensors = (jax.jit(self._arranged) if is_eager else self._arranged)(rounded)
         found: dict[str, dict[str, Any]] = {}
         for step in self.plan.needed:
             layer, operands = step.layer, weights[step.name]
-            if layer is None or layer.takes_numbers:
+            if step.name not in tensors:
                 is_table = layer is not None and layer.is_table
                 tables = self._table(step, operands) if is_table else {}
                 found[step.name] = {**operands, **tables}
                 continue
-            tensors: dict[str, Any] = {}
-            for name, x in operands.items():
-                tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
-                arrange = layer.arrange.get(name, lambda data: data)
-                tensor = Tensor(arrange(tensor.data), tensor.fixed_point_position)
-                is_static = static and name in layer.static
-                tensors[name] = static_weights(tensor) if is_static else tensor
-            found[step.name] = tensors
+            found[step.name] = made = tensors[step.name]
+            if static and layer is not None:
+                made |= {name: static_weights(made[name]) for name in layer.static}
         return found
+
+    @property
+    def tensor_steps(self) -> list[tuple[PlanStep, VxLayer]]:
+        """Return the steps whose fixed operands are tensors of the profile, with their layers."""
+        pairs = [(step, step.layer) for step in self.plan.needed]
+        return [(step, layer) for step, layer in pairs if layer and not layer.takes_numbers]
+
+    def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
+        found: dict[str, dict[str, Tensor]] = {}
+        for step, layer in self.tensor_steps:
+            found[step.name] = {}
+            for name, x in weights[step.name].items():
+                tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
+                data = layer.arrange.get(name, lambda data: data)(tensor.data)
+                found[step.name][name] = Tensor(data, tensor.fixed_point_position)
+        return found
+
+    def clipped(self, weights: Weights) -> dict[str, Array]:
+        """Count the items of weights that are beyond the type, by step and operand."""
+        return {
+            weights_name(step, name): jnp.sum(beyond(x, self.quantised(step, name, x)))
+            for step, _ in self.tensor_steps
+            for name, x in weights[step.name].items()
+        }
 
     def _table(self, step: PlanStep, operands: Mapping[str, Any]) -> dict[str, Any]:
         """Return the table of all values of the type, and where it is beyond the type."""
@@ -245,7 +268,12 @@ def beyond(x: Any, tensor: Tensor) -> Array:
     """Tell where real numbers are beyond the type of the tensor that they are rounded to."""
     low, high = bounds(tensor)
     half = 2.0 ** -(tensor.fixed_point_position + 1)
-    return (x < low - half) | (x >= high + half)
+    return _outside(x, low - half, high + half)
+
+
+@partial(jax.jit, static_argnames=("low", "high"), inline=True)
+def _outside(x: Array, low: float, high: float) -> Array:
+    return (x < low) | (x >= high)
 
 
 def weights_name(step: PlanStep, name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,11 +69,9 @@ class Tensor:
             wrong_format(f"a tensor is of {listed(POSITIONS)}, not of {name}")
         require_one_of("rounding_policy", rounding_policy, ROUNDING)
         position = POSITIONS[name] if fixed_point_position is None else fixed_point_position
-        limits = jnp.iinfo(name)
-        scaled = jnp.asarray(values, np.float32) * np.float32(2.0 ** checked_position(position))
-        whole = jnp.round(scaled) if rounding_policy == "nearest_even" else jnp.trunc(scaled)
-        known = jnp.where(jnp.isnan(whole), 0, jnp.clip(whole, limits.min, limits.max))
-        return cls(known.astype(name), position)
+        scale = np.float32(2.0 ** checked_position(position))
+        reals = jnp.asarray(values, np.float32)
+        return cls(_nearest(reals, scale, name, rounding_policy), position)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +91,7 @@ class Tensor:
     def to_float(self) -> Array:
         """Return the numbers in float32, which holds each exactly."""
         scale = np.float32(2.0**-self.fixed_point_position)
-        return jnp.asarray(self.data).astype(np.float32) * scale
+        return _scaled(self.data, scale)
 
     def view(self, start: Sequence[int], end: Sequence[int]) -> Tensor:
         """Return the part from `start` up to but without `end`, both in OpenVX's order.
@@ -137,6 +136,19 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self.dtype}, dims {self.dims}, position {self.fixed_point_position})"
+
+
+@partial(jax.jit, static_argnames=("dtype", "rounding_policy"), inline=True)
+def _nearest(values: Array, scale: Any, dtype: str, rounding_policy: str) -> Array:
+    limits, scaled = jnp.iinfo(dtype), values * scale
+    whole = jnp.round(scaled) if rounding_policy == "nearest_even" else jnp.trunc(scaled)
+    known = jnp.where(jnp.isnan(whole), 0, jnp.clip(whole, limits.min, limits.max))
+    return known.astype(dtype)
+
+
+@partial(jax.jit, inline=True)
+def _scaled(integers: Array, scale: Any) -> Array:
+    return integers.astype(np.float32) * scale
 
 
 class StaticWeights:
