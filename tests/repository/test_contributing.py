@@ -65,27 +65,42 @@ def steps() -> dict[str, list[tuple[str, str, str]]]:
 def follow() -> None:
     """Do all recipes in this copy of the repository, one after the other.
 
-    Each line is a fork of this process, so that jax is imported once.
+    Each line is a fork of this process, so that jax is imported once. Lines that run a file of
+    tests wait, and are done together before a recipe that has one of them again, and at the end.
     """
     importlib.import_module("jax")
-    failed = []
-    for recipe, parts in steps().items():
+    failed: list[str] = []
+    waiting: list[str] = []
+    for parts in [*steps().values(), []]:
+        lines = "".join(text for language, _, text in parts if language == "sh").splitlines()
+        if waiting and (not parts or not set(waiting).isdisjoint(lines)):
+            failed += fork(" ".join(["pytest", *(line.split()[1] for line in waiting)]))
+            waiting.clear()
         for language, file, text in parts:
             if file:
                 write(ROOT / file, language, text)
-        for line in "".join(text for language, _, text in parts if language == "sh").splitlines():
-            process = multiprocessing.get_context("fork").Process(target=run, args=(line,))
-            process.start()
-            process.join()
-            if process.exitcode:
-                failed.append(f"{recipe}: {line}")
+        for line in lines:
+            if re.fullmatch(r"pytest \S+", line):
+                waiting.append(line)
+            else:
+                failed += fork(line)
     assert not failed, failed
+
+
+def fork(line: str) -> list[str]:
+    """Run a line in a process of its own; return it if it fails."""
+    process = multiprocessing.get_context("fork").Process(target=run, args=(line,))
+    process.start()
+    process.join()
+    return [line] if process.exitcode else []
 
 
 def run(line: str) -> None:
     """Run a line of a recipe in this process; exit with its status."""
     program, *sys.argv = shlex.split(line)
     if program == "pytest":
+        checks = importlib.import_module("tests.operation_checks")
+        checks._ROWS = 1  # compiled together: recipes ask for one of hundreds
         sys.exit(pytest.main(sys.argv))
     elif program == "python":
         runpy.run_path(sys.argv[0], run_name="__main__")
