@@ -31,7 +31,7 @@ LONG_LINES = (  # tests/cli has shorter ones
     "nnef-jax openvx stats",
     "nnef-jax profile",
 )
-LONG = ("analysis", "diagnosis", "inside", "openvx", "pytorch", "tutorial")
+LONG = ("analysis", "coming", "diagnosis", "inside", "openvino", "openvx", "pytorch", "tutorial")
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 STEPS = "range(20)"
