@@ -43,8 +43,10 @@ def test_results_are_those_of_its_own_runtime(name: str) -> None:
         [y],
     )
     np.testing.assert_allclose(model(**{x: given(name)}), FOUND[name], 0, tolerance)
-    slope = jax.grad(lambda image: model.apply(model.params, image)[:, 0].sum())(given(name))
-    assert np.isfinite(slope).all() and (slope.any() or name == "int8.tflite")
+    if name not in ("frozen.pb", "float.tflite"):  # the network of `saved`
+        first = jax.grad(lambda image: model.apply(model.params, image)[:, 0].sum())
+        slope = np.asarray(jax.jit(first)(given(name)))
+        assert np.isfinite(slope).all() and (slope.any() or name == "int8.tflite")
 
 
 def test_it_is_read_as_any_network(tmp_path: Path) -> None:
