@@ -7,7 +7,6 @@ import pickle
 from fractions import Fraction
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -22,26 +21,26 @@ rng = np.random.default_rng(7)
 TEXT = """version 1.0;
 graph net(x) -> (y, z) {
     x = external(shape = [0,4,5,5]);
-    k = variable(shape = [4,2,3,3], label = 'k');
+    k = variable(shape = [4,2,3,1], label = 'k');
     b = variable(shape = [1,4], label = 'b');
     m = variable(shape = [1,4], label = 'm');
     v = variable(shape = [1,4], label = 'v');
-    w = variable(shape = [3,36], label = 'w');
-    c = conv(x, k, b, padding = [(1,1),(1,1)], groups = 2);
+    w = variable(shape = [3,8], label = 'w');
+    c = conv(x, k, b, padding = [(1,1),(0,0)], groups = 2);
     n = batch_normalization(c, m, v, b, b, epsilon = 0.001);
     e = elu(n);
     p = max_pool(e, size = [1,1,2,2], stride = [1,1,1,1], padding = [(0,0),(0,0),(0,0),(0,0)]);
-    s = slice(p, axes = [2,3], begin = [0,0], end = [3,3]);
+    s = slice(p, axes = [2,3], begin = [0,0], end = [2,1]);
     z = mul(s, b);
     f = reshape(z, shape = [0,-1]);
     y = linear(f, w, 0.25);
 }"""
 DATA = {
-    "k": rng.normal(0, 0.4, (4, 2, 3, 3)),
+    "k": rng.normal(0, 0.4, (4, 2, 3, 1)),
     "b": rng.normal(0, 0.4, (1, 4)),
     "m": rng.normal(0, 0.4, (1, 4)),
     "v": rng.uniform(0.5, 2, (1, 4)),
-    "w": rng.normal(0, 0.3, (3, 36)),
+    "w": rng.normal(0, 0.3, (3, 8)),
 }
 DATA = {label: x.astype(np.float32) for label, x in DATA.items()}
 
@@ -66,7 +65,7 @@ def small() -> nnef_jax.Model:
     text = """version 1.0; graph net(x) -> (y, z) {
         x = external(shape = [0,8]); w = variable(shape = [3,8], label = 'w');
         y = linear(x, w, 0.25); z = elu(y); }"""
-    return model_of(text, data={"w": DATA["w"][:, :8]})
+    return model_of(text, data={"w": DATA["w"]})
 
 
 SMALL = np.random.default_rng(8).normal(0, 2, (2, 8)).astype(np.float32)
@@ -90,14 +89,14 @@ def slowly(
     c = np.concatenate(
         [
             reference.convolution(
-                x[half], k[half], bias[half], (2, 5, 5), policies, khronos, padding=(1, 1)
+                x[half], k[half], bias[half], (2, 5, 5), policies, khronos, padding=(0, 1)
             )
             for half in halves
         ]
     )
     real = c / 256.0
     e = q78(np.where(real < 0, np.expm1(np.minimum(real, 0)), real))
-    p = np.max([e[:, i : i + 4, j : j + 4] for i in range(2) for j in range(2)], axis=0)[:, :3, :3]
+    p = np.max([e[:, i : i + 4, j : j + 4] for i in range(2) for j in range(2)], axis=0)[:, :2, :1]
     factors = q78(DATA["b"]).reshape(4, 1, 1)
     z = np.zeros(p.shape, np.int16)
     for at in np.ndindex(*p.shape):
@@ -144,11 +143,10 @@ def test_transformations(small) -> None:
     once = fixed(tensor)
     inside = jax.jit(lambda t: fixed(t).y.data)(tensor)
     np.testing.assert_array_equal(inside, once.y.data)
-    many = Tensor(jnp.stack([tensor.data, -tensor.data]))
-    mapped = jax.jit(jax.vmap(fixed))(many)
+    many = np.stack([tensor.data, -np.asarray(tensor.data)])
+    mapped = np.asarray(jax.jit(jax.vmap(fixed))(Tensor(many)).y.data)
     for i in range(2):
-        alone = fixed(Tensor(many.data[i]))
-        np.testing.assert_array_equal(mapped.y.data[i], alone.y.data)
+        np.testing.assert_array_equal(mapped[i], fixed(Tensor(many[i])).y.data)
     again = pickle.loads(pickle.dumps(fixed))
     np.testing.assert_array_equal(again(tensor).y.data, once.y.data)
     assert repr(again) == repr(fixed)
@@ -158,20 +156,28 @@ def test_transformations(small) -> None:
         return openvx.lower(small.with_params(params))(tensor).y.data
 
     np.testing.assert_array_equal(traced(small.params), once.y.data)
-    other = openvx.lower(small.with_params({**small.params, "w": -small.params["w"]}))
-    np.testing.assert_allclose(other.float(SMALL).y, 0.5 - once.y.to_float(), atol=0.01)
+    other = openvx.lower(small.with_params({**small.params, "w": -np.asarray(small.params["w"])}))
+    np.testing.assert_allclose(other.float(SMALL).y, 0.5 - np.asarray(once.y.to_float()), atol=0.01)
 
 
 def test_gradients_pass_straight_through(model, fixed, x) -> None:
-    values = fixed.apply(model.params, x)
-    for a, b in zip(values, fixed.float(x), strict=True):
+
+    @jax.jit
+    def slopes(params):
+        def total(params, apply):
+            values = apply(params, x)
+            return values.y[:, 1].sum(), values
+
+        return [jax.grad(total, has_aux=True)(params, net.apply) for net in (fixed, model)]
+
+    (gradient, values), (wanted, _) = jax.tree.map(np.asarray, slopes(model.params))
+    exact = fixed.float(x)
+    for a, b in zip(values, exact, strict=True):
         np.testing.assert_array_equal(a, b)
     # Where nothing is cut off, that of y to w is what w is multiplied with: fixed-point numbers.
-    gradient = jax.grad(lambda params: fixed.apply(params, x).y[:, 1].sum())(model.params)
-    z = fixed.float(x).z.reshape(2, -1).sum(0)
+    z = np.asarray(exact.z).reshape(2, -1).sum(0)
     np.testing.assert_allclose(gradient["w"][1], z, rtol=1e-6)
     assert not gradient["w"][0].any()
-    wanted = jax.grad(lambda params: model.apply(params, x).y[:, 1].sum())(model.params)
     for label in "kbmv":
         scale = np.abs(wanted[label]).max()
         np.testing.assert_allclose(gradient[label], wanted[label], atol=0.05 * scale)
@@ -180,9 +186,9 @@ def test_gradients_pass_straight_through(model, fixed, x) -> None:
 def test_what_is_cut_off_has_no_derivative() -> None:
     text = "version 1.0; graph net(x) -> (y) { x = external(shape = [4]); y = mul(x, 100.0); }"
     fixed = openvx.lower(model_of(text))
-    x = jnp.array([-200.0, -0.5, 0.5, 2.0])
+    x = np.float32([-200.0, -0.5, 0.5, 2.0])
     np.testing.assert_array_equal(fixed.float(x), np.float32([-128, -50, 50, 127.99609375]))
-    slope = jax.grad(lambda x: fixed.apply({}, x).sum())(x)
+    slope = jax.jit(jax.grad(lambda x: fixed.apply({}, x).sum()))(x)
     np.testing.assert_array_equal(slope, np.float32([0, 100, 100, 0]))
 
 
@@ -230,7 +236,7 @@ def test_what_does_not_fit_is_computed_between(x) -> None:
     found = openvx.lower(model, on_unfit="float")(Tensor.quantize(x))
     wanted = np.maximum(q78(x).astype(int).sum(1, keepdims=True), 0)
     np.testing.assert_array_equal(found.y.data, wanted)
-    np.testing.assert_array_equal(found.i.ravel(), wanted.reshape(2, -1).argmax(1))
+    np.testing.assert_array_equal(np.ravel(found.i), wanted.reshape(2, -1).argmax(1))
 
 
 def test_integers_between_stay_integers() -> None:
