@@ -378,7 +378,7 @@ CASES = [
             ("logits",),
             is_repeated=merges,
         )
-        for blank, merges, unique in ((2, True, True), (0, False, False))
+        for blank, merges, unique in ((2, True, False), (0, False, True))
     ),
     Case(
         "gather_tree",
