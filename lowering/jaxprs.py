@@ -282,12 +282,21 @@ def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
     return [not is_literal(v) and v in found for v in closed.jaxpr.outvars]
 
 
-def spliced(closed: Any, platform: str | None) -> Any:
+def spliced(closed: Any, platform: str | None, *, keeps_derivatives: bool = False) -> Any:
     """Return the function with the equations of those that it calls on a platform in their place.
 
-    Without a platform nothing is chosen, and derivatives of one's own are kept.
+    Without a platform no branch is chosen by it. Calls that have derivatives of their own may stay.
     """
-    return _spliced(closed, lambda equation: _callee(equation, platform))
+
+    def callee(equation: Any) -> Any:
+        is_choice = primitive(equation) == "cond" and equation.params.get("branches_platforms")
+        if is_choice and platform is not None:
+            fits = [x is None or platform in x for x in equation.params["branches_platforms"]]
+            return equation.params["branches"][fits.index(True)]
+        stays = keeps_derivatives and primitive(equation) != CALL
+        return None if stays else _called_function(equation)
+
+    return _spliced(closed, callee)
 
 
 def inlined(closed: Any) -> Any:
@@ -329,16 +338,6 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return ClosedJaxpr(jaxpr, list(constants.values()))
-
-
-def _callee(equation: Any, platform: str | None) -> Any:
-    if platform is None:
-        return _called_function(equation) if primitive(equation) == CALL else None
-    if primitive(equation) == "cond" and equation.params.get("branches_platforms"):
-        choices = equation.params["branches_platforms"]
-        fits = [x is None or platform in x for x in choices]
-        return equation.params["branches"][fits.index(True)]
-    return _called_function(equation)
 
 
 def _called_function(equation: Any) -> Any:

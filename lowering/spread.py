@@ -195,6 +195,11 @@ def _reshape(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
     return [given[0]]  # of its factors nothing moves
 
 
+@_RULES("optimization_barrier")
+def _barrier(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+    return equation.primitive.bind(*given)
+
+
 @_RULES("transpose")
 def _transpose(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
     places = _places(spread.groups(equation.invars[0]))

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
-from lowering import jaxprs
 from lowering.extents import UNKNOWN, show
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
+from lowering.passes.inlining import chosen
 from lowering.program import Program
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
@@ -48,7 +48,8 @@ def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_ax
         both = [name for name in along if name in names]
         specs: dict[str, list[Any]] = {x: [None] * len(shape) for x, shape in shapes.items()}
         if rest:
-            found = found_divisions(functions, _divisor(tuple(rest), mesh), _SMALL)
+            count, platform = _divisor(tuple(rest), mesh), mesh.devices.flat[0].platform
+            found = found_divisions(functions, count, platform, _SMALL)
         for label, division in found.items():
             if division.along is not None:
                 specs[label][division.along] = _joined(rest)
@@ -134,7 +135,9 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) 
     return [*spec]
 
 
-def found_divisions(functions: Functions, count: int, least: int = 0) -> dict[str, Division]:
+def found_divisions(
+    functions: Functions, count: int, platform: str, least: int = 0
+) -> dict[str, Division]:
     """Return how parameters are divided for products that follow one another, by label.
 
     Open extents are closed for that. A network that does not take them so has none.
@@ -148,7 +151,7 @@ def found_divisions(functions: Functions, count: int, least: int = 0) -> dict[st
         traced = jax.make_jaxpr(partial(functions.cycle, probe=NOTHING))(*types)
     except NnefError:
         return {}
-    program = Program(jaxprs.spliced(traced, None), len(given), prepares=False)
+    program = chosen(Program(traced, len(given), prepares=False), platform)
     found = divisions(program, count, least)
     return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
 

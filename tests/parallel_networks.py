@@ -144,7 +144,9 @@ BLOCKS: dict[str, tuple[Block, Block]] = {
 }
 
 
-def transformer(name: str, layers: int = 2) -> tuple[nnef_jax.Model, tuple[np.ndarray]]:
+def transformer(
+    name: str, layers: int = 2, dtype: str = "float32"
+) -> tuple[nnef_jax.Model, tuple[np.ndarray]]:
     """Return a network that is written so, and its input."""
     attention, hidden = BLOCKS[name]
     text = _Text()
@@ -164,4 +166,4 @@ def transformer(name: str, layers: int = 2) -> tuple[nnef_jax.Model, tuple[np.nd
     lines = ["x = external(shape = [8,16,48]);", *text.lines]
     document = COMPOSITIONAL + "graph net(x) -> (y)\n{\n" + "\n".join(lines) + "\n}\n"
     x = np.random.default_rng(1).standard_normal((8, 16, 48)).astype(np.float32)
-    return model_of(document, data=text.data), (x,)
+    return model_of(document, data=text.data, dtype=dtype), (x,)

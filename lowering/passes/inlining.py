@@ -16,8 +16,16 @@ def run(program: Program, target: Target) -> Program:
 
     Without a platform nothing is chosen, and derivatives of one's own are kept.
     """
-    program = program.with_closed(jaxprs.spliced(program.closed, target.platform))
+    platform = target.platform
+    closed = jaxprs.spliced(program.closed, platform, keeps_derivatives=platform is None)
+    program = program.with_closed(closed)
     return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
+
+
+@in_loops
+def chosen(program: Program, platform: str) -> Program:
+    """Inline calls, and what a choice of platforms has for one; derivatives of one's own stay."""
+    return program.with_closed(jaxprs.spliced(program.closed, platform, keeps_derivatives=True))
 
 
 def _bare(found: Matcher, equation: Any) -> Any:

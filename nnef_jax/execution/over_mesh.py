@@ -73,8 +73,9 @@ def _divided(
     known, params = (params.found, params.params) if is_prepared else ({}, params)
     if not layout.divisions or is_watched():
         return compute(params, *others)
-    from lowering import jaxprs, spread
+    from lowering import spread
     from lowering.parallel import Division
+    from lowering.passes.inlining import chosen
     from lowering.program import Program
 
     arrays, tree = jax.tree.flatten((params, *others))
@@ -82,7 +83,8 @@ def _divided(
     closed, shapes = jax.make_jaxpr(
         lambda *x: compute(*jax.tree.unflatten(tree, x)), return_shape=True
     )(*types)
-    program = Program(jaxprs.spliced(closed, None), len(params), prepares=False)
+    platform = layout.mesh.devices.flat[0].platform
+    program = chosen(Program(closed, len(params), prepares=False), platform)
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
     labels, found = sorted(params), dict(layout.divisions)

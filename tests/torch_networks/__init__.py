@@ -49,9 +49,9 @@ class Run:
     parameter: Arrays
 
 
-def load(name: str) -> nnef_jax.Model:
+def load(name: str, **options: Any) -> nnef_jax.Model:
     """The network."""
-    return nnef_jax.load(FOLDER / f"{name}.nnef.tgz")
+    return nnef_jax.load(FOLDER / f"{name}.nnef.tgz", **options)
 
 
 def runs(name: str) -> list[Run]:
