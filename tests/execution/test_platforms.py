@@ -443,10 +443,9 @@ def test_a_step_and_a_scan_within() -> None:
         jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), found, wanted)
 
 
-def test_a_caller_who_looks_for_nan_finds_it() -> None:
-    model = model_of(SMALL, data={"w": DATA["scale"][0, :20].reshape(5, 4)})
+def test_a_caller_who_looks_for_nan_finds_it(model: nnef_jax.Model) -> None:
     with jax.debug_nans(True), pytest.raises(FloatingPointError):
-        jax.jit(lambda x: model(x))(np.full((3, 4), np.nan, np.float32))
+        jax.jit(closed(model))(np.full_like(X, np.nan))
 
 
 def test_what_is_prepared_is_of_one_network(model: nnef_jax.Model) -> None:
