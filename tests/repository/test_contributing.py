@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,7 +100,7 @@ def run(line: str) -> None:
     """Run a line of a recipe in this process; exit with its status."""
     program, *sys.argv = shlex.split(line)
     if program == "pytest":
-        checks = importlib.import_module("tests.operation_checks")
+        checks: Any = importlib.import_module("tests.operation_checks")
         checks._ROWS = 1  # compiled together: recipes ask for one of hundreds
         sys.exit(pytest.main(sys.argv))
     elif program == "python":
