@@ -52,8 +52,10 @@ def _proposals_type(
     if image.shape[1] < (3 if scales else 2):
         raise InvalidShape(f"rows of 'image' {show(image.shape)} must have height, width, scales")
     rows = batch * post_nms
+    regions = TensorType((rows, 4), scores.dtype)
+    require.indexable(regions=regions)
     return (
-        TensorType((rows, 4), scores.dtype),
+        regions,
         TensorType((rows,), scores.dtype),
         TensorType((batch,), "int32"),
     )

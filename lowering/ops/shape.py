@@ -261,7 +261,7 @@ def cast(input: Any, dtype: str) -> Array:
     """
     x = jnp.asarray(input)
     if dtype == "bool":
-        return x != 0
+        return x if x.dtype == jnp.bool_ else x != 0
     if dtype in HALVES and x.dtype != dtype and x.dtype.itemsize > 1:
         return rounded_to(x, dtype)
     if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):

@@ -37,3 +37,15 @@ def test_a_stride_that_no_integer_of_64_bits_holds(stride: int) -> None:
 def test_more_items_than_places_are_numbered() -> None:
     with pytest.raises(InvalidShape, match="2147483647 items, places in it have 32 bits"):
         rules["unique"].infer(TensorType((2**31 - 1,), "float32"), 0)
+
+
+def test_logical_values_are_cast_as_they_are() -> None:
+    x = np.array([True, False])
+    np.testing.assert_array_equal(rules["cast"].lower(x, "bool"), x)
+
+
+def test_more_regions_than_places_are_refused() -> None:
+    image, scores = TensorType((2, 3), "float32"), TensorType((2, 1, 3, 4), "float32")
+    anchors, deltas = TensorType((3, 4, 1, 4), "float32"), TensorType((2, 4, 3, 4), "float32")
+    with pytest.raises(InvalidShape, match="'regions' .* its indices have 32 bits"):
+        rules["anchored_proposals"].infer(image, anchors, deltas, scores, 10, 2**31 - 1, True)
