@@ -84,14 +84,14 @@ class Evaluation:
         return [(step, layer) for step, layer in pairs if layer and not layer.takes_numbers]
 
     def _arranged(self, weights: Weights) -> dict[str, dict[str, Tensor]]:
-        found: dict[str, dict[str, Tensor]] = {}
+        tensors: dict[str, dict[str, Tensor]] = {}
         for step, layer in self.tensor_steps:
-            found[step.name] = {}
+            tensors[step.name] = {}
             for name, x in weights[step.name].items():
                 tensor = self.quantised(step, name, lax.stop_gradient(jnp.asarray(x)))
                 data = layer.arrange.get(name, lambda data: data)(tensor.data)
-                found[step.name][name] = Tensor(data, tensor.fixed_point_position)
-        return found
+                tensors[step.name][name] = Tensor(data, tensor.fixed_point_position)
+        return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
         """Count the items of weights that are beyond the type, by step and operand."""

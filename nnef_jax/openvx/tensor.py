@@ -142,8 +142,8 @@ class Tensor:
 def _nearest(values: Array, scale: Any, dtype: str, rounding_policy: str) -> Array:
     limits, scaled = jnp.iinfo(dtype), values * scale
     whole = jnp.round(scaled) if rounding_policy == "nearest_even" else jnp.trunc(scaled)
-    known = jnp.where(jnp.isnan(whole), 0, jnp.clip(whole, limits.min, limits.max))
-    return known.astype(dtype)
+    clipped = jnp.clip(whole, limits.min, limits.max)
+    return jnp.where(jnp.isnan(whole), 0, clipped).astype(dtype)
 
 
 @partial(jax.jit, inline=True)

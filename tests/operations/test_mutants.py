@@ -47,5 +47,5 @@ def test_logical_values_are_cast_as_they_are() -> None:
 def test_more_regions_than_places_are_refused() -> None:
     image, scores = TensorType((2, 3), "float32"), TensorType((2, 1, 3, 4), "float32")
     anchors, deltas = TensorType((3, 4, 1, 4), "float32"), TensorType((2, 4, 3, 4), "float32")
-    with pytest.raises(InvalidShape, match="'regions' .* its indices have 32 bits"):
+    with pytest.raises(InvalidShape, match=r"'regions' .* its indices have 32 bits"):
         rules["anchored_proposals"].infer(image, anchors, deltas, scores, 10, 2**31 - 1, True)
