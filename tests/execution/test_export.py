@@ -133,7 +133,8 @@ np.savez("found.npz", **found)
     environment = {**os.environ, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # as nearly all tests
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    found = np.load(tmp_path / "found.npz")
+    with np.load(tmp_path / "found.npz") as file:
+        found = dict(file)
 
     literal = nnef_jax.load(DIGITS, optimize=False)
 
