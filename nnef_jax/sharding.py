@@ -14,12 +14,12 @@ from jax.sharding import AxisType, Mesh, PartitionSpec
 from lowering.extents import UNKNOWN, show
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
-from lowering.passes.inlining import chosen
+from lowering.passes.inlining import for_platform
 from lowering.program import Program
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.functions import Functions
-from nnef_jax.execution.meshes import Layout, has_names
+from nnef_jax.execution.meshes import Layout, has_names, platform_of
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
 from nnef_jax.similar import did_you_mean, listed
@@ -48,7 +48,7 @@ def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_ax
         both = [name for name in along if name in names]
         specs: dict[str, list[Any]] = {x: [None] * len(shape) for x, shape in shapes.items()}
         if rest:
-            count, platform = _divisor(tuple(rest), mesh), mesh.devices.flat[0].platform
+            count, platform = _divisor(tuple(rest), mesh), platform_of(mesh)
             found = found_divisions(functions, count, platform, _SMALL)
         for label, division in found.items():
             if division.along is not None:
@@ -151,7 +151,7 @@ def found_divisions(
         traced = jax.make_jaxpr(partial(functions.cycle, probe=NOTHING))(*types)
     except NnefError:
         return {}
-    program = chosen(Program(traced, len(given), prepares=False), platform)
+    program = for_platform(Program(traced, len(given), prepares=False), platform)
     found = divisions(program, count, least)
     return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
 

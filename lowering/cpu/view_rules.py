@@ -392,7 +392,7 @@ def _convolution(program: Program, equation: Any, input: View, filter: View) -> 
     return None if is_prepared else convolution(program, equation, input, filter)
 
 
-# Rules that keep plain tensors plain, and compute what is written.
+# These rules bind the equation as it is where all operands are plain.
 _FOLLOWING = (
     None, _elementwise, _broadcast_in_dim, _squeeze, _reduction, _along, _by_axis, _rev, _reshape
 )  # fmt: skip

@@ -8,7 +8,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.dtypes import canonicalize_dtype
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume, with_extent
@@ -142,10 +141,8 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("unsqueeze", _unsqueeze_type)
-def unsqueeze(input: Any, axes: Ints) -> Any:
-    """Add axes of extent 1, counted in the result; to a known array nothing is compiled."""
-    if isinstance(input, np.ndarray) and input.dtype == canonicalize_dtype(input.dtype):
-        return np.expand_dims(input, axes)
+def unsqueeze(input: Any, axes: Ints) -> Array:
+    """Add axes of extent 1, counted in the result."""
     return jnp.expand_dims(jnp.asarray(input), axes)
 
 

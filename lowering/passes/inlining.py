@@ -23,8 +23,8 @@ def run(program: Program, target: Target) -> Program:
 
 
 @in_loops
-def chosen(program: Program, platform: str) -> Program:
-    """Inline calls, and what a choice of platforms has for one; derivatives of one's own stay."""
+def for_platform(program: Program, platform: str) -> Program:
+    """Inline calls, and each choice of platforms as made; derivatives of one's own stay."""
     return program.with_closed(jaxprs.spliced(program.closed, platform, keeps_derivatives=True))
 
 

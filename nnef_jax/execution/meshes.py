@@ -213,7 +213,7 @@ class Layout:
     def compiler_options(self) -> dict[str, str]:
         """Return XLA's options for the mesh: CPUs gather each parameter when it is read."""
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
-        if not is_gathered or self.mesh.devices.flat[0].platform != "cpu":
+        if not is_gathered or platform_of(self.mesh) != "cpu":
             return {}
         from lowering.cpu.xla_options import in_order
 
@@ -260,6 +260,11 @@ def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
 def _without(names: Any, others: Sequence[str]) -> Any:
     kept = tuple(x for x in (names if isinstance(names, tuple) else (names,)) if x not in others)
     return kept if len(kept) > 1 else next(iter(kept), None)
+
+
+def platform_of(mesh: Mesh) -> str:
+    """Return the platform of a mesh's devices."""
+    return mesh.devices.flat[0].platform
 
 
 def is_explicit(where: Any) -> bool:

@@ -10,7 +10,7 @@ import jax
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from nnef_jax.execution.meshes import Layout
+from nnef_jax.execution.meshes import Layout, platform_of
 from nnef_jax.execution.run_options import Prepared, is_watched
 
 
@@ -75,7 +75,7 @@ def _divided(
         return compute(params, *others)
     from lowering import spread
     from lowering.parallel import Division
-    from lowering.passes.inlining import chosen
+    from lowering.passes.inlining import for_platform
     from lowering.program import Program
 
     arrays, tree = jax.tree.flatten((params, *others))
@@ -83,8 +83,8 @@ def _divided(
     closed, shapes = jax.make_jaxpr(
         lambda *x: compute(*jax.tree.unflatten(tree, x)), return_shape=True
     )(*types)
-    platform = layout.mesh.devices.flat[0].platform
-    program = chosen(Program(closed, len(params), prepares=False), platform)
+    program = Program(closed, len(params), prepares=False)
+    program = for_platform(program, platform_of(layout.mesh))
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
     labels, found = sorted(params), dict(layout.divisions)

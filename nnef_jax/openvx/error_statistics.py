@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
@@ -18,6 +17,7 @@ from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, plai
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep
+from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 
@@ -150,7 +150,7 @@ def statistics(
 
     def row(name: str, different: TensorDifference) -> TensorStats:
         x = tensors[name]
-        data, mask = _real(x), masks.get(name)
+        data, mask = np.asarray(real(x)), masks.get(name)
         return TensorStats(
             name=name,
             layer=layers.get(name, "input"),
@@ -175,13 +175,7 @@ def statistics(
 
 
 def _arrays(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: _real(tensors[name]) for name in names}
-
-
-def _real(x: Any) -> NDArray[Any]:
-    if not isinstance(x, Tensor):
-        return np.asarray(x)
-    return np.asarray(x.data, np.float32) * np.float32(2.0**-x.fixed_point_position)
+    return {name: np.asarray(real(tensors[name])) for name in names}
 
 
 def _samples(model: Model, inputs: tuple[Any, ...]) -> tuple[list[Any], bool]:

@@ -15,6 +15,7 @@ from nnef_jax.call_arguments import Input
 from nnef_jax.model import Model
 from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
+from nnef_jax.openvx.tensor import Tensor
 
 _LESS, _MORE = 1, 4  # bits of the range that are tried around those that hold the largest number
 _FURTHEST = 22  # of a position from 0: layers bring sums of products of two such to any third
@@ -82,13 +83,11 @@ def _best(x: NDArray[Any], dtype: str) -> int:
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     bits = np.iinfo(dtype).bits - (dtype != "uint8")
     whole = bits - math.ceil(math.log2(largest)) if largest else 0
-    x, limits = np.nan_to_num(x.astype(np.float32)), np.iinfo(dtype)
+    x = np.nan_to_num(x.astype(np.float32))
 
     def error(position: int) -> float:
-        scale = np.float32(2.0**position)
-        with np.errstate(over="ignore"):
-            whole = np.clip(np.rint(x * scale), limits.min, limits.max)
-        return float(np.sum((x - whole / scale).astype(np.float64) ** 2))
+        rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
+        return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
     # The last of equal ones: smaller tensors are then exact too.
     tried = [p for p in range(whole + _MORE, whole - _LESS - 1, -1) if abs(p) <= _FURTHEST]

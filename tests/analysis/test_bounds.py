@@ -166,8 +166,9 @@ def convolved(pool: str = "avg_pool", activation: str = "leaky_relu(n, alpha = 0
     c = conv(x, f, 0.25, padding = [(1,1), (1,1)]);
     n = batch_normalization(c, m, v, offset = 0.5, scale = 1.5, epsilon = 0.01);
     r = {activation};
-    p = {pool}(r, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,0)]);
-    t = transpose(p, axes = [0,2,3,1]);
+    p = {pool}(r, size = [1,1,2,2], stride = [1,1,2,2], padding = [(0,0),(0,0),(0,0),(0,1)]);
+    s = slice(p, axes = [3], begin = [0], end = [2]);
+    t = transpose(s, axes = [0,2,3,1]);
     w = variable<scalar>(shape = [4,18], label = 'w');
     q = reshape(t, shape = [0,18]);
     y = linear(q, w, 0.0);

@@ -42,17 +42,23 @@ def are_equal(x: Any, y: Any) -> bool:
     return x.dtype == y.dtype and np.array_equal(x.astype("f8"), y.astype("f8"), equal_nan=True)
 
 
+# From whole numbers of each type to one type of floats, another for each source, or to all.
 @pytest.mark.parametrize(
-    "source", ["float32", "bfloat16", pytest.param("float16", marks=pytest.mark.slow)]
+    ("source", "all_pairs"),
+    [
+        ("float32", False),
+        ("bfloat16", False),
+        pytest.param("float32", True, marks=pytest.mark.slow),
+        pytest.param("bfloat16", True, marks=pytest.mark.slow),
+        pytest.param("float16", True, marks=pytest.mark.slow),
+    ],
 )
-def test_casts_of_all_pairs(source: str) -> None:
-    """A network with inputs of 16 bits alone is computed in 32, but for what Casts make of it.
-
-    From whole numbers of each type it goes on to one type of floats, another for each source.
-    """
+def test_casts_of_pairs(source: str, all_pairs: bool) -> None:
+    """A network with inputs of 16 bits alone is computed in 32, but for what Casts make of it."""
     turn = FLOATS.index(source)
     ends = [FLOATS[(i + turn) % len(FLOATS)] for i in range(len(WHOLE))]
-    pairs = [*itertools.product(FLOATS, FLOATS), *zip(WHOLE, ends, strict=True)]
+    of_whole = itertools.product(WHOLE, FLOATS) if all_pairs else zip(WHOLE, ends, strict=True)
+    pairs = [*itertools.product(FLOATS, FLOATS), *of_whole]
     nodes: list[Any] = []
     for a, b in pairs:
         nodes += [
@@ -96,10 +102,12 @@ _CODES = {
 }  # fmt: skip
 
 
-def test_levels_are_scaled_in_32_bits_and_rounded_once() -> None:
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_levels_are_scaled_in_32_bits_and_rounded_once(both: bool) -> None:
+    """Without a zero point and with one, in turn or each."""
     real = ("float32", "float16", "bfloat16")
-    each = itertools.product(_CODES, real, real)
-    cases = [(*names, bool(i % 2)) for i, names in enumerate(each)]  # without zero points and with
+    each = enumerate(itertools.product(_CODES, real, real))
+    cases = [(*names, z) for i, names in each for z in (False, True) if both or z == i % 2]
     inputs = {x: np.array(items, "f8").astype(x) for x, items in _CODES.items()}
     weights = {f"scale.{x}": np.array(0.001234, x) for x in real}
     zeros = {x: 0 if x.startswith("float") or x == "int32" else 3 for x in _CODES}

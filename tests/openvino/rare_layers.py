@@ -209,10 +209,14 @@ USES = [
         {"fill_mode": "ZERO"}),
     Use("SegmentMax", "opset16", [_DATA, Known(_SEGMENTS)],
         [np.nan_to_num(_MAXIMA[:5], nan=np.finfo(np.float32).min)], {"fill_mode": "LOWEST"}),
-    Use("CTCLoss", "opset4",
-        [_LOGITS, whole(4, 3), _LABELS, whole(3, 2), scalar(2)],
-        [ctc_loss(_LOGITS, (4, 3), _LABELS, (3, 2), 2, True, True, False)],
-        {"preprocess_collapse_repeated": True, "ctc_merge_repeated": True, "unique": False}),
+    *(
+        Use("CTCLoss", "opset4",
+            [_LOGITS, whole(4, 3), _LABELS, whole(3, 2), scalar(2)],
+            [ctc_loss(_LOGITS, (4, 3), _LABELS, (3, 2), 2, collapses, True, unique)],
+            {"preprocess_collapse_repeated": collapses, "ctc_merge_repeated": True,
+             "unique": unique})
+        for collapses, unique in ((False, False), (True, False), (True, True))
+    ),
     *(
         Use("CTCGreedyDecoderSeqLen", "opset6", [_PROBABILITIES, whole(6, 0, 4), *blank],
             greedy(_PROBABILITIES, (6, 0, 4), at, merges), {"merge_repeated": merges})

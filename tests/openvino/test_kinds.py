@@ -46,7 +46,7 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     wrt: str = ""  # the operand to differentiate in, "" where there is no derivative to check
     batched: tuple[str, ...] = ()  # the operands to map over under vmap
-    is_repeated: bool = False  # values are those of rows of test_layers or test_rare_layers too
+    is_slow: bool = False  # other rows say it, here or of test_layers and test_rare_layers
 
 
 _PRIORS = np.stack([corners(6).reshape(-1), np.tile(np.float32([0.1, 0.1, 0.2, 0.2]), 6)])[None]
@@ -56,6 +56,7 @@ TURNED = np.concatenate(
 TURNED[:, 2, :4] = TURNED[:, 1, :4]  # around one centre
 TURNED[:, 4] = TURNED[:, 3]  # twice the same
 FEW = np.array([4, 0, 3], np.int32)
+_OF_FEW = 9 * corners(3, 7), real(3, 7, low=0), FEW
 _WINDOW = {"padding": ((1, 0), (0, 1)), "stride": (2, 1), "dilation": (1, 2)}
 CASES = [
     Case(
@@ -132,17 +133,21 @@ CASES = [
         )
         for mask, padded in ((False, False), (real(1, 8, 3, 5, low=0), True))
     ),
-    Case(
-        "sorted_suppression",
-        {"boxes": corners(2, 6), "scores": real(2, 3, 6, low=0)},
-        {
-            "max_output_boxes_per_class": 3,
-            "iou_threshold": 0.2,
-            "score_threshold": 0.3,
-            "center_point_box": True,
-            "sorts": True,
-        },
-        batched=("boxes", "scores"),
+    *(
+        Case(
+            "sorted_suppression",
+            {"boxes": corners(2, 6), "scores": real(2, 3, 6, low=0)},
+            {
+                "max_output_boxes_per_class": 3,
+                "iou_threshold": 0.2,
+                "score_threshold": 0.3,
+                "center_point_box": centre,
+                "sorts": sorts,
+            },
+            batched=("boxes", "scores"),
+            is_slow=not (centre and sorts),
+        )
+        for centre, sorts in ((True, True), (False, True), (True, False))
     ),
     Case(
         "sorted_suppression",
@@ -157,38 +162,54 @@ CASES = [
         },
         batched=("scores",),
     ),
-    Case(
-        "matrix_suppression",
-        {"boxes": 9 * corners(2, 6), "scores": real(2, 3, 6, low=0)},
-        {
-            "score_threshold": 0.2,
-            "top_k": -1,
-            "keep_top_k": -1,
-            "background": 1,
-            "decay": "linear",
-            "sigma": 2.0,
-            "post_threshold": 0.1,
-            "pixel_offset": 1.0,
-            "order": "class",
-            "across": True,
-        },
-        batched=("scores",),
+    *(
+        Case(
+            "matrix_suppression",
+            {"boxes": 9 * corners(2, 6), "scores": real(2, 3, 6, low=0)},
+            {
+                "score_threshold": 0.2,
+                "top_k": top_k,
+                "keep_top_k": keep,
+                "background": background,
+                "decay": decay,
+                "sigma": 2.0,
+                "post_threshold": 0.1,
+                "pixel_offset": offset,
+                "order": order,
+                "across": across,
+            },
+            batched=("scores",),
+            is_slow=is_slow,
+        )
+        for decay, order, across, top_k, keep, background, offset, is_slow in (
+            ("linear", "class", True, -1, -1, 1, 1.0, False),
+            ("linear", "class", True, 4, 5, -1, 0.0, True),
+            ("gaussian", "score", False, -1, -1, 1, 1.0, True),
+        )
     ),
-    Case(
-        "multiclass_suppression",
-        {"boxes": 9 * corners(3, 7), "scores": real(3, 7, low=0), "counts": FEW},
-        {
-            "score_threshold": 0.2,
-            "iou_threshold": 0.6,
-            "top_k": -1,
-            "keep_top_k": 6,
-            "background": 0,
-            "eta": 0.5,
-            "pixel_offset": 1.0,
-            "order": "score",
-            "across": False,
-        },
-        batched=("scores",),
+    *(
+        Case(
+            "multiclass_suppression",
+            {"boxes": boxes, "scores": scores, "counts": counts},
+            {
+                "score_threshold": 0.2,
+                "iou_threshold": 0.6,
+                "top_k": top_k,
+                "keep_top_k": keep,
+                "background": background,
+                "eta": eta,
+                "pixel_offset": 1.0,
+                "order": order,
+                "across": across,
+            },
+            batched=("scores",),
+            is_slow=is_slow,
+        )
+        for boxes, scores, counts, top_k, keep, background, eta, order, across, is_slow in (
+            (*_OF_FEW, -1, 6, 0, 0.5, "score", False, False),
+            (*_OF_FEW, -1, -1, 0, 1.0, "class", False, True),
+            (9 * corners(2, 6), real(2, 3, 6, low=0), False, 5, 6, -1, 0.5, "score", True, True),
+        )
     ),
     Case(
         "anchored_proposals",
@@ -208,7 +229,7 @@ CASES = [
             "scales": True,
         },
         batched=("scores",),
-        is_repeated=True,
+        is_slow=True,
     ),
     *(
         Case(
@@ -227,7 +248,7 @@ CASES = [
                 "weights": (1.0, 2.0, 0.5, 1.0),
             },
             batched=("deltas",),
-            is_repeated=kept > 0,
+            is_slow=kept > 0,
         )
         for kept in (5, 0)
     ),
@@ -238,10 +259,12 @@ CASES = [
             {"output_size": (2, 3), "sampling_ratio": ratio, "mode": mode, "least": least},
             wrt=wrt,
             batched=("input",),
+            is_slow=mode == "max",
         )
         for rois, ratio, mode, least, wrt in (
             (np.float32([[0.3, 1, 5.2, 3], [-3, -2, 9, 8], [2, 2, 2.2, 1]]), 0, "avg", 1, "input"),
             (np.float32([[0.3, 1, 5.2, 3], [-3.3, -2, 9, 8], [2, 2, 3, 1]]), 2, "avg", 0, "rois"),
+            (np.float32([[0.3, 1, 5.2, 3], [-3.3, -2, 9, 8], [2, 2, 3, 1]]), 2, "max", 0, "rois"),
             (np.float32([[3, 2, 4, 3, 0.5], [0, 1, 3, 5, 2], [3, 3, 9, 1, -1]]), 0, "avg", 0, ""),
         )
     ),
@@ -276,60 +299,90 @@ CASES = [
         for merges in (True, False)
     ),
     Case(
-        "detection_output",
+        "position_sensitive_roi_pool",
         {
-            "locations": real(2, 24),
-            "confidences": real(2, 18, low=0),
-            "priors": _PRIORS,
-            "anchor_confidences": False,
-            "anchor_locations": False,
+            "input": real(2, 8, 6, 6),
+            "rois": np.float32(
+                [[1, 0, 0, 40, 44], [0, 13, 9, 70, 60], [-1, 0, 0, 1, 1], [0, 5, 5, 9, 9]]
+            ),
         },
         {
-            "num_classes": 3,
-            "background_label": -1,
-            "top_k": 4,
-            "keep_top_k": -1,
-            "share_location": True,
-            "variance_encoded": False,
-            "center_size": False,
-            "nms_threshold": 0.3,
-            "confidence_threshold": 0.3,
-            "clip_before": True,
-            "clip_after": False,
-            "decrease_label": False,
-            "normalized": True,
-            "input_size": (1, 1),
-            "objectness_threshold": 0.0,
+            "output_channels": 2,
+            "group_size": 2,
+            "spatial_scale": 0.1,
+            "mode": "average",
+            "bins": (1, 1),
         },
-        batched=("locations",),
+        wrt="input",
+        batched=("input",),
+        is_slow=True,
     ),
-    Case(
-        "proposal",
-        {
-            "scores": real(2, 4, 3, 4, low=0),
-            "deltas": 0.3 * real(2, 8, 3, 4),
-            "image": np.float32([[48, 64, 1]]),
-        },
-        {
-            "anchors": (-8.0, -8.0, 8.0, 8.0, -16.0, -8.0, 16.0, 8.0),
-            "feature_stride": 16,
-            "min_size": 6.0,
-            "pre_nms": 20,
-            "post_nms": 8,
-            "nms_threshold": 0.4,
-            "coordinate_scale": 1.0,
-            "size_scale": 1.0,
-            "pixel_offset": 1.0,
-            "clips_before": False,
-            "clips_after": True,
-            "clips_anchors": False,
-            "swaps": False,
-            "truncates": False,
-            "normalizes": True,
-            "later_ties": False,
-        },
-        batched=("scores",),
-        is_repeated=True,
+    *(
+        Case(
+            "detection_output",
+            {
+                "locations": real(2, 24),
+                "confidences": real(2, 18, low=0),
+                "priors": _PRIORS,
+                "anchor_confidences": False,
+                "anchor_locations": False,
+            },
+            {
+                "num_classes": 3,
+                "background_label": background,
+                "top_k": 4,
+                "keep_top_k": keep,
+                "share_location": True,
+                "variance_encoded": False,
+                "center_size": centre,
+                "nms_threshold": 0.3,
+                "confidence_threshold": 0.3,
+                "clip_before": clips,
+                "clip_after": False,
+                "decrease_label": False,
+                "normalized": True,
+                "input_size": (1, 1),
+                "objectness_threshold": 0.0,
+            },
+            batched=("locations",),
+            is_slow=is_slow,
+        )
+        for background, keep, centre, clips, is_slow in (
+            (-1, -1, False, True, False),
+            (0, -1, True, True, True),
+            (-1, 5, False, False, True),
+        )
+    ),
+    *(
+        Case(
+            "proposal",
+            {
+                "scores": real(2, 4, 3, 4, low=0),
+                "deltas": 0.3 * real(2, 8, 3, 4),
+                "image": np.float32([[48, 64, 1]]),
+            },
+            {
+                "anchors": (-8.0, -8.0, 8.0, 8.0, -16.0, -8.0, 16.0, 8.0),
+                "feature_stride": 16,
+                "min_size": 6.0,
+                "pre_nms": 20,
+                "post_nms": 8,
+                "nms_threshold": 0.4,
+                "coordinate_scale": 1.0,
+                "size_scale": 1.0,
+                "pixel_offset": offset,
+                "clips_before": by_anchors,
+                "clips_after": not by_anchors,
+                "clips_anchors": by_anchors,
+                "swaps": by_anchors,
+                "truncates": False,
+                "normalizes": not by_anchors,
+                "later_ties": False,
+            },
+            batched=("scores",),
+            is_slow=True,
+        )
+        for offset, by_anchors in ((1.0, False), (0.0, True))
     ),
     Case(
         "inverse",
@@ -376,7 +429,7 @@ CASES = [
             {"blank": blank, "collapses": False, "merges": merges, "unique": unique},
             "logits",
             ("logits",),
-            is_repeated=merges,
+            is_slow=merges,
         )
         for blank, merges, unique in ((2, True, False), (0, False, True))
     ),
@@ -396,7 +449,7 @@ CASES = [
             {"input": whole(*shape)},
             {"axis": axis, "sorts": sorts},
             batched=("input",),
-            is_repeated=sorts,
+            is_slow=sorts,
         )
         for shape, axis, sorts in (((7,), 0, True), ((2, 6), 1, False))
     ),
@@ -499,19 +552,19 @@ def weights(case: Case) -> np.ndarray:
 
 
 # One of each kind: attributes that change the values change the derivatives alike.
-DIFFERENTIABLE = {case.kind: case for case in CASES if case.wrt}.values()
+DIFFERENTIABLE = {x.kind: x for x in CASES if x.wrt and not x.is_slow}.values()
 mapped = Together(
-    [case for case in CASES if not case.is_repeated],
+    [case for case in CASES if not case.is_slow],
     lambda case: applied_to_parts(case, case in DIFFERENTIABLE),
 )
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if not case.is_repeated], ids=name)
+@pytest.mark.parametrize("case", [case for case in CASES if not case.is_slow], ids=name)
 def test_values_types_and_derivatives(case: Case) -> None:
     check(case, mapped(case))
 
 
-OTHERS = [case for case in CASES if case.is_repeated or (case.wrt and case not in DIFFERENTIABLE)]
+OTHERS = [case for case in CASES if case.is_slow or (case.wrt and case not in DIFFERENTIABLE)]
 
 
 @pytest.mark.slow

@@ -213,6 +213,8 @@ CHOSEN = [
     old("DetectionOutput", [_LOCATIONS / 8, _CONFIDENCES, _PRIORS], *_float(_ENCODED),
         **(_SSD_GIVEN | {"variance_encoded_in_target": 1})),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), ratio="0.5,1,2", **_GIVEN),
+    old("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME], *_float(_BY_TENSORFLOW[0]),
+        **_TENSORFLOW),
     new("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME[0]], _float(*_BY_TENSORFLOW),
         opset="opset4", **_TENSORFLOW),
     old("SimplerNMS", [_SCORES, _DELTAS, _IMAGE], _simpler_nms(_SCORES, _DELTAS, (40, 56)),
