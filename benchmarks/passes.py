@@ -94,9 +94,9 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
 
     import nnef_jax
     from lowering.cpu.xla_options import compiler_options
-    from lowering.emit import in_parts, traced
+    from lowering.pipeline import lower, traced, written
+    from lowering.prepare import prepared
     from lowering.targets.cpu import CPU
-    from nnef_jax.execution.compiler import with_constants
 
     model = nnef_jax.load(write_nnef(network, batch, folder), optimize=False)
     arrays = [jnp.asarray(value) for value in example(network, batch).values()]
@@ -108,13 +108,12 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
     options = compiler_options(sum(x.nbytes for x in params))
     jit = partial(jax.jit, compiler_options=options)
     program, _, tree = traced(apply, params, arrays)
-    parts = in_parts(program, CPU)
-    prepared = jax.eval_shape(parts.prepare, params)
-    texts = [jax.jit(parts.compute).lower(params), jit(parts.run).lower(prepared, arrays)]
+    parts = lower(written(program), CPU)
+    values = jax.eval_shape(parts.prepare, params)
+    texts = [parts.lowered(params), jit(parts.call).lower(values, arrays)]
 
     def compiled() -> Callable[[], Any]:
-        rest, kept = with_constants(parts.run, parts.prepare_now(params))
-        run = jit(rest)
+        kept, run = prepared(parts, params), jit(parts.call)
         run(kept, arrays)
         return lambda: jax.tree.unflatten(tree, jax.block_until_ready(run(kept, arrays)))
 

@@ -7,7 +7,6 @@ lowered, the platform's target has the passes that rewrite it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,8 +22,8 @@ from jax.interpreters import ad, batching, mlir
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
 from lowering.machine import DEFAULT
-from lowering.pipeline import compiled, written
-from lowering.prepare import Split, assemble, split
+from lowering.pipeline import lower, rewrite, traced, written
+from lowering.prepare import Split, assemble, prepared
 from lowering.program import Program, Role
 from lowering.targets import target_of
 from lowering.targets.target import Target
@@ -69,54 +68,29 @@ def network(
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
-        results = _bind(program, leaves, about, preparation=preparation, stores=True)
+        results = _bind(written(program), leaves, about, preparation=preparation, stores=True)
         return jax.tree.unflatten(tree, results)
 
     return run
 
 
-def prepared(function: Callable[..., Any], parameters: Any, *arguments: Any) -> Preparation | None:
-    """Prepare parameters for calls of a function with such arguments.
+def preparation(
+    target: Target, function: Callable[..., Any], parameters: Any, *arguments: Any
+) -> Preparation | None:
+    """Prepare parameters for calls of a function with such arguments, on a target.
 
     All may be traced. Return None where it runs as it is written. What is prepared has no
     derivatives: those of the function are in its parameters.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
-    if not program.has_items:
+    if not (target.has_kernels and program.has_items):
         return None
-    own = leaves[: program.parameters]
-    parts, recipe = _in_parts(program)
-    if any(isinstance(x, Tracer) for x in own):
-        return Preparation(tuple(map(jax.lax.stop_gradient, parts.compute(own))), recipe)
-    compute = parts.on_host(own) or parts.lowered(own).compile()
-    return Preparation(tuple(compute(own)), recipe)
-
-
-def traced(
-    function: Callable[..., Any], parameters: Any, *arguments: Any
-) -> tuple[Program, list[Any], Any]:
-    """Return the program of a function, its arguments, and the tree of its result."""
-    leaves, tree = jax.tree.flatten((parameters, *arguments))
-
-    def flat(*leaves: Any) -> Any:
-        return function(*jax.tree.unflatten(tree, leaves))
-
-    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
-    program = written(closed, len(jax.tree.leaves(parameters)))
-    return program, leaves, jax.tree.structure(shapes)
-
-
-def in_parts(program: Program, target: Target) -> Split:
-    """Compile a program for a target whose parameters are prepared, and split it."""
-    return split(compiled(replace(program, prepares=True), target))
-
-
-def _in_parts(program: Program) -> tuple[Split, str]:
-    """Split a program for a CPU. Return the recipe of its preparation too."""
-    parts = in_parts(program, target_of("cpu"))
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.closed.in_avals]
-    text = str(jax.make_jaxpr(parts.compute)(types[: program.parameters]))
-    return parts, hashlib.sha256(text.encode()).hexdigest()
+    arrays = leaves[: program.parameters]
+    parts = lower(written(program), target)
+    are_traced = any(isinstance(x, Tracer) for x in arrays)
+    values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
+    computed = [x for x, source in zip(values, parts.sources, strict=True) if source is None]
+    return Preparation(tuple(map(jax.lax.stop_gradient, computed)), parts.recipe.digest)
 
 
 def _bind(
@@ -138,11 +112,11 @@ def _bind(
     closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
     operands, recipe, stored = [*outer, *operands], None, _NOTHING
     program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
-    own = operands[: program.parameters]
+    arrays = operands[: program.parameters]
     if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
-    elif stores and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in own):
-        stored, operands = StoredParameters(tuple(own)), operands[program.parameters :]
+    elif stores and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in arrays):
+        stored, operands = StoredParameters(tuple(arrays)), operands[program.parameters :]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
@@ -179,26 +153,26 @@ def _lowered(
     **_: Any,
 ) -> Any:
     """Lower a program by the passes of a platform's target."""
-    target, count = target_of(platform), len(jaxpr.in_avals)
+    if context.module_context.lowering_parameters.for_export:
+        about = about._replace(rates=DEFAULT)  # any machine may run it
     # The number of devices is known here, shardings are not: a loop over a batch that is sharded
     # would gather it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
-    program = Program(jaxpr, parameters, prepares=False, role=role, is_alone=devices == 1)
+    target, count = target_of(platform, devices, about.rates), len(jaxpr.in_avals)
+    program = Program(jaxpr, parameters, prepares=False, role=role)
 
-    def prepared(parts: Split, *operands: Any) -> list[Any]:
-        found = assemble(parts.sources, operands[:parameters], operands[count:])
-        return parts.run(found, operands[parameters:count])
+    def with_arrays(parts: Split, *operands: Any) -> list[Any]:
+        values = assemble(parts.sources, operands[:parameters], operands[count:])
+        return parts.call(values, operands[parameters:count])
 
     def with_stored(*operands: Any) -> list[Any]:
         return _bind(program, [*stored.arrays, *operands], about)
 
     def with_prepared() -> Callable[..., list[Any]]:
-        parts = in_parts(program, target)
-        found = parts.prepare_now(stored.arrays)
-        return lambda *operands: parts.run(found, operands)
+        parts = lower(program, target)
+        values = prepared(parts, stored.arrays)
+        return lambda *operands: parts.call(values, operands)
 
-    if context.module_context.lowering_parameters.for_export:
-        about = about._replace(profile=DEFAULT)  # any machine may run it
     with named(about):
         if stored.arrays:
             # What is lowered for several platforms has parameters themselves, which these share.
@@ -207,12 +181,12 @@ def _lowered(
             run = or_else(with_prepared, lambda: with_stored) if prepares else with_stored
             return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
-            parts, own = _in_parts(program)
-            if own == recipe:
-                run = partial(prepared, parts)
+            parts = lower(program, target)
+            if parts.recipe.digest == recipe:
+                run = partial(with_arrays, parts)
                 return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         context = context.replace(avals_in=context.avals_in[:count])
-        made, operands = compiled(program, target), operands[:count]
+        made, operands = rewrite(program, target), operands[:count]
         if not target.has_kernels:  # what nothing reads is left out of its text
             return mlir.lower_fun(made, multiple_results=True)(context, *operands)
         # A call, which XLA inlines: to trace anew what passes made would take a fifth of the time

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import NamedTuple, TypeVar
 
 import jax
 
 from lowering.contexts import holding
-from lowering.machine import MachineProfile, using
+from lowering.machine import MachineProfile
 
 T = TypeVar("T")
 
 
 class About(NamedTuple):
-    """Says which network is rewritten, whether what fails then is an error, and by which profile.
+    """Says which network is rewritten, whether what fails then is an error, and for which rates.
 
-    With none, what holds where the network is rewritten.
+    With none they are those that hold where the network is rewritten.
     """
 
     name: str = ""
     is_strict: bool = False
-    profile: MachineProfile | None = None
+    rates: MachineProfile | None = None
 
 
 class FailedPass(RuntimeError):
@@ -36,11 +36,9 @@ NONE = About()
 _about = ContextVar("about", default=NONE)
 
 
-@contextmanager
-def named(about: About) -> Generator[None]:
+def named(about: About) -> AbstractContextManager[None]:
     """Rewrite a network meanwhile."""
-    with holding(_about, about), using(about.profile) if about.profile else nullcontext():
-        yield
+    return holding(_about, about)
 
 
 def is_strict() -> bool:

@@ -7,19 +7,17 @@ bits) is left to XLA.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.devices import ALIGNMENT, aligned
 from lowering.facts import named
+from lowering.host import ALIGNMENT, aligned
 from lowering.kernels.broadcast import broadcast_shapes
 
 Array = NDArray[Any]
@@ -55,11 +53,11 @@ class Step:
         """Put the value at its place."""
         operands, known = [values[place] for place in self.operands], named(self.name)
         if known.moves:
-            found = known.numpy(operands, *self.params)
+            moved = known.numpy(operands, *self.params)
             # What reads 16 parts of a 3x3x512x512 filter takes 14 ms so, 26 by strides.
-            if self.name == "transpose" and not found.flags.c_contiguous:
-                found = _copied(found)
-            values[self.place] = _for_device(found) if self.is_result else found
+            if self.name == "transpose" and not moved.flags.c_contiguous:
+                moved = _copied(moved)
+            values[self.place] = _for_device(moved) if self.is_result else moved
         else:
             shape = broadcast_shapes(*(x.shape for x in operands))
             out = aligned(shape, operands[0].dtype) if self.is_result else None
@@ -85,59 +83,27 @@ class HostProgram:
         with jax.ensure_compile_time_eval():  # also where a function is traced
             values = {**dict(enumerate(map(np.asarray, arrays))), **self.constants}
             with ThreadPoolExecutor() as pool:
-                found = list(pool.map(lambda group: _run(group, values), self.groups))
-            for part in found:
+                computed = list(pool.map(lambda group: _run(group, dict(values)), self.groups))
+            for part in computed:
                 values |= part
             # A sharding over a mesh of one device would name axes that results may not have.
             (where,) = {x for array in arrays if array.committed for x in array.devices()} or {None}
             return jax.device_put([_for_device(values[place]) for place in self.results], where)
 
-    def sharing(
-        self, known: MutableMapping[str, jax.Array], arrays: Sequence[jax.Array]
-    ) -> list[jax.Array]:
-        """Compute the same, but for what is `known` of these arrays, and add what is computed."""
-        recipes = self._recipes()
-        pairs = zip(recipes, self.results, strict=True)
-        asked = {recipe: place for recipe, place in pairs if recipe not in known}
-        known.update(zip(asked, self._only([*asked.values()])(arrays), strict=True))
-        return [known[recipe] for recipe in recipes]
-
-    def _recipes(self) -> list[str]:
-        """Return a digest of how each result is computed: equal ones are equal results."""
-        told = {
-            place: _digest(f"{x.dtype}{x.shape}".encode() + x.tobytes())
-            for place, x in self.constants.items()
-        }
-        for step in chain(*self.groups):
-            operands = [told.get(place, place) for place in step.operands]
-            told[step.place] = _digest(repr((step.name, operands, step.params)).encode())
-        return [told.get(place, str(place)) for place in self.results]
-
-    def _only(self, results: Sequence[int]) -> HostProgram:
-        """Return the program of some of the results."""
+    def only(self, chosen: Sequence[int]) -> HostProgram:
+        """Return the program of some of the results, by index."""
+        results = tuple(self.results[i] for i in chosen)
         wanted, groups = set(results), [list[Step]() for _ in self.groups]
         for group, kept in zip(self.groups, groups, strict=True):
             for step in reversed(group):
                 if step.place in wanted:
                     wanted.update(step.operands)
                     kept.append(step)
-        return HostProgram(self.constants, tuple(tuple(x[::-1]) for x in groups), tuple(results))
-
-    def digest(self) -> str:
-        """Return a digest that differs from that of any other program."""
-        digest = hashlib.sha256(repr((self.groups, self.results)).encode())
-        for place, x in self.constants.items():
-            digest.update(f"{place} {x.dtype}{x.shape}".encode() + x.tobytes())
-        return digest.hexdigest()
+        return HostProgram(self.constants, tuple(tuple(x[::-1]) for x in groups), results)
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-def _run(group: Sequence[Step], given: Mapping[int, Array]) -> dict[int, Array]:
-    """Return the values at places that results are read from, and those that were given."""
-    values = dict(given)
+def _run(group: Sequence[Step], values: dict[int, Array]) -> dict[int, Array]:
+    """Return the values at places that results are read from, and those that are there."""
     with np.errstate(all="ignore"):
         for step in group:
             step.run(values)

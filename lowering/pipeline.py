@@ -1,10 +1,17 @@
-"""Runs the passes of a target over a program, and checks what they made."""
+"""The road from a function to XLA: it is traced, rewritten by the passes of a target, and split.
+
+    program, arguments, tree = traced(function, parameters, inputs)
+    parts = lower(written(program), target)
+
+What passes make is checked where a fault of theirs is to be an error.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +22,10 @@ from lowering.ablation import runs
 from lowering.contexts import holding
 from lowering.fallback import is_strict, or_else
 from lowering.jaxprs import is_literal, variables
+from lowering.machine import using
+from lowering.prepare import Split
 from lowering.program import Program
+from lowering.split import split
 from lowering.targets.portable import WRITTEN
 from lowering.targets.target import Target
 
@@ -35,25 +45,49 @@ def watched(watch: Watch) -> AbstractContextManager[None]:
     return holding(_watch, watch)
 
 
-def written(closed: Any, parameters: int, target: Target = WRITTEN) -> Program:
-    """Return the program of a traced function, so many of whose arguments are parameters."""
+def traced(
+    function: Callable[..., Any], parameters: Any, *arguments: Any
+) -> tuple[Program, list[Any], Any]:
+    """Return the program of a function as it is written, its arguments, and its result's tree."""
+    leaves, tree = jax.tree.flatten((parameters, *arguments))
+
+    def flat(*leaves: Any) -> Any:
+        return function(*jax.tree.unflatten(tree, leaves))
+
+    closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*leaves)
+    count = len(jax.tree.leaves(parameters))
+    return Program(closed, count, prepares=False), leaves, jax.tree.structure(shapes)
+
+
+def written(program: Program) -> Program:
+    """Return a traced program as derivatives are taken of it, whatever the platform."""
     jaxprs.require_names()
-    return compiled(Program(closed, parameters, prepares=False), target)
+    return rewrite(program, WRITTEN)
 
 
-def compiled(program: Program, target: Target) -> Program:
-    """Return a program after all passes."""
+def lower(program: Program, target: Target) -> Split:
+    """Return what XLA gets of a program for a target: what prepares its parameters, and the call.
+
+    Where a mesh has several devices, or nobody knows how many, no kernel takes what is sharded.
+    """
+    return split(rewrite(replace(program, prepares=True), target), target.platform)
+
+
+def rewrite(program: Program, target: Target) -> Program:
+    """Return a program after all passes of a target."""
+    program = replace(program, is_alone=target.devices == 1)
     if target.platform is not None:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
     if target.has_kernels and not program.has_items:
         return program
-    for run in target.passes:
-        if runs(name := name_of(run)):
-            before = program
-            checked = partial(_checked, run, before, target)
-            program = or_else(checked, lambda kept=before: kept, f"pass '{name}'")
-            if watch := _watch.get():
-                watch(name, target, before, program)
+    with using(target.rates) if target.rates else nullcontext():
+        for run in target.passes:
+            if runs(name := name_of(run)):
+                before = program
+                checked = partial(_checked, run, before, target)
+                program = or_else(checked, lambda kept=before: kept, f"pass '{name}'")
+                if watch := _watch.get():
+                    watch(name, target, before, program)
     return program.pruned()
 
 

@@ -73,7 +73,7 @@ class Batcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network on a batch. Raises InputError as a call of the model does."""
-        return self._execution.functions.packed(self.compute(self.bind(args, kwargs)))
+        return self._execution.definition.packed(self.compute(self.bind(args, kwargs)))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Return the arrays of a batch in order; InputError where they do not fit."""
@@ -163,7 +163,7 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
         shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
-        opened = execution.of(network.opened(execution.own.stored))
+        opened = execution.with_network(network.opened(execution.arrays.stored))
         _require_separate(opened, declared + 1, declared + 2, most=most)
         return opened, unit, False
     except NnefError:
@@ -216,9 +216,9 @@ def _program(execution: Execution, size: int) -> Program:
         example = network.graph
     types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example.inputs]
     labels = execution.definition.labels
-    own = [execution.own.stored(label) for label in labels]
+    own = [execution.arrays.stored(label) for label in labels]
     own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
-    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
+    traced = jax.make_jaxpr(execution.definition.outputs.of_lists(labels))(own, types)
     return Program(jaxprs.spliced(traced, "plain"), len(own))
 
 

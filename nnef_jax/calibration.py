@@ -88,7 +88,7 @@ def calibrate(
     activations, weights = _chosen(network, identifiers, names)
     ranges = _ranges_of_runs(execution, samples, activations, percentile)
     for name, label in weights.items():
-        array = np.asarray(execution.own.select([label])[label], np.float32)
+        array = np.asarray(execution.arrays.select([label])[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()

@@ -13,9 +13,9 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from lowering.devices import aligned
 from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
+from lowering.host import aligned
 from lowering.kernels.rounding import saturated
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network

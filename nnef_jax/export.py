@@ -58,9 +58,9 @@ def export(
     platforms = _known_platforms(platforms)
     target = os.fsdecode(path)
     files.check_target(target, overwrite=overwrite)
-    own = {"params": execution.own.parameters()}
+    own = {"params": execution.arrays.parameters()}
     if entry != "apply":
-        own["state"] = execution.own.initial_state()
+        own["state"] = execution.arrays.initial_state()
     require_values("export", own)
     inputs, changing = _input_types(execution, entry, batch, constraints)
     types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
@@ -82,10 +82,11 @@ def export(
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
     execution = execution.alone()
-    way = execution.scan if entry == "scan" else execution.step
+    definition = execution.definition
+    way = definition.scan if entry == "scan" else definition.step
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return _plain(execution.run(execution.outputs, {}, inputs, params))
+        return _plain(execution.run(definition.outputs, {}, inputs, params))
 
     def recur(params: Any, state: Any, *inputs: Any) -> Any:
         outputs, state = execution.run(way, state, inputs, params)

@@ -16,7 +16,7 @@ from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
-from nnef_jax.options import require_flags
+from nnef_jax.options import require, require_flags
 from nnef_jax.reading import Quantization, ReadingOptions, Source, with_network
 
 
@@ -41,6 +41,7 @@ def load(
     donate_state: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     measure: bool = True,
+    max_executables: int = 128,
 ) -> Model:
     """Read an NNEF network and return it as a jitted callable.
 
@@ -100,6 +101,9 @@ def load(
             host, which are measured in a second when the first large network is compiled, and kept
             in `cache_dir`, or else in the user's cache folder: docs/performance.md.
 
+        max_executables: how many compiled functions are kept in memory, one a kind of call, shape
+            and device: those that were used last. What is prepared for them alone goes with them.
+
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use its files may be deleted, or replaced by renaming others to their
     names, as `save` does; they must not be written to or cut short.
@@ -118,13 +122,16 @@ def load(
     if not isinstance(optimize, str) or optimize != "strict":
         require_flags(optimize=optimize)
     _require_precision(precision)
-    cache = None
+    require("max_executables", max_executables, int, "a number of functions")
+    if max_executables < 1:
+        raise ValueError(f"max_executables must be at least 1, it is {max_executables}")
+    directory = None
     if cache_dir is not None:
         if rules is not None:
             raise ValueError("cache_dir does not go with rules: nothing tells when they change")
         from nnef_jax.execution.disk_cache import DiskCache
 
-        cache = DiskCache(cache_dir)
+        directory = DiskCache(cache_dir).directory
     reading = ReadingOptions(
         input_shapes,
         values,
@@ -138,9 +145,18 @@ def load(
         progress,
         weights,
     )
-    is_through = quantization == "ste"
-    run = RunOptions(precision, optimize, autotune, donate_state, unused, is_through, measure)
-    return with_network(source, reading, lambda x: Model(Execution.loaded(x, run, cache)))
+    run = RunOptions(
+        precision,
+        optimize,
+        autotune,
+        donate_state,
+        unused,
+        quantization == "ste",
+        measure,
+        max_executables,
+        directory,
+    )
+    return with_network(source, reading, lambda x: Model(Execution.loaded(x, run)))
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:

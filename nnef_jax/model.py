@@ -15,7 +15,6 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from numpy.typing import ArrayLike
 
-from lowering.devices import is_traced
 from lowering.graph import Graph
 from nnef_jax.call_arguments import (
     Example,
@@ -25,9 +24,11 @@ from nnef_jax.call_arguments import (
     require_one_length,
     require_values,
 )
-from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.execution import Execution, GivenArrays, OwnArrays
-from nnef_jax.execution.functions import Entry
+from nnef_jax.execution.arrays import Arrays
+from nnef_jax.execution.entry import Entry
+from nnef_jax.execution.executables import Executables
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.places import is_traced
 from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.execution.run_options import Prepared, is_watched
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
@@ -62,8 +63,8 @@ class Model:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
-        # are made by it too: `own` decides what of it is copied.
-        return _on, (self.execution.own,)
+        # are made by it too: `arrays` decide what of them is copied.
+        return _of, (self.execution.arrays,)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -105,7 +106,7 @@ class Model:
         one of other arrays.
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
-        return dict(self.execution.own.leaves()[0])
+        return dict(self.execution.arrays.leaves()[0])
 
     @property
     def trainable(self) -> Model:
@@ -118,10 +119,10 @@ class Model:
         """
         from nnef_jax.trainable import trained_labels
 
-        definition, (params, state) = self.execution.definition, self.execution.own.leaves()
+        params, state = self.execution.arrays.leaves()
         labels = trained_labels(self.graph)
         booleans = {label: label in labels for label in params}, dict.fromkeys(state, False)
-        return _on(GivenArrays(definition, booleans))
+        return Model(self.execution.on(booleans))
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network on other arrays, which stay where they are.
@@ -139,13 +140,13 @@ class Model:
                 this model's own by default.
         """
         definition = self.execution.definition
-        known, initial = self.execution.own.leaves()
-        given = definition.check_params(params, all=True)
+        before, initial = self.execution.arrays.leaves()
+        checked = definition.check_params(params, all=True)
         state = initial if state is None else definition.check_state(state, definition.states)
-        whole = {x: given.pop(x) if x in given else known[x] for x in definition.labels}
-        # The rest is compared by value, as all that is static, which traced arrays cannot be.
-        unread = {label: x for label, x in given.items() if not isinstance(x, Tracer)}
-        return _on(GivenArrays(definition.with_unread(unread), (whole, state)))
+        arrays = {x: checked.pop(x) if x in checked else before[x] for x in definition.labels}
+        # The others are compared by value, as all that is static, which traced arrays cannot be.
+        unread = {label: x for label, x in checked.items() if not isinstance(x, Tracer)}
+        return Model(self.execution.on((arrays, state), unread))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
         """Return a model on the weights of a PyTorch module, of the kind that was exported.
@@ -199,8 +200,8 @@ class Model:
         """
         from nnef_jax.sharding import layout_of
 
-        layout = layout_of(self.execution.functions, mesh, batch, params, batch_axis)
-        return _on(self.execution.own.over(layout))
+        layout = layout_of(self.execution.definition, mesh, batch, params, batch_axis)
+        return Model(self.execution.over(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
         """Return a function of batches of any size, with programs for these sizes alone.
@@ -232,11 +233,13 @@ class Model:
 
         Below it stands which products a CPU computes in float32 since fewer bits gain nothing.
         """
+        from nnef_jax.execution import compiler_options
         from nnef_jax.summary import summarise
 
-        network, compiler = self.execution.network, self.execution.compiler
-        graph = network.graph
-        return summarise(network, compiler.in_integers(graph), compiler.remarks(graph))
+        definition, graph = self.execution.definition, self.graph
+        in_integers = compiler_options.in_integers(definition, graph)
+        remarks = compiler_options.remarks(definition, graph)
+        return summarise(definition.network, in_integers, remarks)
 
     @overload
     def __call__(
@@ -354,8 +357,7 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        layout, compiler = self.execution.definition.layout, self.execution.compiler
-        return compiler.xla_options(self.graph) | (layout.compiler_options if layout else {})
+        return self.execution.compiler_options()
 
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
@@ -375,7 +377,7 @@ class Model:
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
         inputs = self.execution.types(args, kwargs)
-        return jax.jit(self.apply).lower(self.execution.own.parameters(), *inputs)
+        return jax.jit(self.apply).lower(self.execution.arrays.parameters(), *inputs)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before a first cycle: stored values of updated variables by label.
@@ -422,7 +424,7 @@ class Model:
         """
         inputs = self.execution.bind(args, kwargs)
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.step, state, inputs, params, probe)
+        return self._recur(self.execution.definition.step, state, inputs, params, probe)
 
     @overload
     def scan(
@@ -464,7 +466,7 @@ class Model:
         first = self.execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.scan, state, inputs, params, probe)
+        return self._recur(self.execution.definition.scan, state, inputs, params, probe)
 
     def _recur(
         self,
@@ -502,8 +504,9 @@ class Model:
         """
         from nnef_jax.cutting import cut
 
-        own = self.execution.own
-        return Model(self.execution.of(cut(self.execution.network, inputs, outputs, own.stored)))
+        execution = self.execution
+        part = cut(execution.network, inputs, outputs, execution.arrays.stored)
+        return Model(execution.with_network(part))
 
     def save(
         self,
@@ -529,16 +532,16 @@ class Model:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        own, definition = self.execution.own, self.execution.definition
-        state = own.initial_state() if state is None else state
-        params = own.parameters() if params is None else params
-        given = {
+        stored, definition = self.execution.arrays, self.execution.definition
+        state = stored.initial_state() if state is None else state
+        params = stored.parameters() if params is None else params
+        checked = {
             "state": definition.check_state(state, definition.states),
             "params": definition.check_params(params, all=True, stored=True),
         }
-        require_values("save", given, here=False)
+        require_values("save", checked, here=False)
         network = definition.network
-        arrays = {**own.select(network.unused), **given["state"], **given["params"]}
+        arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
         text = None  # the graph.quant that was read
         if quantize is not None:
             require_samples("quantize", quantize)
@@ -587,17 +590,20 @@ class Model:
         export(self.execution, path, *told)
 
 
-def _on(own: OwnArrays) -> Model:
-    return Model(Execution(own))
+def _of(arrays: Arrays) -> Model:
+    return Model(Execution.of(arrays))
 
 
-def _children(model: Model) -> tuple[Any, Definition]:
-    own = model.execution.own
-    params, state = own.leaves()
-    return ((GetAttrKey("params"), params), (GetAttrKey("state"), state)), own.definition
+def _children(model: Model) -> tuple[Any, Executables]:
+    params, state = model.execution.arrays.leaves()
+    children = (GetAttrKey("params"), params), (GetAttrKey("state"), state)
+    return children, model.execution.executables
+
+
+def _unflattened(executables: Executables, leaves: Any) -> Model:
+    arrays = Arrays(executables.definition, tuple(leaves))
+    return Model(Execution(executables, arrays))
 
 
 # To jax a model is a tree of its parameters and its initial state.
-register_pytree_with_keys(
-    Model, _children, lambda definition, leaves: _on(GivenArrays(definition, tuple(leaves)))
-)
+register_pytree_with_keys(Model, _children, _unflattened)

@@ -18,7 +18,6 @@ from lowering.passes.inlining import for_platform
 from lowering.program import Program
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.functions import Functions
 from nnef_jax.execution.meshes import Layout, has_names, platform_of
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
@@ -29,14 +28,16 @@ Shapes = Mapping[str, Sequence[int]]
 _SMALL = 1024
 
 
-def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_axis: Any) -> Layout:
+def layout_of(
+    definition: Definition, mesh: Any, batch: Any, params: Any, batch_axis: Any
+) -> Layout:
     """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
     require("mesh", mesh, Mesh, "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))")
     require("batch_axis", batch_axis, int, "the number of an axis")
     if AxisType.Manual in mesh.axis_types:
         raise InputError("the mesh has Manual axes", hint="shard with Auto or Explicit axes")
     names = _names("batch", batch, mesh)
-    graph = functions.network.graph
+    graph = definition.network.graph
     shapes = {p.label: p.value.type.shape for p in graph.parameters}
     found: dict[str, Division] = {}
     rest: list[str] = []
@@ -49,7 +50,7 @@ def layout_of(functions: Functions, mesh: Any, batch: Any, params: Any, batch_ax
         specs: dict[str, list[Any]] = {x: [None] * len(shape) for x, shape in shapes.items()}
         if rest:
             count, platform = _divisor(tuple(rest), mesh), platform_of(mesh)
-            found = found_divisions(functions, count, platform, _SMALL)
+            found = found_divisions(definition, count, platform, _SMALL)
         for label, division in found.items():
             if division.along is not None:
                 specs[label][division.along] = _joined(rest)
@@ -136,19 +137,19 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) 
 
 
 def found_divisions(
-    functions: Functions, count: int, platform: str, least: int = 0
+    definition: Definition, count: int, platform: str, least: int = 0
 ) -> dict[str, Division]:
     """Return how parameters are divided for products that follow one another, by label.
 
     Open extents are closed for that. A network that does not take them so has none.
     """
-    network = functions.network
+    network = definition.network
     try:
         graph = network.example()
         given = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
         states = {state.label: state.value for state in graph.states}
         types: Any = jax.tree.map(_type, (given, states, list(graph.inputs)))
-        traced = jax.make_jaxpr(partial(functions.cycle, probe=NOTHING))(*types)
+        traced = jax.make_jaxpr(partial(definition.cycle, probe=NOTHING))(*types)
     except NnefError:
         return {}
     program = for_platform(Program(traced, len(given), prepares=False), platform)

@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
-from lowering.emit import in_parts, network, traced
-from lowering.pipeline import compiled
+from lowering.emit import network
+from lowering.pipeline import lower, rewrite, traced, written
 from lowering.prepare import Split
 from lowering.program import Program, Role
 from lowering.targets.cpu import CPU
+from lowering.targets.target import Target
 
 # A network of three operations, its parameters, and an input.
 NET = """version 1.0;
@@ -71,12 +72,11 @@ def program_of(
     parameters: Any,
     inputs: Any,
     *,
-    is_alone: bool = False,
     prepares: bool = True,
 ) -> tuple[Program, list[Any], Any]:
     """The program of a function of parameters; its leaves and result's tree."""
     program, leaves, tree = traced(function, parameters, inputs)
-    return replace(program, prepares=prepares, is_alone=is_alone), leaves, tree
+    return replace(written(program), prepares=prepares), leaves, tree
 
 
 def optimised(
@@ -85,23 +85,27 @@ def optimised(
     """The function of parameters and inputs as it is computed on CPUs, on one device if alone."""
 
     def run(parameters: Any, inputs: Any) -> Any:
-        options: Any = {"is_alone": alone, "prepares": prepares}
-        program, leaves, tree = program_of(function, parameters, inputs, **options)
-        return jax.tree.unflatten(tree, compiled(program, CPU)(*leaves))
+        program, leaves, tree = program_of(function, parameters, inputs, prepares=prepares)
+        return jax.tree.unflatten(tree, rewrite(program, cpus(alone))(*leaves))
 
     return run
 
 
 def rewritten(closed: Any, operands: Sequence[Any], role: Role, *, alone: bool) -> list[Any]:
     """Evaluate a traced function, none of whose operands is known before, as on a CPU."""
-    program = Program(closed, prepares=False, role=role, is_alone=alone)
-    return compiled(program, CPU)(*operands)
+    program = Program(closed, prepares=False, role=role)
+    return rewrite(program, cpus(alone))(*operands)
+
+
+def cpus(alone: bool) -> Target:
+    """The target of one CPU, or of several."""
+    return replace(CPU, devices=1 if alone else 2)
 
 
 def split_of(function: Callable[..., Any], parameters: Any, inputs: Any) -> Split:
     """The function in the two parts that a call has on one CPU."""
-    program, _, _ = program_of(function, parameters, inputs, is_alone=True)
-    return in_parts(program, CPU)
+    program, _, _ = program_of(function, parameters, inputs)
+    return lower(program, CPU)
 
 
 Function = Callable[[Any, list[Any]], Any]

@@ -20,8 +20,8 @@ from lowering.cpu.rereads import reread
 from lowering.cpu.view_rules import RULES, is_as_written
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive
-from lowering.prepare import split
 from lowering.program import Program
+from lowering.split import split
 from lowering.targets.target import Target
 
 
@@ -137,7 +137,7 @@ def _scan(program: Program, equation: Any, *views: View) -> list[View] | None:
         index, items = given
         pairs = zip(stacks, items, strict=True)
         items = [_item(x.array, index) if item is None else item for x, item in pairs]
-        results = parts.run(prepared, [*carry, *items])
+        results = parts.call(prepared, [*carry, *items])
         return results[:carried], results[carried:]
 
     index = jnp.arange(options["length"]) if any(apart) else None

@@ -1,18 +1,29 @@
-"""What programs are compiled for: a list of passes for each kind of device."""
+"""What programs are lowered for: a list of passes for each kind of device."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lowering.machine import MachineProfile
 from lowering.targets.target import Target
 
-UNCHANGED = Target(None, ())
 
+def target_of(
+    platform: str, devices: int | None = 1, rates: MachineProfile | None = None
+) -> Target:
+    """Return the target for devices of a platform, by jax's name, of a machine of these rates.
 
-def target_of(platform: str) -> Target:
-    """Return the target for a platform, by jax's name; those without one of their own share one."""
+    Platforms without passes of their own share some.
+    """
     if platform == "cpu":
         from lowering.targets.cpu import CPU
 
-        return CPU
+        return replace(CPU, devices=devices, rates=rates)
     from lowering.targets.portable import PLAIN
 
-    return PLAIN
+    return replace(PLAIN, platform=platform, devices=devices, rates=rates)
+
+
+def unchanged(platform: str | None = None) -> Target:
+    """Return the target for a platform whose programs run as they are written."""
+    return Target(platform, ())

@@ -1,4 +1,4 @@
-"""What programs are compiled for."""
+"""What programs are lowered for."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowering.machine import MachineProfile
+
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of device: the passes for it, in order.
+    """Says what a program is lowered for: who lowers it gives one, nobody asks jax.
 
     Args:
         platform: as jax names it; None for a network whose platform is not known yet.
-        passes: functions `run(program, target)`.
+        passes: functions `run(program, target)`, in order.
         has_kernels: whether it has kernels of its own: parameters are prepared for them, and they
             need items and extents that are numbers.
+        devices: on how many a program runs; None where that is not known.
+        rates: of the machine, by which kernels are chosen; None for those that hold already.
     """
 
     platform: str | None
     passes: Sequence[Callable[..., Any]]
     has_kernels: bool = False
+    devices: int | None = 1
+    rates: MachineProfile | None = None

@@ -306,7 +306,7 @@ def _own(
     }
     given = {name: x.astype(found[name].dtype) for name, x in given.items()}
     execution = model.execution.alone()
-    functions = execution.functions
+    definition = execution.definition
     if not given:
         return {}
 
@@ -320,13 +320,13 @@ def _own(
 
         edits: dict[str, Callable[[Any], Any]] = {name: partial(see, name) for name in given}
         probe = Probe.of(edits, list(given))
-        functions.cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
+        definition.cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
         return seen
 
     probe = Probe(capture=tuple(given), results=False)
     values = bound(Model(execution), inputs)
-    state = execution.own.initial_state()
-    own = execution.own.select(functions.labels(values, probe, state))
+    state = execution.arrays.initial_state()
+    own = execution.arrays.select(definition.labels_read(values, probe, state))
     seen = run(own, state, values, given)
     return {name: np.asarray(x) for name, x in seen.items()}
 

@@ -224,10 +224,10 @@ def _digest(network: Network) -> str:
     import hashlib
 
     from nnef_jax.execution.cache_key import digest_of_graph
-    from nnef_jax.execution.checked_file import digest_of
+    from nnef_jax.execution.checked_file import digests_of
 
     labels = sorted(network.data)
-    data = digest_of([network.data[label] for label in labels])
+    data = digests_of([network.data[label] for label in labels])
     told = f"{digest_of_graph(network.graph)} {data} {labels}"
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()
 

@@ -22,10 +22,10 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     if not names:
         yield []
         return
-    from lowering.devices import default_device
     from lowering.pipeline import name_of, watched
     from lowering.targets import target_of
     from lowering.targets.portable import WRITTEN
+    from nnef_jax.execution.places import default_device
 
     passes = (*WRITTEN.passes, *target_of(default_device().platform).passes)
     known = [*dict.fromkeys(map(name_of, passes)), "all"]

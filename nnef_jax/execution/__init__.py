@@ -1,8 +1,7 @@
 """Runs networks that were read.
 
-`functions` holds the network as pure functions, and the ways into it. `execution` runs it on a
-model's own arrays, which are put on devices. `compiler` compiles, as `options` say, once for all
-`threads`. `definition` is all of a model but its arrays. `disk_cache` keeps what is compiled:
-`cache_key` names it, `checked_file` writes its files. `meshes` runs networks where types tell how
-arrays are sharded. What reads a document, or knows a format, belongs elsewhere.
+`definition` is what is run: the network as pure functions, whose ways in are an `entry` each.
+`arrays` are a model's, on devices or a mesh. `executables` are what is kept: compiled functions, in
+memory and in a `disk_cache`. `execution` runs the first on the second by the third. What reads a
+document, or knows a format, belongs elsewhere.
 """

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import ml_dtypes
@@ -18,15 +18,18 @@ from jaxlib.version import __version__ as jaxlib_version
 
 import lowering
 import nnef_jax
-from lowering.devices import Device, processor
 from lowering.graph import Graph, Value
+from lowering.host import processor
+
+if TYPE_CHECKING:
+    from nnef_jax.execution.definition import Definition
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
 # it finds or takes by default. All other settings are part of the key, new ones too.
 _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
 
 
-def key_of(graph: Graph, device: Device, *others: object) -> str:
+def key_of(graph: Graph, device: Any, *others: object) -> str:
     """Return the key of what is compiled of a graph for a device.
 
     The graph tells more than the document: what of the data its structure depends on, say. Others
@@ -76,6 +79,32 @@ def _environment() -> Iterator[str]:
         if not _IRRELEVANT.search(name):
             # The attribute is what holds in this thread; some settings have none.
             yield f"{name}={getattr(jax.config, name, value)!r}"
+
+
+def content_of(definition: Definition) -> tuple[object, ...]:
+    """Return all that a definition says, for comparison: a digest, and objects."""
+    network, reading = definition.network, definition.network.options
+    shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
+    fixed = reading.values.items()
+    values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
+    extents = sorted(reading.extents.items())
+    limits = reading.meter.limits
+    settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
+    told = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
+    for label, array in sorted(definition.unread.items()):
+        x = np.asarray(array)
+        told += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
+    objects: list[object] = [definition.options, definition.layout]
+    for item in network.frontend.content():
+        if isinstance(item, str | bytes):
+            content = item if isinstance(item, bytes) else item.encode()
+            told.append(hashlib.sha256(content).hexdigest())
+        else:
+            objects.append(item)
+    for name in sorted(reading.rules):
+        rule = reading.rules[name]
+        objects += name, rule.infer, rule.lower, rule.work
+    return hashlib.sha256("\0".join(told).encode()).hexdigest(), *objects
 
 
 def compiler_versions() -> tuple[str, ...]:

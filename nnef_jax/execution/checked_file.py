@@ -11,10 +11,10 @@ A crc32 finds every error of up to 32 bits in a row, and misses one of 4 billion
 for accidents: whoever changes a file on purpose can change its digest too. On two cores it takes
 0.025 s for 100 MB, and sha256 0.042. xxh3 would take 0.007, but is not in the standard library.
 
-The content of a file of arrays, which a device takes from the mapped file as they are:
+The content of a file of an array, which a device takes from the mapped file as it is:
 
-length of the index in 8 bytes (little endian), the index as JSON: dtype, shape and offset of each
-array from where the data start; data, each array at a multiple of 64
+length of the head in 8 bytes (little endian), the head as JSON: dtype and shape; at a multiple of
+64 the data
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.devices import ALIGNMENT
+from lowering.host import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, protected_files
 
@@ -73,38 +72,33 @@ def read_checked(path: str, *, mapped: bool) -> memoryview | None:
     return content if intact else None
 
 
-def digest_of(arrays: Sequence[NDArray[Any]]) -> str:
-    """Return the sha256 of what arrays hold (102 MB in 0.05 s on two cores)."""
+def digests_of(arrays: Sequence[NDArray[Any]]) -> list[str]:
+    """Return the sha256 of what each array holds (102 MB in 0.05 s on two cores)."""
 
-    def digest(array: NDArray[Any]) -> bytes:
-        return hashlib.sha256(_bytes(array)).digest()
+    def digest(array: NDArray[Any]) -> str:
+        return hashlib.sha256(_bytes(array)).hexdigest()
 
     with ThreadPoolExecutor(_CORES) as pool:
-        return hashlib.sha256(b"".join(pool.map(digest, arrays))).hexdigest()
+        return list(pool.map(digest, arrays))
 
 
-def write_arrays(path: str, arrays: Sequence[NDArray[Any]]) -> None:
-    """Write a file of arrays, all of it or nothing."""
-    offsets = accumulate((_aligned(x.nbytes) for x in arrays), initial=0)
-    index = [(x.dtype.name, x.shape, at) for x, at in zip(arrays, offsets, strict=False)]
-    data = [part for x in arrays for part in (_bytes(x), bytes(-x.nbytes % ALIGNMENT))]
-    head = json.dumps(index).encode()
+def write_array(path: str, array: NDArray[Any]) -> None:
+    """Write a file of an array, all of it or nothing."""
+    head = json.dumps((array.dtype.name, array.shape)).encode()
     start = len(head).to_bytes(8, "little") + head
-    write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), *data])
+    write_checked(path, [start.ljust(_aligned(len(start)), b"\0"), _bytes(array)])
 
 
-def read_arrays(path: str) -> list[NDArray[Any]] | None:
-    """Return the arrays of a file, mapped and read-only, or None where it is not there intact."""
+def read_array(path: str) -> NDArray[Any] | None:
+    """Return the array of a file, mapped and read-only, or None where it is not there intact."""
     content = read_checked(path, mapped=True)
     if content is None:
         return None
     try:
         end = 8 + int.from_bytes(content[:8], "little")
-        return [
-            np.ndarray(shape, np.dtype(dtype), content, _aligned(end) + offset)
-            for dtype, shape, offset in json.loads(bytes(content[8:end]))
-        ]
-    except Exception:  # an index that is not one: numpy raises anything for it
+        dtype, shape = json.loads(bytes(content[8:end]))
+        return np.ndarray(shape, np.dtype(dtype), content, _aligned(end))
+    except Exception:  # a head that is not one: numpy raises anything for it
         return None
 
 

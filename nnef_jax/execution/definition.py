@@ -1,90 +1,99 @@
-"""All of a model but its arrays."""
+"""What is run: a network, the options, and its functions of any parameters, states and inputs."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cached_property, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from lowering.graph import Parameter, StateVariable
+from lowering.errors import InvalidComputation
+from lowering.extents import shapes_differ, show
+from lowering.fallback import About, named, or_else
+from lowering.graph import Graph, Parameter, StateVariable, Value
+from lowering.targets.target import Target
+from lowering.trace import Context, trace
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
-from nnef_jax.execution.compiler import Compiler
-from nnef_jax.execution.functions import Entry, Functions
+from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
+from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.run_options import Prepared, RunOptions
-from nnef_jax.execution.threads import Once
+from nnef_jax.execution.places import default_platform
+from nnef_jax.execution.probe import NOTHING, Probe
+from nnef_jax.execution.results import results_of
+from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
+from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 
-if TYPE_CHECKING:
-    from nnef_jax.execution.disk_cache import DiskCache
+Arrays = Mapping[str, Any]
+Inputs = Sequence[Any]
+# The outputs, the next state, and what is captured.
+Results = tuple[Any, dict[str, Any], dict[str, Any]]
+Function = Callable[..., Results]
 
 
 class Definition:
-    """A network and how it is run, with what is compiled for any parameters.
+    """What is run: a network, and how.
 
+    It has the network as pure functions of parameters by label, state by label and inputs in order:
+    `cycle`, `cycles` by `lax.scan`, `items` by `jax.vmap`; `entry` has them as users call them.
     `labels` and `states` name the arrays of a model. The network's data are left out, but for the
     parameters that nothing reads: they are `unread` and stay on the host, if options do not say
     that a model has them too.
 
-    It is compared by content, so that what jax compiles for a model is for all equal ones, and
-    pickles without what is compiled.
+    It is compared by content, so that what jax compiles for a model is for all equal ones.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        options: RunOptions,
-        cache: DiskCache | None,
-        layout: Layout | None = None,
-    ) -> None:
+    def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
-        # Kernels for CPUs join and transpose weights, which moves what is sharded.
-        runs = replace(options, optimize=False) if layout and layout.specs else options
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
         self.network = network = replace(network, data={})  # which would keep what is on the host
         self.options = options
-        self.cache = cache
         self.layout = layout
+        # Kernels for CPUs join and transpose weights, which moves what is sharded.
+        self.optimize = False if layout and layout.specs else options.optimize
+        self.host = Host(network.graph, options)
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
         self.labels = tuple(p.label for p in parameters)
         computed = network.computed_starts
         self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
-        host = Host(network.graph, runs, cache and cache.directory)
-        functions = self.functions = Functions(network, runs, host)
-        self.compiler = Compiler(network.graph, runs, cache, host)
-        self.made = Once()  # what is compiled for any parameters
-        self.outputs = Entry(functions, layout, "outputs")
-        self.map = Entry(functions, layout, "map")
-        self.step = Entry(functions, layout, "step")
-        self.scan = Entry(functions, layout, "scan")
 
     @property
-    def initial(self) -> Any:
-        """Return the function that computes what variables start with, which jax compiles."""
-        return self.made.get("initial", lambda: jax.jit(self.functions.initial, static_argnums=2))
+    def outputs(self) -> Entry:
+        """Return the entry of a cycle from the initial state."""
+        return Entry(self, "outputs")
+
+    @property
+    def map(self) -> Entry:
+        """Return the entry of cycles from the initial state, for items along inputs' first axis."""
+        return Entry(self, "map")
+
+    @property
+    def step(self) -> Entry:
+        """Return the entry of a cycle from a state, which gives the next one too."""
+        return Entry(self, "step")
+
+    @property
+    def scan(self) -> Entry:
+        """Return the entry of many cycles from a state, for items along inputs' first axis."""
+        return Entry(self, "scan")
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
-        """Return the same, sharing what is compiled, with other arrays that nothing reads."""
+        """Return the same with other arrays that nothing reads."""
         if not arrays:
             return self
         other = Definition.__new__(Definition)
         other.__dict__ = self.__dict__ | {"unread": {**self.unread, **arrays}}
-        other.__dict__.pop("_content", None)
+        other.__dict__.pop("content", None)
         return other
 
-    def over(self, layout: Layout) -> Definition:
-        """Return the same for models that live on a mesh."""
-        return Definition(self._with_unread_data(), self.options, self.cache, layout)
-
-    def _with_unread_data(self) -> Network:
-        return replace(self.network, data=self.unread, _specialised={})
+    def over(self, layout: Layout | None, options: RunOptions | None = None) -> Definition:
+        """Return the same on a mesh, or on none, by these options or its own."""
+        network = replace(self.network, data=self.unread, _specialised={})
+        return Definition(network, options or self.options, layout)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0
@@ -137,54 +146,191 @@ class Definition:
         """Return the state variables of the graph by label, sorted."""
         return {x.label: x for x in sorted(self.network.graph.states, key=lambda x: x.label)}
 
+    def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+        """Run one cycle."""
+        graph, wanted = self._wanted(inputs, probe, state)
+        if missing := [n for n in self._read(graph, wanted) if n not in params]:
+            hint = "load(..., unused=True) has those that outputs do not need in model.params"
+            raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
+        values = self.tensors(graph, params, state, inputs, wanted, probe.edited(graph))
+        shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
+        if not probe.results:
+            return None, {}, shown
+        outputs = [jnp.asarray(values[output]) for output in graph.outputs]
+        after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
+        return self.packed(outputs), after, shown
+
+    def cycles(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+        """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
+
+        self._require_kept_shapes(state, inputs)
+
+        def body(state: Arrays, inputs: list[Any]) -> tuple[dict[str, Any], Any]:
+            outputs, state, shown = self.cycle(params, state, inputs, probe)
+            return state, (outputs, shown)
+
+        state, (outputs, shown) = jax.lax.scan(body, dict(state), list(inputs))
+        return outputs, state, shown
+
+    def items(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
+        """Run a cycle for each item along the inputs' first axis, all from the same state."""
+        return jax.vmap(lambda items: self.cycle(params, state, items, probe))(list(inputs))
+
+    def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
+        """Return the labels of the parameters that a run of these inputs reads."""
+        return self._read(*self._wanted(inputs, probe, state))
+
+    def _read(self, graph: Graph, wanted: list[Value]) -> list[str]:
+        needed = graph.dependencies(wanted)
+        return [p.label for p in graph.parameters if p.value in needed]
+
+    def _require_kept_shapes(self, state: Arrays, inputs: Inputs) -> None:
+        """Raise InputError for a variable whose shape is another one after a cycle."""
+        if not self.network.changing:
+            return
+        graph = self.specialised(state, inputs, 1)
+        for variable in graph.states:
+            shape, after = tuple(state[variable.label].shape), variable.update.type.shape
+            if shapes_differ(shape, after):
+                raise InputError(
+                    f"state '{variable.label}' has shape {show(shape)} before a cycle and "
+                    f"{show(after)} after it, in a scan it keeps its shape",
+                    hint="call step in a loop, or keep a window of it in a lax.scan of your own",
+                )
+
+    def starts(self, params: Arrays, state: Arrays, graph: Graph, inputs: Arrays) -> dict[str, Any]:
+        """Compute the initial values of variables, given inputs of a first cycle by name."""
+        wanted = [s.initial for s in graph.states if s.initial is not None]
+        arrays = [inputs.get(value.name) for value in graph.inputs]
+        values = self.tensors(graph, params, state, arrays, wanted)
+        starts = {s.label: values[s.initial] for s in graph.states if s.initial is not None}
+        return {label: jnp.asarray(x) for label, x in starts.items()}
+
+    def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
+        """Return the result of `lowering.trace.trace`; errors have their place in the document."""
+        options, meter = self.options, Meter(self.network.options.meter.limits)
+        through, refusal = options.straight_through, partial(_located, UnsupportedError)
+        context = Context(options.precision, meter.fold, through, refusal)
+        try:
+            return trace(graph, context, *arguments)
+        except InvalidComputation as error:
+            raise _located(SemanticError, error) from None
+
+    def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
+        graph = self.specialised(state, inputs)
+        results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
+        return graph, [*results, *probe.captured(graph).values()]
+
+    def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
+        """Return the graph for a state and inputs of such shapes, these after axes of time."""
+        before = {label: tuple(x.shape) for label, x in state.items()}
+        return self.network.specialise([tuple(x.shape[time_axes:]) for x in inputs], before)
+
+    def traced(
+        self,
+        function: Function,
+        params: Arrays | Prepared,
+        state: Arrays,
+        inputs: Inputs,
+        probe: Probe,
+    ) -> Results:
+        """Compute a function in a trace, which may be lowered for any platform."""
+        raw, preparation = params, None
+        if isinstance(params, Prepared):
+            raw = params.params
+            if not (probe.edits or probe.capture):
+                preparation = params.values.get(function.__name__)
+        arguments = raw, self.state_of(state), list(map(jnp.asarray, inputs)), probe
+        about = self.about
+
+        def rewritten() -> Results:
+            from lowering.emit import network
+
+            return network(function, preparation, about)(*arguments)
+
+        def as_written() -> Results:
+            return function(*arguments)
+
+        # Tensors alone are as the network is written. So is it where operations have values, which
+        # edits see, or where jax looks for the one that computes a NaN.
+        is_rewritten = self.optimize and probe.results and not is_watched()
+        with named(about):
+            return or_else(rewritten, as_written) if is_rewritten else as_written()
+
+    @property
+    def about(self) -> About:
+        """Return how the network is rewritten: its name, and whether what fails is an error.
+
+        Kernels for CPUs are chosen by the rates of this one, if jax computes on it.
+        """
+        rates = self.host.rates(default_platform())
+        return About(self.network.graph.name, self.optimize == "strict", rates)
+
+    def has_kernels(self, platform: str) -> bool:
+        """Tell whether layouts and kernels are chosen for a platform."""
+        return bool(self.optimize) and platform == "cpu"
+
+    def target(self, platform: str, devices: int = 1) -> Target:
+        """Return the target that the network is lowered for on devices of a platform."""
+        from lowering.targets import target_of, unchanged
+
+        if not self.optimize:
+            return unchanged(platform)
+        return target_of(platform, devices, self.host.rates(platform))
+
+    def preparation(
+        self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs
+    ) -> Any:
+        """Prepare parameters for a function on a platform; return None if it has no kernels."""
+        if not self.optimize:
+            return None
+
+        arguments = params, self.state_of(state), list(inputs)
+
+        def by_passes() -> Any:
+            from lowering.emit import preparation
+
+            return preparation(self.target(platform), function, *arguments, NOTHING)
+
+        def nothing() -> None:
+            jax.eval_shape(partial(function, probe=NOTHING), *arguments)  # for errors of its own
+
+        with named(self.about):
+            return or_else(by_passes, nothing)
+
+    def state_of(self, state: Arrays) -> dict[str, Any]:
+        """Return the arrays of the network's states, among those by label."""
+        return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
+
+    @cached_property
+    def packed(self) -> Callable[..., Any]:
+        """Return the function from outputs to a call's result: the only output, or a namedtuple."""
+        return results_of(self.network.graph)
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Devices do not pickle: what comes of a model on a mesh is on none.
-        return Definition, (self._with_unread_data(), self.options, self.cache)
+        network = replace(self.network, data=self.unread, _specialised={})
+        return Definition, (network, self.options)
 
     def __eq__(self, other: object) -> bool:
         """Tell whether models of both on the same arrays are the same, wherever they are from."""
-        return self is other or (isinstance(other, Definition) and self._content == other._content)
+        return self is other or (isinstance(other, Definition) and self.content == other.content)
 
     def __hash__(self) -> int:
-        return hash(self._content)
+        return hash(self.content)
 
     def __repr__(self) -> str:
         return f"<{self.network.graph.name}>"  # a part of the repr of a tree
 
     @cached_property
-    def _content(self) -> tuple[object, ...]:
+    def content(self) -> tuple[object, ...]:
         """Return the content for comparison: a digest, and objects."""
-        from nnef_jax.execution.cache_key import described
+        from nnef_jax.execution.cache_key import content_of
 
-        network, found = self.network, self.network.options
-        frontend = network.frontend
-        shapes = sorted((name, *shape) for name, shape in found.input_shapes.items())
-        fixed = found.values.items()
-        values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
-        settings = (
-            found.expand,
-            found.real,
-            found.rounds,
-            found.meter.limits,
-            shapes,
-            values,
-            sorted(found.extents.items()),
-        )
-        told = [repr(settings), repr(sorted(network.pairs.items()))]
-        told += described(network.graph)
-        for label, array in sorted(self.unread.items()):
-            x = np.asarray(array)
-            told += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
-        directory = self.cache and self.cache.directory
-        objects: list[object] = [self.options, directory, self.layout]
-        for item in frontend.content():
-            if isinstance(item, str | bytes):
-                told.append(
-                    hashlib.sha256(item if isinstance(item, bytes) else item.encode()).hexdigest()
-                )
-            else:
-                objects.append(item)
-        for name in sorted(found.rules):
-            rule = found.rules[name]
-            objects += name, rule.infer, rule.lower, rule.work
-        return hashlib.sha256("\0".join(told).encode()).hexdigest(), *objects
+        return content_of(self)
+
+
+def _located(family: type[NnefError], error: InvalidComputation) -> NnefError:
+    """Return the error of an operation, with its place in the document."""
+    where = error.operation
+    return family(error.message, span=where.span, calls=where.calls, hint=error.hint)

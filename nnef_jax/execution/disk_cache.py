@@ -1,9 +1,10 @@
 """Compiled networks kept in a folder, so that other processes need neither trace nor compile them.
 
 KEY.xla holds the executables of both parts of a split, as jax's `serialize_executable` makes them.
-KEY.bin holds what the first part computed of parameters of the same digest. Both are checked files:
-damaged ones, and those under another's name, are made again. Nothing is removed here, but anything
-may be, at any time; a file that is found gets the time as its modification time, to tell by.
+KEY.bin holds a value that a first part computed, by how and of which parameters: executables of
+several shapes, and networks, share it. Both are checked files: damaged ones, and those under
+another's name, are made again. Nothing is removed here, but anything may be, at any time; a file
+that is read gets the time as its modification time, to tell by.
 """
 
 from __future__ import annotations
@@ -23,14 +24,12 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
-from lowering.devices import Device, on_cpu
 from lowering.host_program import HostProgram
-from lowering.prepare import Split, assemble
+from lowering.prepare import Preparing, Recipe, Split
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
-
-_Prepare = Callable[[Sequence[Any]], tuple[Any, ...]]
+from nnef_jax.execution.places import Device
 
 
 class DiskCache:
@@ -65,63 +64,70 @@ class DiskCache:
         device: Device,
         parameters: Sequence[jax.Array],
         arguments: Sequence[Any],
-        result: Any,
-        make: Callable[[], tuple[Split, Callable[..., Any]]],
-        *,
-        keeps: bool,
-    ) -> tuple[jax.stages.Compiled, tuple[Any, ...], _Prepare]:
-        """Return the compiled `run` of a split, what is prepared for it, and what prepares.
+        tree: Any,
+        make: Callable[[], tuple[Split, Any]],
+        values_of: Callable[[Preparing], tuple[jax.Array, ...]],
+    ) -> tuple[jax.stages.Compiled, Preparing]:
+        """Return the compiled call of a split, and what prepares parameters for it.
 
         They are for the device, which is the default one now, and come from the folder if it has
-        them. Otherwise they are put there: `make` gives the split, with `jax.jit` for its `run`,
-        which takes `arguments` like these after what is prepared, and returns a tree of the
-        structure of `result`. What is prepared is put there if the cache `keeps` it.
+        them. Otherwise they are put there: `make` gives the split, with `jax.jit` of its call,
+        which takes `arguments` like these after `values_of` the split, and returns a `tree`.
         """
         path = self._path(key, "xla")
         # The types of the result may be of this process alone, so that an entry does not hold them.
-        found = _read(path, device, result)
-        if found is not None:
+        entry = _read(path, device, tree)
+        if entry is not None:
             _mark_used(path)
-            first, load = found
+            first, load = entry
             with suppress(Exception):  # jaxlib raises anything for what it cannot load
                 # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
-                    prepared = self._prepared(first, parameters, keeps)
-                return loading.result(), prepared, first.prepare
-        parts, jit = make()
-        first = _first_part(parts, parameters)
-        prepared = self._prepared(first, parameters, keeps)
-        run = jit(parts.run).lower(prepared, *arguments).compile()
-        self._keep(lambda: _write(path, first, run))
-        return run, prepared, first.prepare
+                    values_of(first)
+                return loading.result(), first
+        parts, run = make()
+        call = run.lower(values_of(parts), *arguments).compile()
+        self._keep(lambda: _write(path, parts, parameters, call))
+        return call, parts
 
     def has(self, key: str) -> bool:
         """Tell whether there is an entry for a key; it may still be a damaged one."""
         return os.path.exists(self._path(key, "xla"))
 
-    def _prepared(
-        self, part: _FirstPart, parameters: Sequence[jax.Array], keeps: bool
-    ) -> tuple[Any, ...]:
-        """Return prepared parameters, on a CPU from a file if they have one.
+    def computed(
+        self, parts: Preparing, chosen: Sequence[int], parameters: Sequence[jax.Array]
+    ) -> list[jax.Array]:
+        """Return some of the values that parts compute, on a CPU from files that have them.
 
-        To compute it takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
-        parameters that it is known (0.05 s), and to check the file (0.025 s). Executables for
-        several shapes share the file if they prepare alike.
+        To compute all takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
+        parameters that they are known (0.05 s), and to check the files (0.025 s).
         """
-        if None not in part.sources or not on_cpu() or not keeps:
-            return part.prepare(parameters)
-        digest = checked_file.digest_of([np.asarray(parameters[index]) for index in part.reads])
-        path = self._path(hashlib.sha256(f"{part.identity} {digest}".encode()).hexdigest(), "bin")
-        known = checked_file.read_arrays(path)
-        if known is None or len(known) != part.sources.count(None):
-            computed = part.compute()(parameters)
-            self._keep(lambda: checked_file.write_arrays(path, list(map(np.asarray, computed))))
-        else:
-            _mark_used(path)
-            with jax.ensure_compile_time_eval():  # also where a function is traced
-                computed = jax.device_put(known)
-        return assemble(part.sources, parameters, computed)
+        if any(device.platform != "cpu" for x in parameters for device in x.devices()):
+            return parts.computed(chosen, parameters)
+        reads = parts.recipe.reads(chosen)
+        texts = [""] * len(parameters)
+        contents = checked_file.digests_of([np.asarray(parameters[i]) for i in reads])
+        for i, content in zip(reads, contents, strict=True):
+            texts[i] = content
+        digests = parts.recipe.digests(texts)
+        versions = "\n".join(compiler_versions())
+        names = [hashlib.sha256(f"{versions} {digests[i]}".encode()).hexdigest() for i in chosen]
+        paths = [self._path(name, "bin") for name in names]
+        stored = [checked_file.read_array(path) for path in paths]
+        missing = [i for i, x in zip(chosen, stored, strict=True) if x is None]
+        computed = iter(parts.computed(missing, parameters) if missing else ())
+        with jax.ensure_compile_time_eval():  # also where a function is traced
+            read = iter(jax.device_put([x for x in stored if x is not None]))
+        values: list[jax.Array] = []
+        for path, x in zip(paths, stored, strict=True):
+            if x is None:
+                values.append(next(computed))
+                self._keep(partial(checked_file.write_array, path, np.asarray(values[-1])))
+            else:
+                values.append(next(read))
+                _mark_used(path)
+        return values
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Write a file; a full disk, say, or executables that cannot be stored, are a warning."""
@@ -166,43 +172,42 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPart:
-    """The part of a split that prepares parameters, compiled when it is asked for."""
+    """The part of a split that prepares parameters, loaded when it is asked for."""
 
     sources: Sequence[int | None]
-    reads: Sequence[int]
-    identity: str  # tells what it computes
-    compute: Callable[[], HostProgram | jax.stages.Compiled]
+    recipe: Recipe
+    load: Callable[[], HostProgram | jax.stages.Compiled]
 
-    def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return prepared parameters."""
-        return assemble(self.sources, parameters, self.compute()(parameters))
-
-
-def _first_part(parts: Split, parameters: Sequence[jax.Array]) -> _FirstPart:
-    program = parts.on_host(parameters)
-    if program is not None:
-        text, compute = program.digest(), lambda: program
-    else:
-        lowered = parts.lowered(parameters)
-        text, compute = lowered.as_text(), cache(lowered.compile)
-    identity = hashlib.sha256("\n".join((*compiler_versions(), text)).encode()).hexdigest()
-    return _FirstPart(parts.sources, parts.reads, identity, compute)
+    def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
+        """Compute some of the values that are no parameters, by index, outside of any trace."""
+        compute = self.load()
+        if isinstance(compute, HostProgram):
+            return compute.only(chosen)(parameters)
+        computed = compute(list(parameters))
+        return [computed[i] for i in chosen]
 
 
-def _write(path: str, first: _FirstPart, run: jax.stages.Compiled) -> None:
-    # Of an executable its code and the tree of its arguments; these are tuples and lists.
-    parts = [
-        part if isinstance(part, HostProgram) else serialize_executable.serialize(part)[:2]
-        for part in (first.compute(), run)
-    ]
+def _write(
+    path: str, parts: Split, parameters: Sequence[jax.Array], call: jax.stages.Compiled
+) -> None:
+    recipe = first = None
+    if count := parts.sources.count(None):
+        recipe, first = parts.recipe, parts.computing(range(count), parameters)
     # The first part, of a thousand steps, is loaded only where nothing is prepared yet.
-    parts = pickle.dumps(parts[0]), parts[1]
-    content = pickle.dumps((first.sources, first.reads, first.identity, *parts))
+    stored = pickle.dumps(first if first is None else _stored(first)), _stored(call)
+    content = pickle.dumps((parts.sources, recipe, *stored))
     checked_file.write_checked(path, [content])
 
 
+def _stored(part: HostProgram | jax.stages.Compiled) -> Any:
+    """Return what is pickled: of an executable its code and the tree of its arguments."""
+    if isinstance(part, HostProgram):
+        return part
+    return serialize_executable.serialize(part)[:2]  # these are tuples and lists
+
+
 def _read(
-    path: str, device: Device, result: Any
+    path: str, device: Device, tree: Any
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
     """Return the first part, and what loads the second."""
     # Not mapped: machine code that changed after the check would take the process along.
@@ -210,17 +215,17 @@ def _read(
     if content is None:
         return None
     try:
-        sources, reads, identity, compute, run = pickle.loads(content)
-        computed = jax.tree.structure((0,) * sources.count(None))
+        sources, recipe, first, call = pickle.loads(content)
+        computed = jax.tree.structure([0] * sources.count(None))
     except Exception:  # pickle raises anything for what is not its own
         return None
-    load = cache(lambda: _loaded(pickle.loads(compute), computed, device))
-    return _FirstPart(sources, reads, identity, load), partial(_loaded, run, result, device)
+    load = cache(lambda: _loaded(pickle.loads(first), computed, device))
+    return _FirstPart(sources, recipe, load), partial(_loaded, call, tree, device)
 
 
-def _loaded(part: tuple[bytes, Any] | HostProgram, result: Any, device: Device) -> Any:
+def _loaded(part: tuple[bytes, Any] | HostProgram, tree: Any, device: Device) -> Any:
     if isinstance(part, HostProgram):
         return part
     return serialize_executable.deserialize_and_load(
-        *part, result, backend=device.client, execution_devices=[device]
+        *part, tree, backend=device.client, execution_devices=[device]
     )

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from lowering import machine
-from lowering.devices import processor
 from lowering.graph import Graph
+from lowering.host import processor
 from lowering.machine import DEFAULT, Costs, MachineProfile
 from lowering.multiply_adds import total
 from nnef_jax.errors import ArchiveError
@@ -43,28 +43,24 @@ _WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps 
 
 
 class Host:
-    """Tells by which profile to choose for a network on the default device."""
+    """Tells by which rates to choose kernels for a network."""
 
-    def __init__(self, graph: Graph, options: RunOptions, folder: str | None) -> None:
-        """Take the folder to keep the host's profile in, by default the user's."""
+    def __init__(self, graph: Graph, options: RunOptions) -> None:
         self._graph = graph
         self._options = options
-        self._folder = folder
 
-    def profile(self) -> MachineProfile:
-        """Return the profile that somebody holds, the host's, or else the shipped one.
+    def rates(self, platform: str, *, measures: bool = True) -> MachineProfile:
+        """Return the rates that somebody holds, those of the host for its CPUs, or the shipped.
 
-        The host's is measured for large networks; small ones take it where it is known.
+        The host's are measured for large networks; small ones take them where they are known.
+        They are kept in the folder of the options, by default the user's.
         """
-        return self.known_profile(measures=True)
-
-    def known_profile(self, *, measures: bool = False) -> MachineProfile:
-        """Return the same, without measuring."""
         if held := machine.held():
             return held
-        if not (self._options.measure and self._options.for_cpu and may_measure()):
+        options = self._options
+        if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
             return DEFAULT
-        folder = users_folder() if self._folder is None else self._folder
+        folder = users_folder() if options.cache_dir is None else options.cache_dir
         if folder is None:
             return DEFAULT
         return read(folder) or (measures and self._is_large and measure(folder)) or DEFAULT

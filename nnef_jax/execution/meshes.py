@@ -19,11 +19,11 @@ from jax.core import Tracer
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from lowering.devices import Place
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
+from nnef_jax.execution.places import Place
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network
 

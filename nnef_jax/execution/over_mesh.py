@@ -70,7 +70,7 @@ def _divided(
 ) -> Any:
     """Compute with parameters that are divided for products, so that what follows stays so."""
     is_prepared = isinstance(params, Prepared)
-    known, params = (params.found, params.params) if is_prepared else ({}, params)
+    known, params = (params.values, params.params) if is_prepared else ({}, params)
     if not layout.divisions or is_watched():
         return compute(params, *others)
     from lowering import spread

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import jax
 
-from lowering.devices import on_cpu
 from nnef_jax.errors import InputError
 
 
@@ -23,13 +22,10 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
-    # What is compiled depends on what comes of it, not on this.
+    # What is compiled depends on what comes of `measure`, not on these.
     measure: bool = field(default=True, repr=False)
-
-    @property
-    def for_cpu(self) -> bool:
-        """Tell whether what is traced now gets the layouts and kernels of `lowering.cpu`."""
-        return bool(self.optimize) and on_cpu()
+    max_executables: int = field(default=128, repr=False)
+    cache_dir: str | None = field(default=None, repr=False)
 
 
 def is_watched() -> bool:
@@ -40,7 +36,7 @@ def is_watched() -> bool:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["params", "found"],
+    data_fields=["params", "values"],
     meta_fields=["definition"],
 )
 @dataclass(frozen=True)
@@ -52,7 +48,7 @@ class Prepared:
     """
 
     params: Mapping[str, Any]
-    found: Mapping[str, Any]  # what is prepared for a function of this name
+    values: Mapping[str, Any]  # what is prepared: of a function by name, on a mesh by label
     definition: Any
 
     def of(self, definition: Any) -> Prepared:
@@ -67,7 +63,7 @@ class Prepared:
     def on(self, params: Mapping[str, Any]) -> Prepared:
         """Replace the parameters by checked ones. Where dtypes were converted, prepare nothing."""
         same = all(x.dtype == self.params[label].dtype for label, x in params.items())
-        return Prepared(params, self.found if same else {}, self.definition)
+        return Prepared(params, self.values if same else {}, self.definition)
 
     def __repr__(self) -> str:
         return f"<parameters prepared for {self.definition.network.graph.name}>"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 
@@ -13,10 +15,13 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_ABSENT = object()
 
 
 class Once:
     """Keeps values by key. The first thread that asks for one makes it, others wait meanwhile.
+
+    With a limit it keeps as many, those that were asked for last: `values` has these at its end.
 
     Values of different keys are made at the same time. What fails, or is interrupted, is not kept:
     those that wait make it anew, one after the other.
@@ -27,26 +32,39 @@ class Once:
     A process that is forked waits for no thread of its parent.
     """
 
-    def __init__(self) -> None:
-        self._values: dict[Hashable, Any] = {}
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self.values: OrderedDict[Hashable, Any] = OrderedDict()
         self._locks: dict[Hashable, threading.Lock] = {}  # by process too
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the value of a key, or what `make` returns, which is kept."""
-        if key in self._values:
-            return self._values[key]
+        value = self.values.get(key, _ABSENT)
+        if value is not _ABSENT:
+            if self._limit is not None:
+                with suppress(KeyError):  # another thread has let it go
+                    self.values.move_to_end(key)
+            return value
         if _thread.makes or _is_foreign():
-            return self._values.setdefault(key, make())
+            return self._kept(key, make())
         place = os.getpid(), key
         with self._locks.setdefault(place, threading.Lock()):
-            if key not in self._values:
+            value = self.values.get(key, _ABSENT)
+            if value is _ABSENT:
                 _thread.makes = True
                 try:
-                    self._values.setdefault(key, make())
+                    value = self._kept(key, make())
                 finally:
                     _thread.makes = False
         self._locks.pop(place, None)  # those that wait have it
-        return self._values[key]
+        return value
+
+    def _kept(self, key: Hashable, made: Any) -> Any:
+        value = self.values.setdefault(key, made)
+        while self._limit is not None and len(self.values) > self._limit:
+            with suppress(KeyError):
+                self.values.popitem(last=False)
+        return value
 
 
 def _is_foreign() -> bool:

@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 
-from lowering.devices import default_device
 from lowering.multiply_adds import total
 from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.call_arguments import Example
+from nnef_jax.execution.places import default_device
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.model import Model
@@ -118,7 +118,7 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
     if platform in (None, present):
         execution = model.execution
         arrays = execution.bind(tuple([jax.numpy.zeros(x.shape, x.dtype) for x in types]), {})
-        stage = execution.compiled(execution.outputs, {}, arrays)
+        stage = execution.compiled(execution.definition.outputs, {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)

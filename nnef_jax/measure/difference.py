@@ -127,7 +127,7 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
 def _parts(given: Model | Source) -> tuple[Graph, dict[str, Any]]:
     """Return the graph, and the arrays of parameters and states by label."""
     if isinstance(given, Model):
-        own = given.execution.own
+        own = given.execution.arrays
         return given.graph, {**own.definition.unread, **own.leaves()[0], **own.leaves()[1]}
     network: Network = read(given)
     return network.graph, dict(network.data)

@@ -204,7 +204,7 @@ class Lowered:
         exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
         values = evaluation.straight_through(exact, weights, inputs)
         outputs = [values[value] for value in evaluation.plan.graph.outputs]
-        return self.model.execution.functions.packed(outputs)
+        return self.model.execution.definition.packed(outputs)
 
     def _run_inside(self, weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
         """Return tensors by name, and masks of those that may leave the range of the type."""
@@ -217,14 +217,14 @@ class Lowered:
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
-        return self.model.execution.functions.packed(outputs)
+        return self.model.execution.definition.packed(outputs)
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
         """Return the weights as layers read them, made once, and what computes with them."""
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
-            own = self.model.execution.own.parameters()
+            own = self.model.execution.arrays.parameters()
             if any(isinstance(x, Tracer) for x in own.values()):  # they are of this trace alone
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
@@ -234,7 +234,7 @@ class Lowered:
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
         """Return the operands that no input changes, in real numbers, by step and operand."""
-        return evaluation.real_weights(self.model.execution.own.parameters())
+        return evaluation.real_weights(self.model.execution.arrays.parameters())
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
         """Return the evaluation for inputs of these shapes."""

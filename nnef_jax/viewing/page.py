@@ -100,7 +100,7 @@ def page_of(
     fields = fields_by_name(profile, comparison)
     if isinstance(network, Model):
         execution = network.execution
-        array_of, found = execution.own.stored, execution.network
+        array_of, found = execution.arrays.stored, execution.network
     else:
         found = network if isinstance(network, Network) else read(network, outline=True)
         array_of = found.data.get

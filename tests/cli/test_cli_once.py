@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.execution import execution, functions
+from nnef_jax.execution import definition, execution
 from tests.cli_support import ok, picture, write
 
 NET = """version 1.0;
@@ -30,13 +30,13 @@ def net(tmp_path):
 def traced(monkeypatch):
     """Whether functions that were traced are optimised, in order."""
     found = []
-    cycle = functions.Functions.cycle
+    cycle = definition.Definition.cycle
 
     def spy(self, *args, **options):
         found.append(self.options.optimize)
         return cycle(self, *args, **options)
 
-    monkeypatch.setattr(functions.Functions, "cycle", spy)
+    monkeypatch.setattr(definition.Definition, "cycle", spy)
     return found
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering.devices import aligned
+from lowering.host import aligned
 from nnef_jax import InputError
 from tests.helpers import archive, model_of
 

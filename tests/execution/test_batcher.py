@@ -147,7 +147,7 @@ def test_sizes_alone_are_compiled(one: nnef_jax.Model) -> None:
     batcher.compile(lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nnef_jax.execution.compiler.Compiler.compile", _not_again)
+        patch.setattr("nnef_jax.execution.executables.Executables.get", _not_again)
         for count in (1, 2, 3, 5, 7):
             assert batcher(x=_x(count)).shape == (count, 5)
 
@@ -173,7 +173,7 @@ def test_what_is_compiled_is_found_again(tmp_path, monkeypatch) -> None:
         wanted = _model(batch, batch, cache_dir=tmp_path).batcher((2,))(x)
         again = _model(batch, batch, cache_dir=tmp_path).batcher((2,))
         with monkeypatch.context() as patch:
-            patch.setattr("nnef_jax.execution.compiler.Compiler._in_parts", _not_again)
+            patch.setattr("nnef_jax.execution.executables.Executables._in_parts", _not_again)
             np.testing.assert_array_equal(again(x), wanted)
 
 

@@ -12,8 +12,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import nnef_jax
-from lowering.devices import default_device, on_cpu, place_of
 from lowering.targets import Target, target_of
+from nnef_jax.execution.places import default_device, place_of
 from tests.helpers import model_of
 from tests.programs import SUM
 
@@ -157,9 +157,9 @@ def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     traced: list[bool] = []
     model = net()
 
-    def spy(platform: str) -> Target:
+    def spy(platform: str, *arguments: Any) -> Target:
         traced.append(default_device() == FIRST)
-        return target_of(platform if traced[-1] else "other")
+        return target_of(platform if traced[-1] else "other", *arguments)
 
     monkeypatch.setattr("lowering.targets.target_of", spy)
     for device in (FIRST, SECOND):
@@ -173,6 +173,6 @@ def test_where_arrays_are() -> None:
     assert place_of([]) == place_of([here, jnp.ones(1)]) == (FIRST, False)
     assert place_of([here, jnp.ones(1), there]) == (SECOND, True)
     with jax.default_device(SECOND):
-        assert place_of([here, jnp.ones(1)]) == (SECOND, False) and on_cpu()
+        assert place_of([here, jnp.ones(1)]) == (SECOND, False)
     with jax.default_device("cpu"):
         assert default_device() == FIRST

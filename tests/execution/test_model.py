@@ -268,7 +268,7 @@ def test_inputs_are_not_aliased(net: nnef_jax.Model, x: np.ndarray) -> None:
 
 ALIASING = """
 import numpy as np
-from lowering.devices import aligned
+from lowering.host import aligned
 from tests.helpers import model_of
 
 model = model_of(

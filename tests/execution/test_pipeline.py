@@ -148,7 +148,7 @@ def traced(name: str) -> str:
         (
             str(jax.make_jaxpr(optimised(function, alone=True))(params, inputs)),
             str(jax.make_jaxpr(optimised(function, prepares=False))(params, inputs)),
-            str(jax.make_jaxpr(parts.run)(jax.eval_shape(parts.prepare, params), inputs)),
+            str(jax.make_jaxpr(parts.call)(jax.eval_shape(parts.prepare, params), inputs)),
             str(jax.make_jaxpr(backward)(params, inputs)),
         )
     )

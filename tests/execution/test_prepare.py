@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.prepare import Split, split
+from lowering.prepare import Split
 from lowering.program import Program
+from lowering.split import split
 
 
 def shapes(arrays: Any) -> list[tuple[int, ...]]:
@@ -25,7 +26,7 @@ def check(function: Any, params: list[Any], inputs: list[Any]) -> tuple[Any, ...
     """Run the parts, compare with the whole, give what was prepared."""
     parts = parts_of(function, params, inputs)
     prepared = parts.prepare(params)
-    whole, found = jax.tree.leaves(function(params, inputs)), parts.run(prepared, inputs)
+    whole, found = jax.tree.leaves(function(params, inputs)), parts.call(prepared, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, found)
     return prepared
 
@@ -39,7 +40,7 @@ def test_work_on_parameters_is_done_once() -> None:
     (flipped,) = [p for p in prepared if p.ndim == 2]
     np.testing.assert_array_equal(flipped, params[0][::-1].T)
     parts = parts_of(function, params, [np.ones((2, 4), np.float32)])
-    text = jax.jit(parts.run).lower(prepared, [np.ones((2, 4), np.float32)]).as_text()
+    text = jax.jit(parts.call).lower(prepared, [np.ones((2, 4), np.float32)]).as_text()
     assert "reverse" not in text and "exponential" not in text
 
 
@@ -75,5 +76,5 @@ def test_constants_become_arguments() -> None:
     parts = parts_of(function, [], [np.ones((1, 300), np.float32)])
     prepared = parts.prepare([])
     assert shapes(prepared) == [(300, 300)]
-    text = jax.jit(parts.run).lower(prepared, [np.ones((1, 300), np.float32)]).as_text()
+    text = jax.jit(parts.call).lower(prepared, [np.ones((1, 300), np.float32)]).as_text()
     assert len(text) < 3_000

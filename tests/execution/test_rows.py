@@ -50,7 +50,7 @@ def test_rows_equal_what_is_written() -> None:
     prepared = parts.prepare(parameters)
     varying = optimised(excited, alone=True, prepares=False)
     for found in (
-        jax.jit(parts.run)(prepared, inputs),
+        jax.jit(parts.call)(prepared, inputs),
         jax.jit(varying)(parameters, inputs),
     ):
         for got, value in zip(jax.tree.leaves(found), wanted, strict=True):
@@ -62,7 +62,7 @@ def test_loops_are_over_rows() -> None:
     parameters = [random(*shape) for shape in SHAPES]
     inputs = [random(8, 3, 30, 26)]
     parts = split_of(excited, parameters, inputs)
-    program = jax.jit(parts.run).lower(parts.prepare(parameters), inputs).compile()
+    program = jax.jit(parts.call).lower(parts.prepare(parameters), inputs).compile()
     text = program.as_text() or ""
     # The window's input with its zeros, and what is multiplied by the excitation.
     assert re.search(r"f32\[8,32,180\][^=]* fusion\(", text)

@@ -99,7 +99,7 @@ def test_parameters_go_to_their_devices_alone(digits: nnef_jax.Model, mesh: Mesh
     }
     assert_close(sharded.params, stored, 0)
     # Nothing has put them on a device as a whole.
-    assert all(isinstance(model.execution.own.stored(label), np.ndarray) for label in stored)
+    assert all(isinstance(model.execution.arrays.stored(label), np.ndarray) for label in stored)
 
 
 def test_transformed_models_stay_on_the_mesh(digits: nnef_jax.Model, mesh: Mesh) -> None:

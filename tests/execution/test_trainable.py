@@ -39,7 +39,7 @@ def chosen(model: nnef_jax.Model) -> set[str]:
     found = model.trainable
     assert jax.tree.structure(found) == jax.tree.structure(model)
     assert {type(x) for x in jax.tree.leaves(found)} == {bool}
-    assert not any(found.execution.own.leaves()[1].values())
+    assert not any(found.execution.arrays.leaves()[1].values())
     return {label for label, trains in found.params.items() if trains}
 
 
@@ -101,7 +101,7 @@ graph net( x ) -> ( y )
     model = model_of(text, data=arrays)
     assert model.trainable.params == {"w": True, "n": False}
     assert chosen(model) == {"w"}
-    assert model.trainable.execution.own.leaves()[1] == {"h": False}
+    assert model.trainable.execution.arrays.leaves()[1] == {"h": False}
 
 
 def test_statistics_in_the_bodies_of_loops_and_branches() -> None:

@@ -136,7 +136,7 @@ def test_they_stay_on_the_host() -> None:
     execution = model.execution
     assert execution.definition.unread.keys() == _UNUSED
     assert all(isinstance(array, np.ndarray) for array in execution.definition.unread.values())
-    assert all(isinstance(execution.own.stored(label), jax.Array) for label in model.params)
+    assert all(isinstance(execution.arrays.stored(label), jax.Array) for label in model.params)
 
 
 def test_a_cache_tells_both_kinds_apart(tmp_path: Path) -> None:

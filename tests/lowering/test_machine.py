@@ -14,7 +14,6 @@ from jax import Array, lax
 
 from lowering.cpu.rates import measured
 from lowering.cpu.xla_options import compiler_options
-from lowering.fallback import About, named
 from lowering.kernels.levels import noted
 from lowering.machine import DEFAULT, MachineProfile, held, names, profile, using
 from tests.machines import RECORDS, profile_of
@@ -57,10 +56,6 @@ def test_a_profile_holds_for_a_while() -> None:
     assert held() is None and profile() is DEFAULT
     with using(other):
         assert held() is profile() is other
-        with named(About("net")):  # without one of its own
-            assert profile() is other
-        with named(About("net", profile=DEFAULT)):
-            assert profile() is DEFAULT
     assert held() is None
 
 

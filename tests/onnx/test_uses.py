@@ -16,7 +16,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.execution import functions
+from nnef_jax.execution import definition
 from tests.cli_support import call, fails, ok
 
 pytest.importorskip("onnx")
@@ -141,14 +141,14 @@ def pickled(it: Subject) -> None:
 def cached(it: Subject) -> None:
     """A second load traces nothing."""
     traced: list[int] = []
-    trace = functions.trace
+    trace = definition.trace
 
     def spy(*args: Any) -> Any:
         traced.append(1)
         return trace(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(functions, "trace", spy)
+        patch.setattr(definition, "trace", spy)
         for _ in range(2):
             before = len(traced)
             it.require(nnef_jax.load(it.file, cache_dir=it.folder / "cache")(*it.inputs))

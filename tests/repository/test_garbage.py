@@ -43,15 +43,15 @@ def test_nothing_is_collected_while_a_name_is_imported() -> None:
 
 
 def test_nothing_is_collected_while_a_network_is_traced(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nnef_jax.execution import compiler
+    from nnef_jax.execution import executables
 
-    seen, or_else = [], compiler.or_else
+    seen, or_else = [], executables.or_else
 
     def spy(*args: Any, **options: Any) -> Any:
         seen.append(gc.isenabled())
         return or_else(*args, **options)
 
-    monkeypatch.setattr(compiler, "or_else", spy)
+    monkeypatch.setattr(executables, "or_else", spy)
     model_of(NET, data={})(np.float32([1, -1]))
     assert seen == [False]
     assert gc.isenabled()

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering.devices import aligned
+from lowering.host import aligned
 from tests.helpers import model_of
 
 ROOT = Path(__file__).resolve().parents[2]

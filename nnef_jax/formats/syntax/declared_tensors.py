@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.builder import GraphBuilder
-from lowering.devices import aligned
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import TensorType, Value
+from lowering.host import aligned
 from lowering.kernels.rounding import saturate
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.formats.base import ExtentNeeded

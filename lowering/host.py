@@ -1,0 +1,40 @@
+"""Tells of the host: its processor, and memory that its CPU device takes as it is."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@cache
+def processor() -> tuple[str, ...]:
+    """Return the lines of Linux that name the host's processor and its instructions.
+
+    Elsewhere return what Python says of it.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            block = file.read().split("\n\n")[0].splitlines()
+    except OSError:
+        return platform.machine(), platform.processor()
+    return tuple(line for line in block if line.startswith(_NAMED))
+
+
+_NAMED = ("vendor_id", "cpu family", "model name", "flags", "Features")
+
+
+ALIGNMENT = 64  # bytes, of addresses from which a CPU device takes an array without a copy
+
+
+def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a new array, empty, that a CPU device takes without a copy."""
+    size = math.prod(shape) * dtype.itemsize
+    buffer = np.empty(size + ALIGNMENT, np.uint8)
+    start = -buffer.__array_interface__["data"][0] % ALIGNMENT
+    return buffer[start : start + size].view(dtype).reshape(shape)

@@ -1,0 +1,182 @@
+"""Splits a program into what depends on its parameters alone, and the call."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from lowering import jaxprs
+from lowering.jaxprs import is_literal, primitive, variables
+from lowering.prepare import Recipe, Split
+from lowering.program import Program
+
+# Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
+_GROWTH = 4
+# Weights of few bits stay so: a prepared value has at most so many times the bits of an item, of 8
+# bits if it is large. A language model would take eight times its memory otherwise.
+_WIDTH = 4
+_LARGE = 32 << 20  # bytes
+# What a call does without moving an item: kept, it is a copy of a weight of 16 bits.
+_FREE = ("optimization_barrier", "reshape")
+# Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
+# each call: it would take twice the memory of the parameters, beside them.
+_WIDE = 2 << 10
+
+
+_numbers = itertools.count()  # of what has no text of its own
+
+
+def split(program: Program, platform: str | None = None) -> Split:
+    """Split a program by what its parameters alone give."""
+    program = program.with_closed(jaxprs.inlined(program.closed))
+    closed, parameters = program.closed, program.arguments[: program.parameters]
+    kept, later = _parted(program)
+    narrow = _narrow(program, kept)
+    stored = [narrow.get(variable, variable) for variable in kept]
+    places = {variable: i for i, variable in enumerate(parameters)}
+    computed = [variable for variable in stored if variable not in places]
+    early = [e for e in program.equations if not program.is_late(e)]
+    first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
+    if any(variable in narrow for variable in computed):
+        first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
+    arguments = [*kept, *program.arguments[len(parameters) :]]
+    last = jaxprs.as_call(jaxprs.of_equations(closed, later, program.results, {}, arguments))
+
+    def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        pairs = zip(values, kept, strict=True)
+        values = [x.astype(v.aval.dtype) if v in narrow else x for x, v in pairs]
+        return last(*values, *inputs)
+
+    return Split(tuple(map(places.get, stored)), first, call, platform, recipe_of)
+
+
+def _parted(program: Program) -> tuple[list[Any], list[Any]]:
+    """Return variables to prepare, and the equations that a call evaluates."""
+    sources, free = _sources(program), _FREE if _is_narrow(program) else ()
+    kept: dict[Any, None] = {}
+    later: list[Any] = []
+    wanted = set(variables(program.results))
+    for equation in reversed(program.equations):
+        results = [v for v in equation.outvars if v in wanted]
+        if not program.is_late(equation) and primitive(equation) not in free:
+            kept |= dict.fromkeys(v for v in results if _is_worth_keeping(v, *sources[v]))
+        if any(v not in kept for v in results) or program.is_late(equation):
+            later.append(equation)
+            wanted.update(variables(equation.invars))
+    return [*(v for v in _roots(program) if v in wanted), *kept], later[::-1]
+
+
+def _roots(program: Program) -> list[Any]:
+    return [*program.arguments[: program.parameters], *program.constants]
+
+
+def _sources(program: Program) -> dict[Any, tuple[int, int]]:
+    """Return the items of the largest of parameters that each prepared variable is computed of.
+
+    And the bits of an item of it. Joined parts add their items.
+    """
+    sources = {variable: (_size(variable), _bits(variable)) for variable in _roots(program)}
+    for equation in program.equations:
+        if not program.is_late(equation):
+            read = [sources[v] for v in variables(equation.invars)]
+            items, bits = max(read, default=(0, 1))
+            if primitive(equation) in ("concatenate", "stack"):
+                items = sum(size for size, _ in read)
+            sources.update(dict.fromkeys(equation.outvars, (items, bits)))
+    return sources
+
+
+def _is_narrow(program: Program) -> bool:
+    """Tell whether all real arguments are of bfloat16."""
+    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+    return real == {jnp.dtype(jnp.bfloat16)}
+
+
+def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
+    """Map variables kept in 16 bits to those stored for them: sources, or rounded themselves."""
+    if not _is_narrow(program):
+        return {}
+    narrow = {v: v for v in kept if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
+    for equation in program.equations:
+        if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
+            (source,) = equation.invars
+            narrow |= {equation.outvars[0]: source} if source.aval.dtype == jnp.bfloat16 else {}
+    return narrow
+
+
+def _rounded(program: Program, chosen: Sequence[bool], *arguments: Any) -> list[Any]:
+    pairs = zip(program(*arguments), chosen, strict=True)
+    return [x.astype(jnp.bfloat16) if is_chosen else x for x, is_chosen in pairs]
+
+
+def _is_worth_keeping(variable: Any, items: int, bits: int) -> bool:
+    """Tell whether a value of parameters, with so many items of so many bits, is to be prepared."""
+    size, width = _size(variable), _bits(variable) / bits
+    if size > _GROWTH * items or width > _WIDTH:
+        return False
+    return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
+
+
+def _bits(variable: Any) -> int:
+    """Return the bits of an item, 8 of a truth value; numpy has bytes alone for those of 4."""
+    digits = re.search("[0-9]+", variable.aval.dtype.name)
+    return max(int(digits[0]), 1) if digits else 8
+
+
+def _size(variable: Any) -> int:
+    return math.prod(variable.aval.shape)
+
+
+def recipe_of(program: Program) -> Recipe:
+    """Return the recipe of a program's results, all of which are variables."""
+    places = {v: i for i, v in enumerate(program.arguments)}
+    steps: list[tuple[str, tuple[int, ...]]] = []
+
+    def add(variable: Any, text: str, operands: tuple[int, ...] = ()) -> None:
+        places[variable] = len(program.arguments) + len(steps)
+        steps.append((text, operands))
+
+    for variable, x in zip(program.constants, program.closed.consts, strict=True):
+        add(variable, _text(x))
+    for equation in program.equations:
+        operands = tuple(places[v] for v in jaxprs.variables(equation.invars))
+        text = _text_of_equation(equation)
+        for index, variable in enumerate(equation.outvars):
+            add(variable, f"{text} {index}", operands)
+    return Recipe(len(program.arguments), tuple(steps), tuple(places[v] for v in program.results))
+
+
+def _text_of_equation(equation: Any) -> str:
+    literals = [(x.aval.dtype, x.val) if is_literal(x) else x.aval for x in equation.invars]
+    told = primitive(equation), literals, equation.params, repr(equation.ctx)
+    # jax reads its setting where an equation does not say it.
+    setting: Any = jax.config
+    precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
+    return _text((told, precision))
+
+
+def _text(item: Any) -> str:
+    """Return a text that no other item has, the same in any process where there is one."""
+    match item:
+        case np.ndarray() | jax.Array():
+            array = np.asarray(item)
+            content = hashlib.sha256(array.tobytes()).hexdigest()
+            return f"{array.dtype}{array.shape}{content}"
+        case dict():
+            return _text(sorted((repr(key), _text(x)) for key, x in item.items()))
+        case tuple() | list() if type(item) in (tuple, list):
+            return f"({','.join(map(_text, item))})"
+        case jaxprs.ClosedJaxpr() if item.consts:
+            return _text((str(item), list(item.consts)))
+        case _:
+            text = str(item) if isinstance(item, jaxprs.ClosedJaxpr) else repr(item)
+            return f"{text} {next(_numbers)} {id(_numbers)}" if " at 0x" in text else text

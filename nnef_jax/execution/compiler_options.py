@@ -1,0 +1,96 @@
+"""The compiler's options that suit a network, and what a summary tells of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from lowering.graph import Graph
+from lowering.machine import using
+from nnef_jax.execution.places import default_platform
+
+if TYPE_CHECKING:
+    from nnef_jax.execution.definition import Definition
+
+
+def xla_options(
+    definition: Definition, graph: Graph, platform: str, *, in_place: bool = False
+) -> dict[str, str]:
+    """Return XLA's options for a graph of the network, on a platform."""
+    if not definition.has_kernels(platform):
+        return {}
+    from lowering.cpu.xla_options import compiler_options
+    from lowering.multiply_adds import total
+
+    in_bytes, bfloat16 = bool(in_integers(definition, graph, platform)), _is_bfloat16(definition)
+    with using(definition.host.rates(platform)):
+        return compiler_options(
+            total(graph), bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
+        )
+
+
+def is_in_place(
+    definition: Definition, graph: Graph, platform: str, traced: Callable[[], Any]
+) -> bool:
+    """Tell whether a traced call writes into arrays of bfloat16, and computes nothing in them."""
+    from lowering.multiply_adds import writes_bfloat16
+
+    has_kernels = definition.has_kernels(platform)
+    if not (has_kernels and _is_bfloat16(definition) and writes_bfloat16(graph)):
+        return False
+    from lowering.cpu.widening import computes_narrow
+
+    return not computes_narrow(traced().jaxpr)
+
+
+def in_integers(
+    definition: Definition, graph: Graph, platform: str | None = None
+) -> frozenset[str]:
+    """Return the names of operations that a platform, by default jax's, computes in integers."""
+    platform = platform or default_platform()
+    if not definition.has_kernels(platform):
+        return frozenset()
+    from lowering.cpu.graphs import in_integers, products_of_bytes
+
+    gains = definition.host.rates(platform).multiplies_bytes
+    return products_of_bytes(graph) | (in_integers(graph) if gains else frozenset())
+
+
+def remarks(definition: Definition, graph: Graph) -> list[str]:
+    """Tell which products jax's device computes in more bits than the network has."""
+    platform = default_platform()
+    if not definition.has_kernels(platform):
+        return []
+    from lowering.cpu.graphs import in_integers
+
+    rates = definition.host.rates(platform)
+    bfloat16 = _is_bfloat16(definition) and not rates.multiplies_bfloat16
+    codes = not rates.multiplies_bytes and in_integers(graph)
+    kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]
+    lines = [
+        f"products of {kind} are computed in float32: by this machine's profile they gain nothing"
+        for kind in kinds
+    ]
+    if bfloat16 and definition.options.precision is None:
+        lines.append("weights are kept in bfloat16, and widened in each call")
+    return lines
+
+
+def fastest(call: Callable[..., Any], arguments: Sequence[Any]) -> dict[str, str]:
+    """Return the options for a CPU by which a call takes the least time, by trial."""
+    from lowering.cpu.xla_options import candidates, fastest
+
+    def trial(options: dict[str, str]) -> Callable[[], Any]:
+        run: Any = jax.jit(call, compiler_options=options)
+        return partial(run.lower(*arguments).compile(), *arguments)
+
+    return candidates()[fastest([trial(options) for options in candidates()])]
+
+
+def _is_bfloat16(definition: Definition) -> bool:
+    from lowering.multiply_adds import is_mostly_bfloat16
+
+    return is_mostly_bfloat16(definition.network.graph, definition.options.precision)

@@ -1,0 +1,224 @@
+"""What is kept of a definition, for any arrays: compiled functions, in memory and on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.core import Tracer
+from jax.sharding import Sharding
+
+from lowering.fallback import named, or_else
+from lowering.graph import Graph
+from lowering.prepare import Preparing, Split, prepared, whole
+from nnef_jax.execution import compiler_options
+from nnef_jax.execution.cache_key import key_of
+from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.entry import Entry, Lists
+from nnef_jax.execution.places import Place, computing_at, is_traced
+from nnef_jax.execution.threads import Once
+from nnef_jax.garbage import uncollected
+
+if TYPE_CHECKING:
+    from nnef_jax.execution.disk_cache import DiskCache
+
+
+class Executables:
+    """Compiles entries of a definition for places and shapes, or takes them from a folder.
+
+    It keeps as many as the options say, those that were used last. To jax it is what is static of
+    a model: it is compared as its definition is, and pickles without what is compiled.
+    """
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self._disk: DiskCache | None = None
+        if definition.options.cache_dir is not None:
+            from nnef_jax.execution.disk_cache import DiskCache
+
+            self._disk = DiskCache(definition.options.cache_dir)
+        self._compiled = Once(definition.options.max_executables)
+        self._jitted = Once()  # what jax compiles of any parameters
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Executables, (self.definition,)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Executables) and self.definition == other.definition
+
+    def __hash__(self) -> int:
+        return hash(self.definition)
+
+    def __repr__(self) -> str:
+        return repr(self.definition)
+
+    def sharing(self, definition: Definition) -> Executables:
+        """Return the same for a definition whose network has other arrays that nothing reads."""
+        if definition is self.definition:
+            return self
+        other = Executables.__new__(Executables)
+        other.__dict__ = self.__dict__ | {"definition": definition}
+        return other
+
+    @property
+    def starts(self) -> Any:
+        """Return the function that computes what variables start with, which jax compiles."""
+        starts = self.definition.starts
+        return self._jitted.get("starts", lambda: jax.jit(starts, static_argnums=2))
+
+    def jitted(self, entry: Entry) -> Any:
+        """Return the entry as a function that jax compiles, within what a caller compiles too."""
+        return self._jitted.get(entry.name, lambda: entry.jitted())
+
+    def alone(self, entry: Entry) -> Any:
+        """Return the same with the options of a mesh, for where no caller compiles it."""
+        layout = self.definition.layout
+        options = layout.compiler_options if layout else None
+        if not options:
+            return self.jitted(entry)
+        return self._jitted.get((entry.name, "alone"), lambda: entry.jitted(options))
+
+    def get(
+        self,
+        entry: Entry,
+        arrays: Mapping[str, Any],
+        arguments: Lists,
+        place: Place,
+        *,
+        keeps_values: bool,
+    ) -> partial[Any]:
+        """Return an entry's executable, applied to what is prepared of a model's arrays.
+
+        It takes the lists of a call, for which it is compiled once for all threads. On disk it
+        `keeps_values` that are prepared.
+        """
+        shapes = tuple([x.shape for each in arguments for x in each])
+        held: list[Any] = []  # what is prepared is kept while somebody holds it
+        stored = [*arrays.values()]
+
+        def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
+            disk = self._disk_for(place) if keeps_values else None
+            by_disk = disk and partial(disk.computed, parts)
+            held.append(prepared(parts, stored, place.where, by_disk))
+            return held[-1]
+
+        def make() -> tuple[Any, Preparing]:
+            graph = entry.specialised(arrays, arguments)
+            parts_and_jit = partial(self._in_parts, entry, graph, arrays, arguments, place)
+            if disk := self._disk_for(place):
+                key, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
+                return disk.get(
+                    key, place.device, stored, arguments, tree, parts_and_jit, values_of
+                )
+            parts, run = parts_and_jit()
+            if not is_traced():  # jax would compile it for each thread
+                run.lower(values_of(parts), *arguments).compile()
+            return run, parts
+
+        with uncollected(), computing_at(place.device), named(self.definition.about):
+            run, parts = self._compiled.get((entry.name, place, shapes), make)
+            return partial(run, values_of(parts))
+
+    def is_on_disk(
+        self, entry: Entry, arrays: Mapping[str, Any], arguments: Lists, place: Place
+    ) -> bool:
+        """Tell whether the folder has what would be compiled for a place."""
+        disk, graph = self._disk_for(place), entry.specialised(arrays, arguments)
+        return disk is not None and disk.has(self._key(entry, graph, arrays, arguments, place))
+
+    def lowered(
+        self,
+        entry: Entry,
+        arrays: Mapping[str, Any],
+        arguments: Lists,
+        platform: str,
+        devices: int = 1,
+    ) -> tuple[Split, Callable[..., Any]]:
+        """Return what XLA gets of an entry for devices of a platform: two parts, and the call.
+
+        The call takes prepared values and `arguments`. Arrays and arguments may be types: nothing
+        is compiled, nor need such a device be there.
+        """
+        definition = self.definition
+        function, stored = entry.of_lists([*arrays]), [*arrays.values()]
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(stored, *arguments)
+
+        def by_passes() -> tuple[Split, Callable[..., Any]]:
+            from lowering.pipeline import lower, written
+            from lowering.program import Program
+
+            program = Program(closed, len(stored), prepares=False)
+            program = written(program) if definition.optimize else program
+            parts = lower(program, definition.target(platform, devices))
+
+            def call(values: Sequence[Any], *arguments: Any) -> Any:
+                results = parts.call(values, jax.tree.leaves(arguments))
+                return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+            return parts, call
+
+        return or_else(by_passes, lambda: (whole(function, len(stored)), function))
+
+    def _in_parts(
+        self,
+        entry: Entry,
+        graph: Graph,
+        arrays: Mapping[str, Any],
+        arguments: Lists,
+        place: Place,
+    ) -> tuple[Split, Any]:
+        """Return the parts of an entry, and `jax.jit` of its call, with options that suit it."""
+        definition, platform = self.definition, place.device.platform
+        parts, call = self.lowered(entry, arrays, arguments, platform, place.devices)
+        stored = [*arrays.values()]
+        if definition.options.autotune and definition.has_kernels(platform):
+            values = prepared(parts, stored, place.where)
+            options = compiler_options.fastest(call, (values, *arguments))
+        else:
+            in_place = compiler_options.is_in_place(
+                definition,
+                graph,
+                platform,
+                lambda: jax.make_jaxpr(call)(jax.eval_shape(parts.prepare, stored), *arguments),
+            )
+            options = compiler_options.xla_options(definition, graph, platform, in_place=in_place)
+        donated = (2,) if entry.donates else ()  # the states
+        run: Any = _traced_alone(call, entry.title)
+        return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
+
+    def _disk_for(self, place: Place) -> DiskCache | None:
+        return None if isinstance(place.where, Sharding) else self._disk
+
+    def _key(
+        self,
+        entry: Entry,
+        graph: Graph,
+        arrays: Mapping[str, Any],
+        arguments: Lists,
+        place: Place,
+    ) -> str:
+        definition, device = self.definition, place.device
+        types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
+        rates = definition.host.rates(device.platform, measures=False)
+        choices = rates.decisions() if definition.has_kernels(device.platform) else {}
+        told = place.is_committed, entry.name, types, definition.options, choices
+        return key_of(graph, device, *told)
+
+
+def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function under a name, which is compiled or fails, but never computes.
+
+    To find a NaN, or where `jax.disable_jit` holds, jax computes a jitted function by each of its
+    primitives: it must then be the network as it is written, whose operations have names.
+    """
+
+    def traced(*arguments: Any) -> Any:
+        leaves = jax.tree.leaves(arguments)
+        if leaves and not any(isinstance(x, Tracer) for x in leaves):
+            raise RuntimeError(f"{name} is for jax to trace")
+        return run(*arguments)
+
+    traced.__name__ = name
+    return traced

@@ -1,0 +1,67 @@
+"""Tells where jax computes, with some arrays or by default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+Device = Any  # a jax.Device, which is no type to a type checker
+
+
+class Place(NamedTuple):
+    """Says where a computation runs, and whether arguments, and so results, are committed."""
+
+    where: Device | Sharding
+    is_committed: bool
+
+    @property
+    def device(self) -> Device:
+        """Return the device, or the first of several that are of this process."""
+        if isinstance(self.where, Sharding):
+            return min(self.where.addressable_devices, key=lambda device: device.id)
+        return self.where
+
+    @property
+    def devices(self) -> int:
+        """Return how many devices there are."""
+        return len(self.where.device_set) if isinstance(self.where, Sharding) else 1
+
+
+def default_device() -> Device:
+    """Return the device for uncommitted arrays."""
+    chosen: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    if chosen is None or isinstance(chosen, str):
+        return jax.local_devices(backend=chosen)[0]
+    return chosen
+
+
+def is_traced() -> bool:
+    """Tell whether jax records now what it would compute, as in a function that a user compiles."""
+    return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)  # else it computes nothing
+
+
+def default_platform() -> str:
+    """Return the platform of the device for uncommitted arrays."""
+    return default_device().platform
+
+
+def place_of(arrays: Sequence[Any]) -> Place:
+    """Return where jax computes with these arrays, none of them traced."""
+    for array in arrays:
+        if isinstance(array, jax.Array) and array.committed:
+            where = array.device
+            if isinstance(where, NamedSharding):
+                where = NamedSharding(where.mesh, PartitionSpec())
+            return Place(where, True)
+    return Place(default_device(), False)
+
+
+def computing_at(device: Device) -> AbstractContextManager[Any]:
+    """Make a device the default one."""
+    return nullcontext() if device == default_device() else jax.default_device(device)
