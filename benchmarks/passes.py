@@ -74,7 +74,7 @@ def _measure(
     rounds: int,
     only: Sequence[str],
 ) -> Earned:
-    from lowering.ablation import without
+    from lowering.contexts import without
 
     text, compiled = lower()
     calls = {ALL: compiled()}

@@ -69,7 +69,7 @@ def _parts(call: Callable[[], Any]) -> dict[str, float]:
     jax.monitoring.register_event_duration_secs_listener(told)
     for owner, name, part in (
         (executables, "key_of", "key"),
-        (_host_program(), "__call__", "prepare"),
+        (_recipe(), "computed", "prepare"),
         (executables.Executables, "get", "all"),
     ):
         _time(owner, name, part, spent, inside)
@@ -93,10 +93,10 @@ def _parts(call: Callable[[], Any]) -> dict[str, float]:
     }
 
 
-def _host_program() -> Any:
-    """Return the class that numpy's preparations are calls of; None in commits before it."""
-    found = importlib.util.find_spec("lowering.host_program")
-    return None if found is None else importlib.import_module("lowering.host_program").HostProgram
+def _recipe() -> Any:
+    """Return the class by which numpy prepares; None in commits before it."""
+    found = importlib.util.find_spec("lowering.recipe")
+    return None if found is None else importlib.import_module("lowering.recipe").Recipe
 
 
 def _time(owner: Any, name: str, part: str, spent: Counter[str], inside: Counter[str]) -> None:

@@ -27,11 +27,11 @@ from lowering.graph import (
     Types,
     Value,
     mapped,
+    python_name,
     values_of,
 )
 from lowering.location import Span
 from lowering.ops import require, rules
-from lowering.registry import python_name
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 _LONGEST = 400  # letters of a name that others are made of

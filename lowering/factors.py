@@ -15,8 +15,7 @@ from typing import Any, Literal, NamedTuple
 from lowering import jaxprs
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal
-from lowering.program import Program
-from lowering.rules import Rules
+from lowering.program import Program, Rules
 
 _CALLS = ("custom_jvp_call", "custom_vjp_call")
 

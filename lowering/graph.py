@@ -264,3 +264,8 @@ class Graph:
             if not found.isdisjoint(operation.writes()):
                 found.update(operation.reads())
         return frozenset(found)
+
+
+def python_name(name: str) -> str:
+    """Return the name of a rule's parameter: `lambda_` for the standard's `lambda`."""
+    return "lambda_" if name == "lambda" else name

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from lowering.extents import known
-from lowering.graph import Graph, Operation, TensorType, Value, mapped
+from lowering.graph import Graph, Operation, TensorType, Value, mapped, python_name
 from lowering.kernels.precision import is_bfloat16
 from lowering.ops import rules
-from lowering.registry import python_name
 
 
 def multiply_adds(operation: Operation) -> int:

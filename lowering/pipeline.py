@@ -18,8 +18,7 @@ from typing import Any
 import jax
 
 from lowering import jaxprs
-from lowering.ablation import runs
-from lowering.contexts import holding
+from lowering.contexts import holding, runs
 from lowering.fallback import is_strict, or_else
 from lowering.jaxprs import is_literal, variables
 from lowering.machine import using

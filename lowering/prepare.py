@@ -10,7 +10,6 @@ computed: programs of other shapes, or entries, share those that are equal.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -19,46 +18,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
+from lowering.recipe import Recipe
+
 if TYPE_CHECKING:
-    from lowering.host_program import HostProgram
     from lowering.program import Program
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """Tells how each result of a program is computed of its arguments; it pickles.
-
-    Values have places: first the arguments, so many as `count`, then those of `steps`. A step is
-    the text of a constant or an equation, and the places of its operands.
-    """
-
-    count: int
-    steps: tuple[tuple[str, tuple[int, ...]], ...]
-    results: tuple[int, ...]
-
-    def digests(self, arguments: Sequence[str], where: str = "") -> list[str]:
-        """Return a digest of each result, given texts that tell the arguments apart.
-
-        Constants are told apart by `where` they are.
-        """
-        texts = list(arguments)
-        for text, operands in self.steps:
-            told = [texts[place] for place in operands] or [where]
-            texts.append(hashlib.sha256("\0".join((text, *told)).encode()).hexdigest())
-        return [texts[place] for place in self.results]
-
-    @property
-    def digest(self) -> str:
-        """Return a digest that other recipes do not have."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
-
-    def reads(self, chosen: Sequence[int]) -> list[int]:
-        """Return the indices of the arguments that some of the results are computed of."""
-        wanted = {self.results[i] for i in chosen}
-        for place, (_, operands) in reversed([*enumerate(self.steps, self.count)]):
-            if place in wanted:
-                wanted.update(operands)
-        return sorted(x for x in wanted if x < self.count)
 
 
 class Preparing(Protocol):
@@ -88,14 +51,15 @@ class Split:
     """A program in two parts: `first` computes prepared values of parameters, `call` the results.
 
     Neither of them is compiled. `call` takes prepared values and inputs, each a list. There is no
-    `first` where all values are parameters as they are. `tell` gives the recipe of a program.
+    `first` where all values are parameters as they are. `tell` gives the recipe of the
+    values.
     """
 
     sources: tuple[int | None, ...]
     first: Program | None
     call: Callable[..., Any]
     platform: str | None
-    tell: Callable[[Program], Recipe]
+    tell: Callable[[], Recipe]
     _made: dict[object, Any] = field(default_factory=dict[object, Any], compare=False, repr=False)
 
     @property
@@ -107,7 +71,7 @@ class Split:
     def recipe(self) -> Recipe:
         """Return the recipe of the values that are computed."""
         if "recipe" not in self._made:
-            self._made["recipe"] = self.tell(self._first)
+            self._made["recipe"] = self.tell()
         return self._made["recipe"]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
@@ -116,29 +80,24 @@ class Split:
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
         """Compute some of the values that are no parameters, by index, outside of any trace."""
-        return list(self.computing(chosen, parameters)(parameters))
+        if self.is_by_numpy(parameters):
+            return self.recipe.computed(chosen, parameters)
+        return list(self.compiled(chosen, parameters)(list(parameters)))
 
-    def computing(
-        self, chosen: Sequence[int], parameters: Sequence[Any]
-    ) -> HostProgram | jax.stages.Compiled:
-        """Return what computes some of the values of such parameters, compiled once.
+    def is_by_numpy(self, parameters: Sequence[Any]) -> bool:
+        """Tell whether numpy computes values of these parameters: on a CPU, if it can."""
+        return self.platform == "cpu" and self.recipe.is_numpys and _on_one(parameters)
+
+    def compiled(self, chosen: Sequence[int], parameters: Sequence[Any]) -> jax.stages.Compiled:
+        """Return what computes some of the values of such parameters; it is compiled once.
 
         `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
         then reads its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._made:
-            host = self.on_host(parameters)
-            self._made[key] = host.only(key) if host else self.lowered(parameters, key).compile()
+            self._made[key] = self.lowered(parameters, key).compile()
         return self._made[key]
-
-    def on_host(self, parameters: Sequence[Any]) -> HostProgram | None:
-        """Return `first` in steps of numpy, if parameters are on a CPU and it can be."""
-        if self.platform != "cpu" or not _on_one(parameters):
-            return None
-        from lowering.host_writer import host_program
-
-        return host_program(self._first)
 
     def lowered(
         self, parameters: Sequence[Any], chosen: Sequence[int] | None = None
@@ -220,8 +179,4 @@ def _name(array: Any) -> str:
 
 def whole(call: Callable[..., Any], count: int) -> Split:
     """Return a function of parameters, so many, and inputs as a split that prepares nothing."""
-
-    def nothing(program: Program) -> Recipe:
-        return Recipe(len(program.arguments), (), ())
-
-    return Split(tuple(range(count)), None, call, None, nothing)
+    return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))

@@ -13,18 +13,20 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
 
 from lowering import jaxprs
 from lowering.extents import is_symbolic
+from lowering.facts import facts
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.program_printing import described, printed
-from lowering.rules import Rule, Rules
 
 Role = Literal["value", "forward", "backward"]
+Rule = Callable[..., Any]
+R = TypeVar("R", bound=Rule)
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,41 @@ class Matcher:
         return self.program.with_closed(
             jaxprs.of_equations(closed, self._equations, results, self._constants)
         )
+
+
+class Rules:
+    """Holds the rules of a pass: of a primitive its `own`, else that of the first fact that holds.
+
+    >>> @rules("reshape", "squeeze")
+    ... def reshaped(...): ...
+    >>> @rules(by_item=True)
+    ... def computed(...): ...
+    """
+
+    def __init__(
+        self, own: Mapping[str, Rule] | None = None, only: Callable[[Any], bool] = lambda _: True
+    ) -> None:
+        """Hold rules by primitive, for some equations only."""
+        self.own: dict[str, Rule] = {**(own or {})}
+        self._only = only
+        self._by_fact: dict[str, Rule] = {}
+
+    def __call__(self, *primitives: str, **holds: bool) -> Callable[[R], R]:
+        """Register a rule of primitives, or of all for which a field of `Facts` holds."""
+
+        def register(rule: R) -> R:
+            self.own.update(dict.fromkeys(primitives, rule))
+            self._by_fact.update(dict.fromkeys(holds, rule))
+            return rule
+
+        return register
+
+    def of(self, equation: Any) -> Rule | None:
+        """Return the rule of an equation, if it has one."""
+        known = facts(equation)
+        found = (rule for fact, rule in self._by_fact.items() if getattr(known, fact))
+        rule = self.own.get(equation.primitive.name) or next(found, None)
+        return rule if rule and self._only(equation) else None
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:

@@ -73,11 +73,6 @@ class Registry:
         return len(self._rules)
 
 
-def python_name(name: str) -> str:
-    """Return the name of a rule's parameter: `lambda_` for the standard's `lambda`."""
-    return "lambda_" if name == "lambda" else name
-
-
 def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the defaults of a function's parameters by standard name, `**` for all others.
 

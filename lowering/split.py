@@ -12,12 +12,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from lowering import jaxprs
+from lowering.extents import MAX_RANK
+from lowering.facts import facts
 from lowering.jaxprs import is_literal, primitive, variables
-from lowering.prepare import Recipe, Split
+from lowering.prepare import Split
 from lowering.program import Program
+from lowering.recipe import Recipe, Step
 
 # Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
@@ -31,6 +35,11 @@ _FREE = ("optimization_barrier", "reshape")
 # each call: it would take twice the memory of the parameters, beside them.
 _WIDE = 2 << 10
 
+
+# Types that numpy computes with as XLA does, and those that it moves.
+_REAL = {np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
+_MOVED = "biufc"  # kinds of dtypes; beside these all that are real
+_COMPUTED = {np.dtype(np.float32), np.dtype(np.float64)}
 
 _numbers = itertools.count()  # of what has no text of its own
 
@@ -56,7 +65,7 @@ def split(program: Program, platform: str | None = None) -> Split:
         values = [x.astype(v.aval.dtype) if v in narrow else x for x, v in pairs]
         return last(*values, *inputs)
 
-    return Split(tuple(map(places.get, stored)), first, call, platform, recipe_of)
+    return Split(tuple(map(places.get, stored)), first, call, platform, lambda: recipe_of(first))
 
 
 def _parted(program: Program) -> tuple[list[Any], list[Any]]:
@@ -138,26 +147,55 @@ def _size(variable: Any) -> int:
 
 def recipe_of(program: Program) -> Recipe:
     """Return the recipe of a program's results, all of which are variables."""
+    count = len(program.arguments)
     places = {v: i for i, v in enumerate(program.arguments)}
-    steps: list[tuple[str, tuple[int, ...]]] = []
+    steps: list[Step] = []
 
-    def add(variable: Any, text: str, operands: tuple[int, ...] = ()) -> None:
-        places[variable] = len(program.arguments) + len(steps)
-        steps.append((text, operands))
+    def add(step: Step) -> int:
+        steps.append(step)
+        return count + len(steps) - 1
+
+    def place(operand: Any) -> int:
+        if not is_literal(operand):
+            return places[operand]
+        value = np.asarray(operand.val, operand.aval.dtype)
+        return add(Step(_text(value), constant=value))
 
     for variable, x in zip(program.constants, program.closed.consts, strict=True):
-        add(variable, _text(x))
+        places[variable] = add(Step(_text(x), constant=np.asarray(x)))
     for equation in program.equations:
-        operands = tuple(places[v] for v in jaxprs.variables(equation.invars))
+        operands, params = tuple(map(place, equation.invars)), _params_of_numpy(equation)
+        name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
-            add(variable, f"{text} {index}", operands)
-    return Recipe(len(program.arguments), tuple(steps), tuple(places[v] for v in program.results))
+            step = Step(f"{text} {index}", operands, primitive=name, params=params or ())
+            places[variable] = add(step)
+    return Recipe(count, tuple(steps), tuple(places[v] for v in program.results))
+
+
+def _params_of_numpy(equation: Any) -> tuple[Any, ...] | None:
+    """Return what numpy takes to compute an equation; None where it may compute it otherwise."""
+    name, fact = primitive(equation), facts(equation)
+    every = (*equation.invars, *equation.outvars)
+    types = {v.aval.dtype for v in every}
+    if fact.numpy is None or len(equation.outvars) > 1 or not {*fact.reads} <= {*equation.params}:
+        return None
+    if any(v.aval.ndim > MAX_RANK for v in every):
+        return None
+    if name == "reshape" and equation.params["dimensions"] is not None:
+        return None
+    if not fact.moves:
+        is_same = len(types) == 1 and types <= _COMPUTED
+    elif name == "convert_element_type":
+        is_same = types <= _REAL
+    else:
+        is_same = all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
+    return tuple(equation.params[name] for name in fact.reads) if is_same else None
 
 
 def _text_of_equation(equation: Any) -> str:
-    literals = [(x.aval.dtype, x.val) if is_literal(x) else x.aval for x in equation.invars]
-    told = primitive(equation), literals, equation.params, repr(equation.ctx)
+    types = [x.aval for x in equation.invars]
+    told = primitive(equation), types, equation.params, repr(equation.ctx)
     # jax reads its setting where an equation does not say it.
     setting: Any = jax.config
     precision = setting.jax_default_matmul_precision if "precision" in equation.params else None

@@ -20,8 +20,7 @@ from lowering.factors import Factor, FactorWalk, cuts, leaves, unite
 from lowering.facts import facts
 from lowering.jaxprs import PRODUCT
 from lowering.parallel import Division
-from lowering.program import Program
-from lowering.rules import Rules
+from lowering.program import Program, Rules
 
 _FREE = PartitionSpec.UNCONSTRAINED
 Groups = list[list[int]]  # the extents of the axes that each axis is

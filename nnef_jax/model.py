@@ -28,9 +28,9 @@ from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.places import is_traced
+from nnef_jax.execution.places import is_traced, is_watched
 from nnef_jax.execution.probe import Edit, Probe
-from nnef_jax.execution.run_options import Prepared, is_watched
+from nnef_jax.execution.run_options import Prepared
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
 from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.trimming import is_length

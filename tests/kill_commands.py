@@ -286,7 +286,6 @@ def main(folder: str | None, *, short: bool) -> None:
     import jax.experimental.multihost_utils  # noqa: F401
 
     import lowering.cpu.graphs
-    import lowering.host_writer
     import lowering.pipeline
     import lowering.targets.cpu
     import lowering.targets.portable  # noqa: F401

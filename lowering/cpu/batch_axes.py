@@ -11,8 +11,7 @@ from lowering import jaxprs
 from lowering.cpu.view_rules import reshaped_runs
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive, variables
-from lowering.program import Program
-from lowering.rules import Rules
+from lowering.program import Program, Rules
 
 Axes = Mapping[Any, int]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu.batch_axes import Axes, NotSeparableError, batch_axes, resized
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced

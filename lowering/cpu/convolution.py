@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu import kernel_costs as costs
 from lowering.cpu.depthwise import depthwise
 from lowering.cpu.groups import WRITTEN_OUT, is_by_depthwise, joined, joined_at_a_time

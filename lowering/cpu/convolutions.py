@@ -7,7 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
 from lowering.cpu.memory import apart, stored

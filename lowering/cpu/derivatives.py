@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time

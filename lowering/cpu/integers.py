@@ -19,8 +19,7 @@ from lowering.cpu.codes import BYTE, REAL, Codes, is_slim
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.levels import NOTE
 from lowering.machine import profile
-from lowering.program import Matcher, Program, in_loops, rewritten
-from lowering.rules import Rules
+from lowering.program import Matcher, Program, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()  # They note the codes that variables have, as `Codes` of variables.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering import jaxprs
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu.blocks import attended
 from lowering.cpu.memory import stored, uninlined
 from lowering.cpu.pending_view import View, arranged, item_of, plain, stack_of, tensor, whole

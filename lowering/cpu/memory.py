@@ -13,7 +13,7 @@ from jax import Array, lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 from lowering import jaxprs
-from lowering.ablation import runs
+from lowering.contexts import runs
 
 
 def stored(x: Array) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu.pending_view import View, whole
 from lowering.cpu.phases import spread
 from lowering.jaxprs import primitive

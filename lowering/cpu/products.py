@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.extents import at_least
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile

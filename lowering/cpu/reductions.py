@@ -8,7 +8,7 @@ import math
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu.memory import stored
 from lowering.extents import at_least, is_symbolic
 

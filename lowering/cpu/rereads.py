@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.extents import is_symbolic
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables

@@ -13,7 +13,7 @@ from functools import reduce
 import numpy as np
 from jax import Array, lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu.memory import apart
 from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic

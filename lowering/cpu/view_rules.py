@@ -10,7 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
 from lowering.cpu.memory import apart
@@ -31,8 +31,7 @@ from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
-from lowering.program import Program
-from lowering.rules import Rules
+from lowering.program import Program, Rules
 
 # A rule returns the results of an equation, given views of its operands, or None: take it as it is.
 RULES = Rules()

@@ -23,8 +23,7 @@ from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
 from lowering.kernels.precision import is_bfloat16
 from lowering.machine import profile
-from lowering.program import Matcher, Program, rewritten
-from lowering.rules import Rules
+from lowering.program import Matcher, Program, Rules, rewritten
 from lowering.targets.target import Target
 
 _WIDE = np.dtype(np.float32)

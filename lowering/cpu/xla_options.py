@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from lowering.ablation import runs
+from lowering.contexts import runs
 from lowering.machine import profile
 
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions. Products alone by

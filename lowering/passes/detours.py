@@ -16,8 +16,7 @@ from jax import lax
 from lowering.extents import is_symbolic, volume
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
-from lowering.program import Matcher, Program, rewritten
-from lowering.rules import Rules
+from lowering.program import Matcher, Program, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()

@@ -18,13 +18,12 @@ from lowering.targets.target import Target
 from lowering.trace import Context, trace
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
-from nnef_jax.execution.entry import Entry
+from nnef_jax.execution.entry import Entry, results_of
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
-from nnef_jax.execution.places import default_platform
+from nnef_jax.execution.places import default_platform, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
-from nnef_jax.execution.results import results_of
-from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
+from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 

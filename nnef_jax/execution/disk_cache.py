@@ -24,8 +24,8 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
-from lowering.host_program import HostProgram
-from lowering.prepare import Preparing, Recipe, Split
+from lowering.prepare import Preparing, Split
+from lowering.recipe import Recipe
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
@@ -172,38 +172,37 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPart:
-    """The part of a split that prepares parameters, loaded when it is asked for."""
+    """The part of a split that prepares parameters.
+
+    What numpy does not compute is an executable, loaded when it is asked for.
+    """
 
     sources: Sequence[int | None]
     recipe: Recipe
-    load: Callable[[], HostProgram | jax.stages.Compiled]
+    load: Callable[[], jax.stages.Compiled] | None
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
         """Compute some of the values that are no parameters, by index, outside of any trace."""
-        compute = self.load()
-        if isinstance(compute, HostProgram):
-            return compute.only(chosen)(parameters)
-        computed = compute(list(parameters))
-        return [computed[i] for i in chosen]
+        if self.load is None:
+            return self.recipe.computed(chosen, parameters)
+        values = self.load()(list(parameters))
+        return [values[i] for i in chosen]
 
 
 def _write(
     path: str, parts: Split, parameters: Sequence[jax.Array], call: jax.stages.Compiled
 ) -> None:
-    recipe = first = None
-    if count := parts.sources.count(None):
-        recipe, first = parts.recipe, parts.computing(range(count), parameters)
-    # The first part, of a thousand steps, is loaded only where nothing is prepared yet.
-    stored = pickle.dumps(first if first is None else _stored(first)), _stored(call)
-    content = pickle.dumps((parts.sources, recipe, *stored))
+    first, count = None, parts.sources.count(None)
+    if count and not parts.is_by_numpy(parameters):
+        first = _stored(parts.compiled(range(count), parameters))
+    content = pickle.dumps((parts.sources, parts.recipe, first, _stored(call)))
     checked_file.write_checked(path, [content])
 
 
-def _stored(part: HostProgram | jax.stages.Compiled) -> Any:
-    """Return what is pickled: of an executable its code and the tree of its arguments."""
-    if isinstance(part, HostProgram):
-        return part
-    return serialize_executable.serialize(part)[:2]  # these are tuples and lists
+def _stored(part: jax.stages.Compiled) -> tuple[bytes, Any]:
+    """Return what is pickled of an executable: its code, and the tree of its arguments."""
+    code, arguments, _ = serialize_executable.serialize(part)
+    return code, arguments
 
 
 def _read(
@@ -216,16 +215,14 @@ def _read(
         return None
     try:
         sources, recipe, first, call = pickle.loads(content)
-        computed = jax.tree.structure([0] * sources.count(None))
+        values = jax.tree.structure([0] * sources.count(None))
     except Exception:  # pickle raises anything for what is not its own
         return None
-    load = cache(lambda: _loaded(pickle.loads(first), computed, device))
+    load = None if first is None else cache(lambda: _loaded(first, values, device))
     return _FirstPart(sources, recipe, load), partial(_loaded, call, tree, device)
 
 
-def _loaded(part: tuple[bytes, Any] | HostProgram, tree: Any, device: Device) -> Any:
-    if isinstance(part, HostProgram):
-        return part
+def _loaded(part: tuple[bytes, Any], tree: Any, device: Device) -> jax.stages.Compiled:
     return serialize_executable.deserialize_and_load(
         *part, tree, backend=device.client, execution_devices=[device]
     )

@@ -136,7 +136,7 @@ class Executables:
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Return what XLA gets of an entry for devices of a platform: two parts, and the call.
+        """Lower an entry for devices of a platform: return its two parts, and the call.
 
         The call takes prepared values and `arguments`. Arrays and arguments may be types: nothing
         is compiled, nor need such a device be there.

@@ -20,10 +20,10 @@ from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry, Lists
 from nnef_jax.execution.executables import Executables
-from nnef_jax.execution.meshes import Layout, is_explicit
-from nnef_jax.execution.places import Place, default_platform, is_traced
+from nnef_jax.execution.meshes import Layout
+from nnef_jax.execution.places import Place, default_platform, is_explicit, is_traced, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
-from nnef_jax.execution.run_options import Prepared, RunOptions, is_watched
+from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 
@@ -144,7 +144,8 @@ class Execution:
         call by itself is an executable, applied to what is prepared for it. Otherwise it is a
         function of all that it depends on.
         """
-        forks.require_threads()
+        if forks.is_without_threads:
+            forks.refuse()
         if params is None and probe is not NOTHING:
             params = self._captured(entry, state, inputs, probe)
         if params is not None:
@@ -275,7 +276,8 @@ class Execution:
 
         Its state is `before`, by default the initial one.
         """
-        forks.require_threads()
+        if forks.is_without_threads:
+            forks.refuse()
         definition, layout = self.definition, self.definition.layout
         if layout and layout.divisions:
             return Prepared(params, layout.divided(params), definition)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 is_without_threads = False
 
@@ -22,13 +23,12 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_note)
 
 
-def require_threads() -> None:
-    """Raise UnsupportedError where a computation may wait for ever."""
-    if is_without_threads:
-        from nnef_jax.errors import UnsupportedError
+def refuse() -> NoReturn:
+    """Raise UnsupportedError, where a computation may wait for ever."""
+    from nnef_jax.errors import UnsupportedError
 
-        raise UnsupportedError(
-            "this process was forked after jax had run: a call in it may never end",
-            hint="start processes by multiprocessing.get_context('spawn') or 'forkserver', or fork "
-            "before jax runs",
-        )
+    raise UnsupportedError(
+        "this process was forked after jax had run: a call in it may never end",
+        hint="start processes by multiprocessing.get_context('spawn') or 'forkserver', or fork "
+        "before jax runs",
+    )

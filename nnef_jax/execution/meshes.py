@@ -23,7 +23,7 @@ from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution.places import Place
+from nnef_jax.execution.places import Place, is_explicit
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network
 
@@ -265,9 +265,3 @@ def _without(names: Any, others: Sequence[str]) -> Any:
 def platform_of(mesh: Mesh) -> str:
     """Return the platform of a mesh's devices."""
     return mesh.devices.flat[0].platform
-
-
-def is_explicit(where: Any) -> bool:
-    """Tell whether a place (a device or a sharding), or else the mesh in use, has Explicit axes."""
-    mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
-    return AxisType.Explicit in mesh.axis_types

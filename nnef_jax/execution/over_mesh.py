@@ -11,7 +11,8 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from nnef_jax.execution.meshes import Layout, platform_of
-from nnef_jax.execution.run_options import Prepared, is_watched
+from nnef_jax.execution.places import is_watched
+from nnef_jax.execution.run_options import Prepared
 
 
 def over_mesh(

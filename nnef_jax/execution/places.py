@@ -1,4 +1,4 @@
-"""Tells where jax computes, with some arrays or by default."""
+"""Tells where jax computes, with some arrays or by default, and what it watches for there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
 Device = Any  # a jax.Device, which is no type to a type checker
 
@@ -65,3 +65,15 @@ def place_of(arrays: Sequence[Any]) -> Place:
 def computing_at(device: Device) -> AbstractContextManager[Any]:
     """Make a device the default one."""
     return nullcontext() if device == default_device() else jax.default_device(device)
+
+
+def is_explicit(where: Any) -> bool:
+    """Tell whether a place (a device or a sharding), or else the mesh in use, has Explicit axes."""
+    mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
+    return AxisType.Explicit in mesh.axis_types
+
+
+def is_watched() -> bool:
+    """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
+    config: Any = jax.config
+    return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs

@@ -67,14 +67,18 @@ class Probe:
 
     def captured(self, graph: Graph) -> dict[str, Value]:
         """Return the tensors to show by name. Raises InputError for names that nothing has."""
-        found = [name for wanted in self.capture or () for name in _matches(graph, wanted)]
-        return {name: graph.values[name] for name in found}
+        if not self.capture:
+            return {}
+        names = [name for wanted in self.capture for name in _matches(graph, wanted)]
+        return {name: graph.values[name] for name in names}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
         """Return the edits of tensors. Raises InputError for names that nothing has.
 
         A tensor's own name counts more than a pattern, an earlier pattern more than a later one.
         """
+        if not self.edits:
+            return {}
         found: dict[Value, tuple[bool, str, Edit]] = {}
         for wanted, edit in self.edits:
             function = edit or partial(_replaced, self.arrays[wanted])

@@ -28,12 +28,6 @@ class RunOptions:
     cache_dir: str | None = field(default=None, repr=False)
 
 
-def is_watched() -> bool:
-    """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
-    config: Any = jax.config
-    return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs
-
-
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["params", "values"],

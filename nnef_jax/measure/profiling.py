@@ -23,7 +23,7 @@ from lowering.graph import Graph
 from lowering.multiply_adds import multiply_adds
 from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.execution.run_options import is_watched
+from nnef_jax.execution.places import is_watched
 from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.instructions import HloProgram, Run, program_of, recorded, times
 from nnef_jax.model import Model

@@ -13,7 +13,7 @@ import pytest
 from jax import Array
 
 from lowering import jaxprs
-from lowering.ablation import without
+from lowering.contexts import without
 from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.transformer import attention

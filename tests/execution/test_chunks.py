@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.ablation import without
+from lowering.contexts import without
 from tests.helpers import model_of
 from tests.programs import (
     Function,

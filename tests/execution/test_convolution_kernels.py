@@ -15,7 +15,7 @@ import pytest
 from jax import lax
 
 from lowering import jaxprs
-from lowering.ablation import without
+from lowering.contexts import without
 from lowering.cpu import depthwise
 from lowering.cpu import kernel_costs as costs
 from lowering.cpu.convolution import Window, convolution, direct

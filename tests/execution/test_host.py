@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lowering.host_program import HostProgram
 from lowering.prepare import Split, prepared
 from lowering.program import Program
+from lowering.recipe import Recipe
 from lowering.split import split
 from tests import torch_networks
 from tests.helpers import model_of
@@ -34,12 +34,12 @@ def parts_of(function: Function, *parameters: Any) -> Split:
 def check(function: Function, *parameters: Any, exact: bool = True) -> None:
     """Compare what numpy and XLA prepare, and that numpy does."""
     parts = parts_of(function, *parameters)
-    program = parts.on_host(parameters)
-    assert program is not None
+    assert parts.is_by_numpy(parameters)
+    every = range(len(parts.recipe.results))
     expected = jax.jit(parts.first)(*parameters)
     assert expected
-    for run in (program, pickle.loads(pickle.dumps(program))):
-        for a, b in zip(run(parameters), expected, strict=True):
+    for recipe in (parts.recipe, pickle.loads(pickle.dumps(parts.recipe))):
+        for a, b in zip(recipe.computed(every, parameters), expected, strict=True):
             assert (a.shape, a.dtype, a.committed) == (b.shape, b.dtype, b.committed)
             if a.dtype == jnp.bfloat16:  # numpy takes a NaN of it for a number
                 a, b = a.astype(jnp.float32), b.astype(jnp.float32)
@@ -110,22 +110,31 @@ def test_numbers_are_converted(dtype: str) -> None:
 def test_what_else_there_is_stays_with_xla(function: Function) -> None:
     x = draw(5, 5)
     parts = parts_of(function, x)
-    assert parts.on_host([x]) is None
+    assert not parts.is_by_numpy([x])
     (whole,) = parts.call(prepared(parts, [x]), [jnp.zeros(function(x).shape, function(x).dtype)])
     np.testing.assert_allclose(whole, function(x), rtol=1e-2)
 
 
-def test_values_are_let_go_and_groups_are_apart() -> None:
-    parts = parts_of(lambda x, y: jnp.stack([(x.T * 2) * 3, y.T * 4]), draw(4, 4), draw(4, 4))
-    program = parts.on_host([draw(4, 4)] * 2)
-    assert program is not None
-    (group,) = program.groups  # they meet in the end
-    left = {step.place for step in group} - {place for step in group for place in step.last}
-    assert left == set(program.results)
+def test_what_is_read_together_is_computed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread computes a group, and lets go of what nothing reads any more."""
+    groups: list[set[int]] = []
+    run = Recipe._run
+
+    def spy(recipe: Recipe, *arguments: Any) -> Any:
+        values = run(recipe, *arguments)
+        groups.append({*values})
+        return values
+
+    monkeypatch.setattr(Recipe, "_run", spy)
+    x = draw(4, 4)
+    parts = parts_of(lambda x, y: jnp.stack([(x.T * 2) * 3, y.T * 4]), x, x)
+    prepared(parts, [x, draw(4, 4, seed=1)])
+    assert groups == [set(parts.recipe.results)]  # they meet in the end
+    groups.clear()
     closed = jax.make_jaxpr(lambda p, q, x: (p.T + x, q.T + x))(*[draw(4, 4)] * 3)
     parts = split(Program(closed, 2), "cpu")
-    program = parts.on_host([draw(4, 4)] * 2)
-    assert program is not None and len(program.groups) == 2
+    prepared(parts, [draw(4, 4), draw(4, 4)])
+    assert sorted(groups) == [{x} for x in sorted(parts.recipe.results)]
 
 
 SHARED: dict[str, Function] = {  # by numpy, and by XLA
@@ -177,13 +186,13 @@ def test_what_nobody_reads_is_let_go() -> None:
 
 def test_a_model_prepares_once_for_several_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[int] = []
-    run = HostProgram.__call__
+    compute = Recipe.computed
 
-    def counted(program: HostProgram, arrays: Any) -> Any:
-        computed.append(len(program.results))
-        return run(program, arrays)
+    def counted(recipe: Recipe, chosen: Any, arrays: Any) -> Any:
+        computed.append(len(chosen))
+        return compute(recipe, chosen, arrays)
 
-    monkeypatch.setattr(HostProgram, "__call__", counted)
+    monkeypatch.setattr(Recipe, "computed", counted)
     text = """version 1.0;
 graph g(x) -> (y)
 {
@@ -205,9 +214,7 @@ graph g(x) -> (y)
 def test_what_is_prepared_has_memory_of_its_own() -> None:
     """Parameters may be donated after it."""
     x = draw(64, 64)
-    program = parts_of(lambda x: x.reshape(32, 128), x).on_host([x])
-    assert program is not None
-    (found,) = program([x])
+    (found,) = prepared(parts_of(lambda x: x.reshape(32, 128), x), [x])
     expected = np.array(found)
     jax.jit(lambda x: x * 0, donate_argnums=0)(x)
     np.testing.assert_array_equal(found, expected)
@@ -217,7 +224,7 @@ def test_on_the_device_of_parameters() -> None:
     x = jax.device_put(draw(4, 5), jax.devices()[0])
     assert x.committed
     check(lambda x: x.T, x)
-    assert parts_of(lambda x: x.T, x).on_host([np.ones((4, 5), np.float32)]) is None
+    assert not parts_of(lambda x: x.T, x).is_by_numpy([np.ones((4, 5), np.float32)])
 
 
 def test_parameters_on_a_mesh_of_one_device() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from lowering.ablation import without
+from lowering.contexts import without
 from lowering.cpu import layouts
 from lowering.cpu.pending_view import plain
 from lowering.emit import network

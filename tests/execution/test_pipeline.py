@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from lowering.ablation import runs, without
+from lowering.contexts import runs, without
 from lowering.cpu import xla_options as options
 from lowering.cpu.xla_options import compiler_options
 from lowering.kernels.levels import noted

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.program import Matcher, Program, rewritten
-from lowering.rules import Rules
+from lowering.program import Matcher, Program, Rules, rewritten
 
 
 def rules() -> Rules:

@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lowering.graph import TensorType
+from lowering.graph import TensorType, python_name
 from lowering.ops import rules
-from lowering.registry import python_name
 from lowering.trace import Context
 from tests.openvino import reference
 from tests.operation_checks import Together

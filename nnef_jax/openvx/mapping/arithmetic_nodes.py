@@ -9,10 +9,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from lowering.graph import python_name
 from lowering.kernels import exact_sums
 from lowering.kernels.broadcast import align
 from lowering.ops import rules
-from lowering.registry import python_name
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
 from nnef_jax.openvx.mapping import maps

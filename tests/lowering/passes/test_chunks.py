@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from lowering.ablation import without
+from lowering.contexts import without
 from lowering.cpu import chunks
 from lowering.jaxprs import primitive
 from lowering.program import Program
