@@ -111,23 +111,27 @@ class Layout:
 
         Where each is also divided along axes of the batch there are none: they would be gathered.
         """
-        found: dict[str, Any] = {}
+        places = {label: place for label, place in self.divided_places().items() if label in params}
+        if not places:
+            return {}
+        return jax.jit(self.split, out_shardings=places)({label: params[label] for label in places})
+
+    def divided_places(self) -> dict[str, NamedSharding]:
+        """Return how those parameters are sharded as `split` gives them, by label."""
         places: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
-            if division.before > 1 and label in params and not has_names(spec, self.batch):
-                axis = division.axis + 1
-                found[label] = params[label]
-                names = PartitionSpec(*[None] * axis, self.along)
+            if division.before > 1 and not has_names(spec, self.batch):
+                names = PartitionSpec(*[None] * (division.axis + 1), self.along)
                 places[label] = NamedSharding(self.mesh, names)
+        return places
 
-        def split(given: Mapping[str, Any]) -> dict[str, Any]:
-            from lowering.spread import prepared
+    def split(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return parameters with an axis of its own for the factor that is divided."""
+        from lowering.spread import prepared
 
-            known = dict(self.divisions)
-            return {label: prepared(x, known[label]) for label, x in given.items()}
-
-        return jax.jit(split, out_shardings=places)(found) if found else found
+        divisions = dict(self.divisions)
+        return {label: prepared(x, divisions[label]) for label, x in params.items()}
 
     def put_state(
         self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]

@@ -1,0 +1,146 @@
+"""Compiles programs for devices that are not attached, from shapes alone, and prints what by JSON.
+
+    JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 \\
+        python -m tests.unattached tpu [table]
+
+The compiler for a TPU is in libtpu (`pip install "jax[tpu]"`), that for a GPU in jax's plugin for
+CUDA (`jax-cuda13-plugin`, `jax-cuda13-pjrt`, `nvidia-cuda-nvcc`, `nvidia-nvvm`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import nnef_jax
+from nnef_jax.execution.executables import Executables
+from nnef_jax.execution.run_options import Prepared
+from nnef_jax.sharding import layout_of
+from tests import eight_devices, torch_networks
+from tests.parallel_networks import BLOCKS, transformer
+
+# Of an H100 with 80 GB what XLA's compiler asks for, as openxla/xla has it in
+# xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
+_FIGURES: dict[str, Any] = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 48 << 10,
+    "shared_memory_per_block_optin": 227 << 10,
+    "shared_memory_per_core": 228 << 10,
+    "registers_per_core_limit": 1 << 16,
+    "registers_per_block_limit": 1 << 16,
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 2**16 - 1,
+    "block_dim_limit_z": 2**16 - 1,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "memory_bandwidth": 3_352_320_000_000,
+    "l2_cache_size": 50 << 20,
+    "clock_rate_ghz": 1.98,
+    "device_memory_size": 84_942_979_072,
+    "device_address_bits": 64,
+}
+_COLLECTIVE = re.compile(
+    r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    r".*?channel_id=([0-9]+)"
+)
+
+
+def devices(platform: str) -> Any:
+    """The devices of a v5e with four chips, or of a host with eight H100."""
+    if platform == "tpu":
+        return get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+    figures = " ".join(f"{name}: {value}" for name, value in _FIGURES.items())
+    capability = "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }"
+    config = f'gpu_device_info {{ {figures} {capability} }} platform_name: "CUDA"'
+    return get_topology_desc(
+        platform="cuda", topology_name="gpu", topology="1x1x8", target_config=config
+    ).devices
+
+
+def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> list[int]:
+    """The bytes of the arguments of both parts of what `model(x)` runs there, as compiled."""
+    place = NamedSharding(Mesh(np.array(devices(platform)[:1]), ("x",)), PartitionSpec())
+
+    def on_device(types: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), types)
+
+    definition = model.execution.definition
+    graph = definition.network.graph
+    params = {p.label: p.value.type for p in graph.parameters if p.label in definition.labels}
+    types = {
+        label: jax.ShapeDtypeStruct(type.shape, jnp.dtype(type.dtype))
+        for label, type in params.items()
+    }
+    params = on_device(types)
+    inputs = on_device(list(arrays))
+    parts, call = Executables(definition).lowered(definition.outputs, params, (inputs,), platform)
+    assert parts.platform == platform
+    stored = [*params.values()]
+    values = on_device(jax.eval_shape(parts.prepare, stored))
+    stages = parts.lowered(stored), jax.jit(call).lower(values, inputs)
+    return [stage.compile().memory_analysis().argument_size_in_bytes for stage in stages]
+
+
+def moved(name: str, dtype: str) -> str:
+    """The collectives of a row of the table, on four chips of a v5e."""
+    if name in BLOCKS:
+        model, inputs = transformer(name, dtype=dtype)
+    else:
+        model, inputs = (
+            torch_networks.load("resnet", dtype=dtype),
+            eight_devices.network("resnet")[1],
+        )
+    mesh = Mesh(np.array(devices("tpu")).reshape(2, 2), ("data", "model"))
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    types = [
+        jax.ShapeDtypeStruct(x.shape, spec.dtype, sharding=rows)
+        for x, spec in zip(inputs, model.inputs, strict=True)
+    ]
+    layout = layout_of(model.execution.definition, mesh, "data", "model", 0)
+    definition = model.execution.definition.over(layout)
+
+    def typed(arrays: Mapping[str, Any], place: Callable[[str], NamedSharding]) -> Any:
+        pairs = ((label, x, place(label)) for label, x in arrays.items())
+        return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for n, x, s in pairs}
+
+    places = layout.divided_places()
+    split = jax.eval_shape(layout.split, {label: model.params[label] for label in places})
+    params = typed(model.params, layout.of_parameter)
+    given = Prepared(params, typed(split, places.__getitem__), definition)
+
+    def call(params: Prepared, *inputs: Any) -> Any:
+        sharded = model.with_params(params.params).shard(mesh, batch="data", params="model")
+        return sharded.apply(params, *inputs)
+
+    text = jax.jit(call).lower(given, *types).compile().as_text() or ""
+    channels = {channel: kind for kind, channel in _COLLECTIVE.findall(text)}
+    kinds = [*channels.values()]
+    return ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}, reverse=True))
+
+
+def main(platform: str, *, table: bool) -> None:
+    """Print what was compiled for each network."""
+    if table:
+        rows = [*BLOCKS, eight_devices.RESNET]
+        print(json.dumps({f"{x} {d}": moved(x, d) for x in rows for d in ("float32", "bfloat16")}))
+        return
+    networks = {name: eight_devices.network(name) for name in ("digits", "resnet", "bert")}
+    print(json.dumps({name: both_parts(*x, platform) for name, x in networks.items()}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], table="table" in sys.argv[2:])
