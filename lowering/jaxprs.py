@@ -365,6 +365,15 @@ def innermost(jaxpr: Any) -> Iterator[Any]:
         yield from (e for closed in held for e in innermost(closed.jaxpr)) if held else [equation]
 
 
+def repeated(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Return the innermost equations, and how often a call evaluates each: those of scans."""
+    for equation in jaxpr.eqns:
+        turns = times * equation.params["length"] if primitive(equation) == SCAN else times
+        held = inner(equation)
+        inside = (pair for closed in held for pair in repeated(closed.jaxpr, turns))
+        yield from inside if held else [(equation, times)]
+
+
 def scan_counts(equation: Any) -> tuple[int, int]:
     """Return how many operands of a scan are constants, and how many its carry."""
     params = equation.params

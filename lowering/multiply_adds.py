@@ -38,14 +38,6 @@ def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
     return bool(narrow) and 2 * sum(map(multiply_adds, narrow)) > total(graph)
 
 
-def writes_bfloat16(graph: Graph) -> bool:
-    """Tell whether items are written into arrays of bfloat16, as into a cache of keys."""
-    return any(
-        operation.kind in ("scatter_nd", "scatter_elements") and _is_narrow(operation)
-        for operation in graph.operations
-    )
-
-
 def _is_narrow(operation: Operation) -> bool:
     return any(value.type.dtype == "bfloat16" for value in operation.writes())
 

@@ -9,7 +9,7 @@ What passes make is checked where a fault of theirs is to be an error.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ from lowering import jaxprs
 from lowering.contexts import holding, runs
 from lowering.fallback import is_strict, or_else
 from lowering.jaxprs import is_literal, variables
-from lowering.machine import using
+from lowering.machine import profile, using
 from lowering.prepare import Split
 from lowering.program import Program
 from lowering.split import split
@@ -65,11 +65,19 @@ def written(program: Program) -> Program:
 
 
 def lower(program: Program, target: Target) -> Split:
-    """Return what XLA gets of a program for a target: what prepares its parameters, and the call.
+    """Lower a program for a target: return its preparing part, its call, and XLA's options for it.
 
-    Where a mesh has several devices, or nobody knows how many, no kernel takes what is sharded.
+    Where it runs on several devices, or nobody knows on how many, no kernel takes what is sharded.
     """
-    return split(rewrite(replace(program, prepares=True), target), target.platform)
+    parts = split(rewrite(replace(program, prepares=True), target), target.platform)
+    return replace(parts, options=partial(_options, target, program, parts.later))
+
+
+def _options(target: Target, program: Program, call: Any, is_alone: bool) -> dict[str, str]:
+    if target.options is None:
+        return {}
+    with using(target.rates or profile()):
+        return target.options(program, call, is_alone)
 
 
 def rewrite(program: Program, target: Target) -> Program:
@@ -79,7 +87,7 @@ def rewrite(program: Program, target: Target) -> Program:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
     if target.has_kernels and not program.has_items:
         return program
-    with using(target.rates) if target.rates else nullcontext():
+    with using(target.rates or profile()):
         for run in target.passes:
             if runs(name := name_of(run)):
                 before = program

@@ -52,7 +52,8 @@ class Split:
 
     Neither of them is compiled. `call` takes prepared values and inputs, each a list. There is no
     `first` where all values are parameters as they are. `tell` gives the recipe of the
-    values.
+    values, `later` is the call as it is traced, and `options` gives
+    the compiler's for it, if it is alone in what is compiled, or for a function around it.
     """
 
     sources: tuple[int | None, ...]
@@ -60,6 +61,8 @@ class Split:
     call: Callable[..., Any]
     platform: str | None
     tell: Callable[[], Recipe]
+    later: Any = None
+    options: Callable[[bool], dict[str, str]] = lambda is_alone: {}
     _made: dict[object, Any] = field(default_factory=dict[object, Any], compare=False, repr=False)
 
     @property

@@ -58,14 +58,17 @@ def split(program: Program, platform: str | None = None) -> Split:
     if any(variable in narrow for variable in computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
     arguments = [*kept, *program.arguments[len(parameters) :]]
-    last = jaxprs.as_call(jaxprs.of_equations(closed, later, program.results, {}, arguments))
+    traced = jaxprs.of_equations(closed, later, program.results, {}, arguments)
+    last = jaxprs.as_call(traced)
 
     def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         pairs = zip(values, kept, strict=True)
         values = [x.astype(v.aval.dtype) if v in narrow else x for x, v in pairs]
         return last(*values, *inputs)
 
-    return Split(tuple(map(places.get, stored)), first, call, platform, lambda: recipe_of(first))
+    return Split(
+        tuple(map(places.get, stored)), first, call, platform, lambda: recipe_of(first), traced
+    )
 
 
 def _parted(program: Program) -> tuple[list[Any], list[Any]]:

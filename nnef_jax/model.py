@@ -28,7 +28,7 @@ from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.places import is_traced, is_watched
+from nnef_jax.execution.places import default_platform, is_traced, is_watched
 from nnef_jax.execution.probe import Edit, Probe
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.options import names_of, require_flags, require_path, require_samples
@@ -357,7 +357,7 @@ class Model:
 
         >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
         """
-        return self.execution.compiler_options()
+        return self.execution.executables.options(default_platform())
 
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike

@@ -40,7 +40,7 @@ def run(program: Program, target: Target) -> Program:
     ends = program.results if program.role == "backward" else program.arguments
     real = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     all_narrow = real and all(map(_is_narrow, real))
-    rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=_is_meant)
+    rules = _RULES if all_narrow else Rules({PRODUCT: _product}, only=is_of_bfloat16)
 
     def widened(program: Program) -> Program:
         return rewritten(program, rules).with_bodies(widened)
@@ -64,12 +64,12 @@ def _is_narrow(x: Any) -> bool:
     return getattr(getattr(x, "aval", x), "dtype", None) in _NARROW
 
 
-def _is_meant(equation: Any) -> bool:
+def is_of_bfloat16(equation: Any) -> bool:
     """Tell whether a product is meant to be of bfloat16."""
     return is_bfloat16(equation.params.get("precision"))
 
 
-_RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or _is_meant(e))
+_RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or is_of_bfloat16(e))
 
 
 def _source(found: Matcher, operand: Any) -> Any:
@@ -128,7 +128,7 @@ def _converted(found: Matcher, equation: Any) -> Any:
 @_RULES(PRODUCT, CONVOLUTION)
 def _product(found: Matcher, equation: Any) -> Any:
     """Multiply in bfloat16 where a product is meant to be and that pays, else in 32 bits."""
-    is_meant, is_backward = _is_meant(equation), found.program.role == "backward"
+    is_meant, is_backward = is_of_bfloat16(equation), found.program.role == "backward"
     precision = None if is_meant else equation.params["precision"]
     own = {"preferred_element_type": _WIDE, "precision": precision}
     is_meant |= all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)

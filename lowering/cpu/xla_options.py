@@ -9,9 +9,15 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from lowering import jaxprs
 from lowering.contexts import runs
+from lowering.cpu.widening import computes_narrow, is_of_bfloat16
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
+from lowering.program import Program
 
 # Eigen instead of YNNPACK, XLA's other library for products and convolutions. Products alone by
 # YNNPACK are faster one by one at 32 to 800 rows (196x384x1536: 342 and 270 GFLOP/s), but ten
@@ -47,6 +53,9 @@ _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
 # YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
 _TINY = 1 << 20  # multiply-adds
+
+_PRODUCTS = (PRODUCT, CONVOLUTION)
+_BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 # Of a choice by trial: seconds for all candidates together, and runs of each at most.
 _TIME = 1.0
@@ -92,6 +101,41 @@ def compiler_options(
     if bfloat16 and options is CPU:  # each weight is widened where it is read
         options = CPU | in_order()
     return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
+
+
+def of_program(program: Program, call: Any, is_alone: bool) -> dict[str, str]:
+    """Return `jax.jit`'s options for a call, split of a program as it is written.
+
+    What else is compiled if it is not alone may compute in 16 bits.
+    """
+    narrow = total = 0
+    for equation, times in jaxprs.repeated(program.closed.jaxpr):
+        if primitive(equation) in _PRODUCTS:
+            multiply_adds = times * _multiply_adds(equation)
+            total += multiply_adds
+            types = [v.aval.dtype for v in equation.invars]
+            narrow += multiply_adds * (jnp.bfloat16 in types or is_of_bfloat16(equation))
+    equations = [*jaxprs.innermost(call.jaxpr)]
+    in_bytes = any(
+        {v.aval.dtype for v in e.invars} <= _BYTES for e in equations if primitive(e) in _PRODUCTS
+    )
+    is_narrow = 2 * narrow > total
+    written = (e for e in equations if primitive(e).startswith(("scatter", "dynamic_update")))
+    in_place = (
+        is_alone and is_narrow and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in written)
+    )
+    in_place = in_place and not computes_narrow(call.jaxpr)
+    return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
+
+
+def _multiply_adds(equation: Any) -> int:
+    (left, right), (result,) = (v.aval for v in equation.invars), equation.outvars
+    numbers = equation.params["dimension_numbers"]
+    if primitive(equation) == CONVOLUTION:
+        summed = math.prod(right.shape) // max(right.shape[numbers.rhs_spec[0]], 1)
+    else:
+        summed = math.prod(left.shape[axis] for axis in numbers[0][0])
+    return math.prod(result.aval.shape) * summed
 
 
 def in_order() -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lowering.cpu import attention, chunks, integers, layouts, widening
+from lowering.cpu import attention, chunks, integers, layouts, widening, xla_options
 from lowering.passes import folding, gates, inlining, siblings, sums
 from lowering.targets.target import Target
 
@@ -22,6 +22,7 @@ CPU = Target(
         attention.run,
         layouts.run,
     ),
+    options=xla_options.of_program,
     has_kernels=True,
 )
 

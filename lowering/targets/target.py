@@ -16,6 +16,8 @@ class Target:
     Args:
         platform: as jax names it; None for a network whose platform is not known yet.
         passes: functions `run(program, target)`, in order.
+        options: returns the compiler's options for a program as it is written, the call that is
+            split of it, and whether this is all that is compiled; None where there are none.
         has_kernels: whether it has kernels of its own: parameters are prepared for them, and they
             need items and extents that are numbers.
         devices: on how many a program runs; None where that is not known.
@@ -24,6 +26,7 @@ class Target:
 
     platform: str | None
     passes: Sequence[Callable[..., Any]]
+    options: Callable[[Any, Any, bool], dict[str, str]] | None = None
     has_kernels: bool = False
     devices: int | None = 1
     rates: MachineProfile | None = None

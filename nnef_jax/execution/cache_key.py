@@ -82,7 +82,7 @@ def _environment() -> Iterator[str]:
 
 
 def content_of(definition: Definition) -> tuple[object, ...]:
-    """Return all that a definition says, for comparison: a digest, and objects."""
+    """Return the content of a definition for comparison: a digest, and objects."""
     network, reading = definition.network, definition.network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
     fixed = reading.values.items()

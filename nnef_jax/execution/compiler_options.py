@@ -1,4 +1,4 @@
-"""The compiler's options that suit a network, and what a summary tells of them."""
+"""What a CPU computes otherwise than a network says, and the compiler's options by trial."""
 
 from __future__ import annotations
 
@@ -9,41 +9,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from lowering.graph import Graph
-from lowering.machine import using
 from nnef_jax.execution.places import default_platform
 
 if TYPE_CHECKING:
     from nnef_jax.execution.definition import Definition
-
-
-def xla_options(
-    definition: Definition, graph: Graph, platform: str, *, in_place: bool = False
-) -> dict[str, str]:
-    """Return XLA's options for a graph of the network, on a platform."""
-    if not definition.has_kernels(platform):
-        return {}
-    from lowering.cpu.xla_options import compiler_options
-    from lowering.multiply_adds import total
-
-    in_bytes, bfloat16 = bool(in_integers(definition, graph, platform)), _is_bfloat16(definition)
-    with using(definition.host.rates(platform)):
-        return compiler_options(
-            total(graph), bfloat16=bfloat16, in_bytes=in_bytes, in_place=in_place
-        )
-
-
-def is_in_place(
-    definition: Definition, graph: Graph, platform: str, traced: Callable[[], Any]
-) -> bool:
-    """Tell whether a traced call writes into arrays of bfloat16, and computes nothing in them."""
-    from lowering.multiply_adds import writes_bfloat16
-
-    has_kernels = definition.has_kernels(platform)
-    if not (has_kernels and _is_bfloat16(definition) and writes_bfloat16(graph)):
-        return False
-    from lowering.cpu.widening import computes_narrow
-
-    return not computes_narrow(traced().jaxpr)
 
 
 def in_integers(

@@ -11,8 +11,9 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from lowering.fallback import named, or_else
-from lowering.graph import Graph
+from lowering.graph import Graph, Value
 from lowering.prepare import Preparing, Split, prepared, whole
+from nnef_jax.errors import NnefError
 from nnef_jax.execution import compiler_options
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Definition
@@ -40,7 +41,7 @@ class Executables:
 
             self._disk = DiskCache(definition.options.cache_dir)
         self._compiled = Once(definition.options.max_executables)
-        self._jitted = Once()  # what jax compiles of any parameters
+        self._made = Once()  # functions of any parameters, and options for what is around them
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Executables, (self.definition,)
@@ -66,11 +67,11 @@ class Executables:
     def starts(self) -> Any:
         """Return the function that computes what variables start with, which jax compiles."""
         starts = self.definition.starts
-        return self._jitted.get("starts", lambda: jax.jit(starts, static_argnums=2))
+        return self._made.get("starts", lambda: jax.jit(starts, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
         """Return the entry as a function that jax compiles, within what a caller compiles too."""
-        return self._jitted.get(entry.name, lambda: entry.jitted())
+        return self._made.get(entry.name, lambda: entry.jitted())
 
     def alone(self, entry: Entry) -> Any:
         """Return the same with the options of a mesh, for where no caller compiles it."""
@@ -78,7 +79,28 @@ class Executables:
         options = layout.compiler_options if layout else None
         if not options:
             return self.jitted(entry)
-        return self._jitted.get((entry.name, "alone"), lambda: entry.jitted(options))
+        return self._made.get((entry.name, "alone"), lambda: entry.jitted(options))
+
+    def options(self, platform: str) -> dict[str, str]:
+        """Return the compiler's options for functions around `outputs`, open extents closed."""
+        definition, layout = self.definition, self.definition.layout
+
+        def make() -> dict[str, str]:
+            if not definition.has_kernels(platform):
+                return {}
+            try:
+                graph = definition.network.example()
+                arrays = {x.label: _type(x.value) for x in (*graph.parameters, *graph.states)}
+                arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
+                inputs = [_type(value) for value in graph.inputs]
+                parts, _ = self.lowered(definition.outputs, arrays, (inputs,), platform)
+            except NnefError:  # there is no such example
+                return {}
+            return parts.options(False)
+
+        with named(definition.about):
+            options = self._made.get(("options", platform), make)
+        return options | (layout.compiler_options if layout else {})
 
     def get(
         self,
@@ -105,9 +127,9 @@ class Executables:
             return held[-1]
 
         def make() -> tuple[Any, Preparing]:
-            graph = entry.specialised(arrays, arguments)
-            parts_and_jit = partial(self._in_parts, entry, graph, arrays, arguments, place)
+            parts_and_jit = partial(self._in_parts, entry, arrays, arguments, place)
             if disk := self._disk_for(place):
+                graph = entry.specialised(arrays, arguments)
                 key, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
                 return disk.get(
                     key, place.device, stored, arguments, tree, parts_and_jit, values_of
@@ -164,7 +186,6 @@ class Executables:
     def _in_parts(
         self,
         entry: Entry,
-        graph: Graph,
         arrays: Mapping[str, Any],
         arguments: Lists,
         place: Place,
@@ -172,18 +193,10 @@ class Executables:
         """Return the parts of an entry, and `jax.jit` of its call, with options that suit it."""
         definition, platform = self.definition, place.device.platform
         parts, call = self.lowered(entry, arrays, arguments, platform, place.devices)
-        stored = [*arrays.values()]
+        options = parts.options(True)
         if definition.options.autotune and definition.has_kernels(platform):
-            values = prepared(parts, stored, place.where)
+            values = prepared(parts, [*arrays.values()], place.where)
             options = compiler_options.fastest(call, (values, *arguments))
-        else:
-            in_place = compiler_options.is_in_place(
-                definition,
-                graph,
-                platform,
-                lambda: jax.make_jaxpr(call)(jax.eval_shape(parts.prepare, stored), *arguments),
-            )
-            options = compiler_options.xla_options(definition, graph, platform, in_place=in_place)
         donated = (2,) if entry.donates else ()  # the states
         run: Any = _traced_alone(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
@@ -222,3 +235,7 @@ def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     traced.__name__ = name
     return traced
+
+
+def _type(value: Value) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(value.type.shape, jax.numpy.dtype(value.type.dtype))

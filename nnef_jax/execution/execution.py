@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from lowering.multiply_adds import total
 from nnef_jax.errors import InputError
-from nnef_jax.execution import compiler_options, forks
+from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry, Lists
@@ -292,12 +292,6 @@ class Execution:
         prepare, platform = definition.preparation, default_platform()
         values = {f.__name__: prepare(platform, f, params, state, x) for f, x in functions.items()}
         return Prepared(params, values, definition)
-
-    def compiler_options(self) -> dict[str, str]:
-        """Return the compiler's options for functions around `apply`."""
-        layout, graph = self.definition.layout, self.network.graph
-        options = compiler_options.xla_options(self.definition, graph, default_platform())
-        return options | (layout.compiler_options if layout else {})
 
     def first_state(self, inputs: Callable[[], Sequence[Any]]) -> dict[str, jax.Array]:
         """Return the state before a first cycle, whose inputs or their types are asked for.
