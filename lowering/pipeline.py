@@ -23,7 +23,7 @@ from lowering.fallback import is_strict, or_else
 from lowering.jaxprs import is_literal, variables
 from lowering.machine import profile, using
 from lowering.prepare import Split
-from lowering.program import Program
+from lowering.program import Matcher, Program, rewritten
 from lowering.split import split
 from lowering.targets.portable import WRITTEN
 from lowering.targets.target import Target
@@ -82,11 +82,13 @@ def _options(target: Target, program: Program, call: Any, is_alone: bool) -> dic
 
 def rewrite(program: Program, target: Target) -> Program:
     """Return a program after all passes of a target."""
-    program = replace(program, is_alone=target.devices == 1)
+    program = replace(program, is_alone=target.devices == 1, is_open=target.is_open)
     if target.platform is not None:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
-    if target.has_kernels and not program.has_items:
-        return program
+    if target.has_kernels:
+        program = rewritten(program, {"concatenate": _without_empty})
+        if not program.has_items:
+            return program
     with using(target.rates or profile()):
         for run in target.passes:
             if runs(name := name_of(run)):
@@ -96,6 +98,14 @@ def rewrite(program: Program, target: Target) -> Program:
                 if watch := _watch.get():
                     watch(name, target, before, program)
     return program.pruned()
+
+
+def _without_empty(found: Matcher, equation: Any) -> Any:
+    """Join no operands without items, as an empty past of a language model."""
+    operands = [v for v in equation.invars if 0 not in v.aval.shape]
+    if not operands or len(operands) == len(equation.invars):
+        return None
+    return equation.replace(invars=operands) if len(operands) > 1 else operands[0]
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:

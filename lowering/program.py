@@ -39,6 +39,7 @@ class Program:
         prepares: whether what depends on these alone is computed once for many calls, or steps.
         role: what it computes: values, or the forward or backward pass of a derivative.
         is_alone: whether it runs on one device, so that nothing is sharded.
+        is_open: whether programs of other shapes read the same parameters.
         in_loop: whether it is the body of a loop.
     """
 
@@ -47,6 +48,7 @@ class Program:
     prepares: bool = True
     role: Role = "value"
     is_alone: bool = True
+    is_open: bool = False
     in_loop: bool = False
 
     @property
@@ -71,8 +73,9 @@ class Program:
 
     @property
     def has_items(self) -> bool:
-        """Tell whether all extents of arguments are numbers, none of them 0."""
-        extents = [n for aval in self.closed.in_avals for n in getattr(aval, "shape", ())]
+        """Tell whether all extents of what is read are numbers, none of them 0."""
+        read = [*(v for e in self.equations for v in e.invars), *self.results]
+        extents = (n for v in read for n in getattr(v.aval, "shape", ()))
         return not any(is_symbolic(n) or n == 0 for n in extents)
 
     @cached_property

@@ -29,8 +29,8 @@ _GROWTH = 4
 # bits if it is large. A language model would take eight times its memory otherwise.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# What a call does without moving an item: kept, it is a copy of a weight of 16 bits.
-_FREE = ("optimization_barrier", "reshape")
+# What a call does without moving an item: kept, it is one more copy of a weight.
+_FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 # Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
 # each call: it would take twice the memory of the parameters, beside them.
 _WIDE = 2 << 10
@@ -73,18 +73,26 @@ def split(program: Program, platform: str | None = None) -> Split:
 
 def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     """Return variables to prepare, and the equations that a call evaluates."""
-    sources, free = _sources(program), _FREE if _is_narrow(program) else ()
+    sources = _sources(program)
     kept: dict[Any, None] = {}
     later: list[Any] = []
     wanted = set(variables(program.results))
     for equation in reversed(program.equations):
         results = [v for v in equation.outvars if v in wanted]
-        if not program.is_late(equation) and primitive(equation) not in free:
+        if not program.is_late(equation) and not _is_free(equation):
             kept |= dict.fromkeys(v for v in results if _is_worth_keeping(v, *sources[v]))
         if any(v not in kept for v in results) or program.is_late(equation):
             later.append(equation)
             wanted.update(variables(equation.invars))
     return [*(v for v in _roots(program) if v in wanted), *kept], later[::-1]
+
+
+def _is_free(equation: Any) -> bool:
+    """Tell whether an equation only names the items of its operand otherwise."""
+    if primitive(equation) not in _FREE or equation.params.get("dimensions") is not None:
+        return False
+    pairs = zip(equation.outvars, equation.invars, strict=False)
+    return all(not is_literal(w) and _size(v) == _size(w) for v, w in pairs)
 
 
 def _roots(program: Program) -> list[Any]:

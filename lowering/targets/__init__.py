@@ -9,16 +9,20 @@ from lowering.targets.target import Target
 
 
 def target_of(
-    platform: str, devices: int | None = 1, rates: MachineProfile | None = None
+    platform: str,
+    devices: int | None = 1,
+    rates: MachineProfile | None = None,
+    *,
+    is_open: bool = False,
 ) -> Target:
-    """Return the target for devices of a platform, by jax's name, of a machine of these rates.
+    """Return the target for devices of a platform, by jax's name, as `Target` says.
 
     Platforms without passes of their own share some.
     """
     if platform == "cpu":
         from lowering.targets.cpu import CPU
 
-        return replace(CPU, devices=devices, rates=rates)
+        return replace(CPU, devices=devices, rates=rates, is_open=is_open)
     from lowering.targets.portable import PLAIN
 
     return replace(PLAIN, platform=platform, devices=devices, rates=rates)

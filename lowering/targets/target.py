@@ -21,6 +21,8 @@ class Target:
         has_kernels: whether it has kernels of its own: parameters are prepared for them, and they
             need items and extents that are numbers.
         devices: on how many a program runs; None where that is not known.
+        is_open: whether programs of other shapes read the same parameters: then matrices are read
+            as they lie, since each layout is one more copy.
         rates: of the machine, by which kernels are chosen; None for those that hold already.
     """
 
@@ -29,4 +31,5 @@ class Target:
     options: Callable[[Any, Any, bool], dict[str, str]] | None = None
     has_kernels: bool = False
     devices: int | None = 1
+    is_open: bool = False
     rates: MachineProfile | None = None

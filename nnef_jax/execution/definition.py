@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from lowering.errors import InvalidComputation
-from lowering.extents import shapes_differ, show
+from lowering.extents import is_known, shapes_differ, show
 from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.targets.target import Target
@@ -275,7 +275,8 @@ class Definition:
 
         if not self.optimize:
             return unchanged(platform)
-        return target_of(platform, devices, self.host.rates(platform))
+        is_open = not all(is_known(value.type.shape) for value in self.network.graph.inputs)
+        return target_of(platform, devices, self.host.rates(platform), is_open=is_open)
 
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs

@@ -1,0 +1,95 @@
+"""Calls at many lengths: what they read of parameters is there once, executables are limited."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from tests.helpers import model_of
+
+WIDE = 2048  # items of a row: matrices that are read from memory
+NET = """version 1.0;
+graph net(x) -> (y)
+{
+    x = external(shape = [4,256]);
+    v = variable(shape = [2048,256], label = 'v');
+    w = variable(shape = [2048,256], label = 'w');
+    scale = variable(shape = [1,256], label = 'scale');
+    h = relu(linear(x, v));
+    m = matmul(h, w);
+    e = exp(scale);
+    y = mul(m, e);
+}
+"""
+LENGTHS = (33, 1, 3, 8, 100, 160, 161, 300)
+
+
+def arrays(seed: int = 0) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed).standard_normal
+    shapes = {"v": (WIDE, 256), "w": (WIDE, 256), "scale": (1, 256)}
+    return {label: np.float32(draw(shape) / 32) for label, shape in shapes.items()}
+
+
+def model(**options: Any) -> Any:
+    return model_of(NET, data=arrays(), input_shapes={"x": (None, 256)}, **options)
+
+
+def rows(length: int) -> np.ndarray:
+    return np.random.default_rng(length).standard_normal((length, 256)).astype(np.float32)
+
+
+def expected(x: np.ndarray, data: dict[str, np.ndarray]) -> np.ndarray:
+    return np.maximum(x @ data["v"].T, 0) @ data["w"] * np.exp(data["scale"])
+
+
+def held() -> int:
+    gc.collect()
+    return sum(x.nbytes for x in jax.live_arrays())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimize", [True, False])
+def test_lengths_share_what_is_prepared(dtype: str, optimize: bool) -> None:
+    net, sizes = model(dtype=dtype, optimize=optimize), list[int]()
+    for length in LENGTHS:
+        x = rows(length)
+        found = np.array(net(x), np.float32)  # a copy, which is no array of jax
+        tolerance = 1e-4 if dtype == "float32" else 0.05
+        np.testing.assert_allclose(found, expected(x, arrays()), rtol=tolerance, atol=tolerance)
+        sizes.append(held())
+    assert len({*sizes}) == 1
+
+
+def test_entries_share_it_and_other_parameters_have_their_own() -> None:
+    net, x = model(), rows(2)
+    net(x)
+    before = held()
+    jax.block_until_ready(net.step({}, x))
+    assert held() == before
+    data = arrays(1)
+    other = net.with_params(data)
+    np.testing.assert_allclose(other(x), expected(x, data), rtol=1e-4, atol=1e-4)
+    assert held() > before
+    del other
+    assert held() == before
+
+
+def test_executables_are_limited() -> None:
+    net = model(max_executables=2)
+    for length in (1, 2, 3, 1, 2):
+        x = rows(length)
+        np.testing.assert_allclose(net(x), expected(x, arrays()), rtol=1e-4, atol=1e-4)
+    assert net.execution.known((rows(2),)) is not None
+    assert net.execution.known((rows(3),)) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"), [(0, ValueError), (-1, ValueError), (1.5, TypeError), (None, TypeError)]
+)
+def test_limits_that_are_none(limit: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="max_executables"):
+        model(max_executables=limit)
