@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,9 @@ def wrong(
 
 def in_two(names: Iterable[str], slow: Collection[str]) -> list[Any]:
     """Return the parameters of a test: names that are not slow, and slow ones."""
-    every = dict.fromkeys(names)
+    every = Counter(names)
+    shared = [name for name, count in every.items() if count > 1]
+    assert not shared, f"rows share a name, and one of them alone is compared: {shared}"
     assert {*slow} <= every.keys()
     quick = [name for name in every if name not in slow]
     return [

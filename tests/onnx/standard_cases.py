@@ -171,10 +171,14 @@ CASES = [
         for how in ("SUM", "AVERAGE", "MIN", "MAX")
     ),
     *(
-        _learned(f"TreeEnsembleClassifier.{transform}_{len(labels)}_{i}", [real(9, 3)], _BOTH,
+        _learned(f"TreeEnsembleClassifier.{transform}_{votes}_{i}", [real(9, 3)], _BOTH,
                  classlabels_int64s=labels, post_transform=transform,
                  **_votes("class", ids, weights))
-        for labels, ids in (([7, 5], [0] * 5), ([7, 5], [1] * 5), ([7, 5, 3], [0, 1, 2, 1, 0]))
+        for votes, labels, ids in (
+            ("first", [7, 5], [0] * 5),
+            ("second", [7, 5], [1] * 5),
+            ("all", [7, 5, 3], [0, 1, 2, 1, 0]),
+        )
         for i, weights in enumerate((_SIGNED, _SHARES))
         for transform in ("NONE", "LOGISTIC")
         if not (ids[0] and transform == "NONE") and (len(labels) < 3 or weights is _SHARES)
