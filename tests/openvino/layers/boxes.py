@@ -124,6 +124,11 @@ _SSD_GIVEN = {
     "variance_encoded_in_target": 0, "code_type": "caffe.PriorBoxParameter.CENTER_SIZE",
     "nms_threshold": 0.3, "confidence_threshold": 0.3, "normalized": 1,
 }  # fmt: skip
+_FEW = _LOCATIONS[:1, :16], _CONFIDENCES[:1, :8], _PRIORS[..., :16]  # 4 boxes
+_DETECTED = reference.detection_output(
+    *_FEW, False, False, 2, 0, -1, 3, True, False, True, 0.3, 0.1, False, False, False, True,
+    (1, 1), 0.0,
+)  # fmt: skip
 _SCORES, _DELTAS, _IMAGE = real(1, 18, 2, 3, low=0), 0.2 * real(1, 36, 2, 3), real(1, 3)
 _IMAGE[:] = 40, 56, 1
 _PROPOSED = reference.proposal(
@@ -212,6 +217,9 @@ PRIORS = [
 CHOSEN = [
     old("DetectionOutput", [_LOCATIONS / 8, _CONFIDENCES, _PRIORS], *_float(_ENCODED),
         **(_SSD_GIVEN | {"variance_encoded_in_target": 1})),
+    new("DetectionOutput", _FEW, *_float(_DETECTED), opset="opset8", background_label_id=0,
+        top_k=-1, keep_top_k=3, code_type="caffe.PriorBoxParameter.CENTER_SIZE", normalized=True,
+        nms_threshold=0.3, confidence_threshold=0.1),
     old("Proposal", [_SCORES, _DELTAS, _IMAGE], *_float(_PROPOSED[0]), ratio="0.5,1,2", **_GIVEN),
     old("Proposal", [_SCORES[:, :6], 5 * _DELTAS[:, :12], _FRAME], *_float(_BY_TENSORFLOW[0]),
         **_TENSORFLOW),
