@@ -6,16 +6,20 @@ nearer to those of float32 than as written. MobileNetV2 of batch 8 takes 49 ms i
 
 What is computed is converted to the 16 bits that it has as written. What computes with it reads
 what was converted.
+
+A network with real inputs of 32 bits is computed as written: its document asks for fewer bits.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from lowering import jaxprs
 from lowering.cpu.stacked_filters import DEPTH
@@ -34,8 +38,8 @@ def run(program: Program, target: Target) -> Program:
     """Compute numbers of 16 bits in 32. Arguments and results keep their types.
 
     A function with real arguments of 32 bits rounds to 16 because its document says so. It stays as
-    it is, but for the precision of its products. A backward pass goes by its results. Convolutions
-    in it are of 32 bits, for which it has kernels.
+    it is, but for the precision of its products, and rounds where XLA would not. A backward pass
+    goes by its results. Convolutions in it are of 32 bits, for which it has kernels.
     """
     ends = program.results if program.role == "backward" else program.arguments
     real = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
@@ -45,7 +49,51 @@ def run(program: Program, target: Target) -> Program:
     def widened(program: Program) -> Program:
         return rewritten(program, rules).with_bodies(widened)
 
-    return widened(program)
+    made = widened(program)
+    return made if all_narrow or program.role == "backward" else _rounded(made)
+
+
+def _rounded(program: Program) -> Program:
+    """Round numbers of bfloat16 that are computed where they are converted to another type.
+
+    XLA computes them in 32 bits, and leaves out a conversion to bfloat16 and back.
+    """
+
+    def rounded(_: Any, closed: Any) -> Any:
+        return _rounded(replace(program, closed=closed)).closed
+
+    return rewritten(program, _FROM_BFLOAT16).with_inner(rounded, SCAN, "cond", "while")
+
+
+def _from_bfloat16(found: Matcher, equation: Any) -> Any:
+    (operand,) = equation.invars
+    if not _is_computed(found, operand):
+        return None
+
+    def function(x: Any) -> list[Any]:
+        bits = jnp.finfo(jnp.bfloat16)
+        return [lax.reduce_precision(_wide(x), bits.nexp, bits.nmant)]
+
+    return _computed(found, equation, function, operand)
+
+
+_FROM_BFLOAT16 = Rules(
+    {"convert_element_type": _from_bfloat16}, only=lambda e: e.invars[0].aval.dtype == jnp.bfloat16
+)
+
+
+def _is_computed(found: Matcher, operand: Any) -> bool:
+    """Tell whether an operand is more than an argument, a constant, or what a cast rounded."""
+    maker = found.maker(operand)
+    while maker and facts(maker).moves and len(maker.invars) == 1 and not _converts(maker):
+        maker = found.maker(maker.invars[0])
+    if maker and _converts(maker):
+        return found.maker(maker.invars[0], "reduce_precision") is None
+    return maker is not None
+
+
+def _converts(equation: Any) -> bool:
+    return primitive(equation) == "convert_element_type"
 
 
 def computes_narrow(jaxpr: Any) -> bool:

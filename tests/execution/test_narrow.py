@@ -136,9 +136,25 @@ def test_what_a_document_rounds_is_rounded(units: bool) -> None:
         return narrow.astype(F32)
 
     x, matrix = random(4, 32), random(32, 5, seed=1)
-    found = optimised(function)(matrix, [x])
+    found = jax.jit(optimised(function))(matrix, [x])
     np.testing.assert_array_equal(found, found.astype(BF16).astype(F32))
     np.testing.assert_allclose(found, function(matrix, [x]), rtol=2**-7)
+
+
+def test_what_bodies_of_loops_round_is_rounded() -> None:
+    def squared(x: Array) -> Array:
+        return jnp.square(x.astype(BF16)).astype(F32)
+
+    def function(_: Any, inputs: Any) -> Any:
+        (x,) = inputs
+        ends = lax.while_loop(lambda y: jnp.max(y) < 99, squared, x)
+        return ends, lax.scan(lambda y, item: (y, squared(item)), 0, x)
+
+    x = random(4, 32)
+    found = jax.tree.leaves(jax.jit(optimised(function))({}, [x]))
+    wanted = np.square(np.asarray(x, BF16)).astype(F32)
+    np.testing.assert_array_equal(found[-1], wanted)
+    np.testing.assert_array_equal(found[0], found[0].astype(BF16).astype(F32))
 
 
 @pytest.mark.parametrize("first", [BF16, F16], ids=str)
