@@ -1,4 +1,4 @@
-"""Extents of tensors that may be unknown, and the arithmetic of shapes on them.
+"""Extents of tensors that may be unknown, and the arithmetic of shapes on them; known values.
 
 An extent is an int, or `UNKNOWN`, which survives integer arithmetic and is neither less nor greater
 than anything: `if padded < window: raise` stays silent. `differ` compares; equality is identity.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 Shape = tuple[int, ...]
 Ints = tuple[int, ...]  # other numbers: axes, strides
@@ -134,3 +136,18 @@ def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
     pairs = zip(shape, said, strict=False)
     shown = (name or "?" if n is UNKNOWN or n is None else str(n) for n, name in pairs)
     return f"[{','.join(shown)}]"
+
+
+_HOST = (bool, int, float, np.ndarray, np.generic)
+
+
+def is_static(value: Any) -> bool:
+    """Tell whether a value, or every item of an array of values, is known on the host."""
+    if isinstance(value, tuple | list):
+        return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, _HOST)
+
+
+def is_zero(value: Any) -> bool:
+    """Tell whether a value is known to be the number 0, and no array of it."""
+    return is_static(value) and np.ndim(value) == 0 and bool(value == 0)

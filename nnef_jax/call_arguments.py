@@ -84,7 +84,8 @@ def bind_inputs(
         except InputError as error:
             error.span = network.frontend.spans().get(value.name)
             errors.append(error)
-    raise_all(errors)
+    if errors:
+        raise_all(errors)
     return arrays
 
 
@@ -130,7 +131,8 @@ def bind_variables(
         except InputError as error:
             error.span = variable.span
             errors.append(error)
-    raise_all(errors)
+    if errors:
+        raise_all(errors)
     return bound
 
 

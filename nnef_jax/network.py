@@ -90,7 +90,7 @@ class Network:
         `state` has the shapes of the variables by label. Without it the graph is that of a first
         cycle. Raises ShapeError or SemanticError naming the operation that does not take them.
         """
-        if _is_known(self.graph) and not self.changing:
+        if _is_known(self.graph) and not (self.graph.states and self.changing):
             return self.graph
         before = {x: tuple(state[x]) for x in self.changing if state and x in state}
         key = (*shapes, *before.items())

@@ -18,8 +18,7 @@ import numpy as np
 from jax import Array
 
 from lowering.errors import InvalidShape
-from lowering.extents import Shape, common, show
-from lowering.static import is_static
+from lowering.extents import Shape, common, is_static, show
 
 
 def broadcast_shapes(*shapes: Shape) -> Shape:

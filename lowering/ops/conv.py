@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, show, volume
+from lowering.extents import Shape, differ, is_zero, show, volume
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import correlation
 from lowering.kernels.broadcast import expand
@@ -30,7 +30,6 @@ from lowering.kernels.windows import (
     reverse,
 )
 from lowering.ops import require, rules
-from lowering.static import is_zero
 from lowering.trace import Context
 
 

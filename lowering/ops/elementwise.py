@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering.extents import is_static
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, clamped, maximum, minimum
 from lowering.kernels.rounding import straight_through
 from lowering.ops import require, rules
-from lowering.static import is_static
 from lowering.trace import Context
 
 Infer = Callable[..., TensorType]

@@ -13,14 +13,13 @@ import numpy as np
 from jax import Array
 
 from lowering.errors import InvalidOperation, InvalidShape
-from lowering.extents import Shape, differ, padded, show, volume
+from lowering.extents import Shape, differ, is_zero, padded, show, volume
 from lowering.graph import TensorType, is_complex, is_float
 from lowering.kernels import contraction
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import accumulator as sums_of
 from lowering.kernels.precision import left_operand_anywhere, precision_of, widened
 from lowering.ops import require, rules
-from lowering.static import is_zero
 from lowering.trace import Context
 
 

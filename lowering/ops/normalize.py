@@ -10,14 +10,13 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
-from lowering.extents import Ints, along, differ, show, volume
+from lowering.extents import Ints, along, differ, is_static, show, volume
 from lowering.graph import TensorType
 from lowering.kernels.broadcast import align
 from lowering.kernels.precision import widened
 from lowering.kernels.windows import Sliding
 from lowering.ops import require, rules
 from lowering.ops.window import box, pool_type
-from lowering.static import is_static
 from lowering.trace import Context
 
 

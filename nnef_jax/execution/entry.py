@@ -13,6 +13,7 @@ import jax
 
 from lowering.graph import Graph
 from nnef_jax.execution.over_mesh import over_mesh
+from nnef_jax.execution.places import explicit_mesh
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.similar import did_you_mean, listed
 
@@ -84,10 +85,14 @@ class Entry:
         """
         definition = self.definition
         traced = partial(definition.traced, self.function)
-        compute = over_mesh(traced, self.time_axes, definition.layout)
 
         def run(params: Any, state: Mapping[str, Any], inputs: Sequence[Any], probe: Probe) -> Any:
-            return self.result(compute(params_of(params), state, inputs, probe), probe)
+            arguments = params_of(params), state, inputs, probe
+            if definition.layout or explicit_mesh(arguments):
+                results = over_mesh(traced, definition.layout, self.time_axes, *arguments)
+            else:
+                results = traced(*arguments)
+            return self.result(results, probe)
 
         run.__name__ = self.title
         return jax.jit(run, compiler_options=options)

@@ -37,7 +37,7 @@ _LARGE = 10_000_000
 _SWITCH = "NNEF_JAX_MEASURE"  # with 0 all of a process chooses by the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
 
-_known: dict[str, MachineProfile] = {}  # by path
+_known: dict[str, MachineProfile] = {}  # by folder
 _lock = threading.Lock()
 _WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps it
 
@@ -48,6 +48,7 @@ class Host:
     def __init__(self, graph: Graph, options: RunOptions) -> None:
         self._graph = graph
         self._options = options
+        self._folder = users_folder() if options.cache_dir is None else options.cache_dir
 
     def rates(self, platform: str, *, measures: bool = True) -> MachineProfile:
         """Return the rates that somebody holds, those of the host for its CPUs, or the shipped.
@@ -60,8 +61,7 @@ class Host:
         options = self._options
         if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
             return DEFAULT
-        folder = users_folder() if options.cache_dir is None else options.cache_dir
-        if folder is None:
+        if (folder := self._folder) is None:
             return DEFAULT
         return read(folder) or (measures and self._is_large and measure(folder)) or DEFAULT
 
@@ -82,10 +82,9 @@ def users_folder() -> str | None:
 
 def read(folder: str) -> MachineProfile | None:
     """Return the host's profile that is kept in a folder, or None."""
-    path = path_in(folder)
-    if path not in _known and (profile := _read(path)):
-        _known[path] = profile
-    return _known.get(path)
+    if folder not in _known and (profile := _read(path_in(folder))):
+        _known[folder] = profile
+    return _known.get(folder)
 
 
 def measure(folder: str) -> MachineProfile | None:
@@ -98,8 +97,7 @@ def measure(folder: str) -> MachineProfile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        path = path_in(folder)
-        return read(folder) or _known.setdefault(path, _measured_and_written(path))
+        return read(folder) or _known.setdefault(folder, _measured_and_written(path_in(folder)))
     finally:
         _lock.release()
 

@@ -11,54 +11,53 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
 from nnef_jax.execution.meshes import Layout, platform_of
-from nnef_jax.execution.places import is_watched
+from nnef_jax.execution.places import explicit_mesh, is_watched
 from nnef_jax.execution.run_options import Prepared
 
 
 def over_mesh(
-    compute: Callable[..., Any], time_axes: int, layout: Layout | None
-) -> Callable[..., Any]:
-    """Return a function of params, state, inputs and a probe that computes over a mesh, if any.
+    compute: Callable[..., Any],
+    layout: Layout | None,
+    time_axes: int,
+    params: Any,
+    state: Any,
+    inputs: Sequence[Any],
+    probe: Any,
+) -> Any:
+    """Compute a function of params, state, inputs and a probe over a mesh: a layout's, or of types.
 
     Within it Explicit axes are Auto. Results are sharded as the layout says. Without one, on
     Explicit axes, they are sharded as the first axis of the first input, and next states as the
     states.
     """
+    arguments = params, state, inputs, probe
+    told = layout or _told_by_types(arguments, time_axes)
+    if told is None or jax.sharding.get_abstract_mesh().manual_axes:
+        return compute(*arguments)
+    extent = told.extent([x.shape for x in inputs], time_axes)
 
-    def run(params: Any, state: Any, inputs: Sequence[Any], probe: Any) -> Any:
-        arguments = params, state, inputs, probe
-        found = layout or _told_by_types(arguments, time_axes)
-        if found is None or jax.sharding.get_abstract_mesh().manual_axes:
-            return compute(*arguments)
-        extent = found.extent([x.shape for x in inputs], time_axes)
+    def whole(params: Any, *others: Any) -> Any:
+        used = layout.used(params) if layout else params
+        return _divided(compute, told, time_axes, used, *others)
 
-        def whole(params: Any, *others: Any) -> Any:
-            used = layout.used(params) if layout else params
-            return _divided(compute, found, time_axes, used, *others)
+    def places(results: Any, time_axes: int = time_axes) -> Any:
+        return jax.tree.map(lambda x: told.beside(extent, x.shape, time_axes), results)
 
-        def places(results: Any, time_axes: int = time_axes) -> Any:
-            return jax.tree.map(lambda x: found.beside(extent, x.shape, time_axes), results)
-
-        if AxisType.Explicit not in found.mesh.axis_types:
-            outputs, after, shown = results = whole(*arguments)
-            return with_sharding_constraint(
-                results, (places(outputs), places(after, 0), places(shown))
-            )
-        free: Any = partial(auto_axes, whole, axes=found.mesh.explicit_axes)
-        replicated = NamedSharding(found.mesh, PartitionSpec())
-        outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
-        states = places(after, 0)  # of those that start with what is computed
-        specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
-        states |= {label: NamedSharding(found.mesh, spec) for label, spec in specs.items()}
-        return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
-
-    return run
+    if AxisType.Explicit not in told.mesh.axis_types:
+        outputs, after, shown = results = whole(*arguments)
+        return with_sharding_constraint(results, (places(outputs), places(after, 0), places(shown)))
+    free: Any = partial(auto_axes, whole, axes=told.mesh.explicit_axes)
+    replicated = NamedSharding(told.mesh, PartitionSpec())
+    outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
+    states = places(after, 0)  # of those that start with what is computed
+    specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
+    states |= {label: NamedSharding(told.mesh, spec) for label, spec in specs.items()}
+    return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
 
 
 def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
     """Return the layout that types tell, None where they tell none."""
-    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arguments)]
-    mesh: Any = next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
+    mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
     _, _, inputs, _ = arguments

@@ -73,6 +73,12 @@ def is_explicit(where: Any) -> bool:
     return AxisType.Explicit in mesh.axis_types
 
 
+def explicit_mesh(arrays: Any) -> Any:
+    """Return the mesh whose Explicit axes are part of the types of a tree of arrays, or None."""
+    shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arrays)]
+    return next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
+
+
 def is_watched() -> bool:
     """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
     config: Any = jax.config

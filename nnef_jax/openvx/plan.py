@@ -11,9 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lowering.extents import padded
+from lowering.extents import is_zero, padded
 from lowering.graph import Graph, Operation, Value, is_float
-from lowering.static import is_zero
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.openvx.mapping import kinds
 from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS

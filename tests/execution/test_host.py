@@ -162,9 +162,7 @@ def test_programs_share_what_they_compute_alike(name: str) -> None:
     first = of([x, y], lambda x, y: changed(x), lambda x, y: y[::-1], lambda x, y: x + y)
     again = of([x, y], lambda x, y: x + y, lambda x, y: changed(x), lambda x, y: changed(y))
     assert ids(first) & ids(again) == {id(first[0]), id(first[2])}
-    others = of(
-        [x, y], lambda x, y: changed(x) * 3, lambda x, y: x[::-1], lambda x, y: y + x
-    )
+    others = of([x, y], lambda x, y: changed(x) * 3, lambda x, y: x[::-1], lambda x, y: y + x)
     assert not ids([*first, *again]) & ids(others)
     elsewhere = of([jnp.array(x, copy=True), y], lambda x, y: changed(x), lambda x, y: changed(y))
     (shared,) = [value for value in elsewhere if id(value) in ids([*first, *again])]
