@@ -245,9 +245,9 @@ def _jvp(
 
     made, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(*operands)
     made, sources = jaxprs.without_forwarded(made, keep=sum(map(len, shapes[:2])))
-    found = iter(_bind(Program(made, role="forward"), operands, about))
-    results, others = ([next(found) for _ in part] for part in shapes[:2])
-    residuals = [next(found) if i is None else operands[i] for i in sources]
+    computed = iter(_bind(Program(made, role="forward"), operands, about))
+    results, others = ([next(computed) for _ in part] for part in shapes[:2])
+    residuals = [next(computed) if i is None else operands[i] for i in sources]
 
     def push(residuals: Sequence[Any], changes: Sequence[Any]) -> Any:
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
@@ -255,8 +255,8 @@ def _jvp(
     pushed = jax.make_jaxpr(push)(residuals, changes)
     backward = Program(pushed, role="backward")
     out = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
-    values, rest = iter(results), iter(others)
-    return [next(values) if x else next(rest) for x in real], [
+    values, whole = iter(results), iter(others)
+    return [next(values) if x else next(whole) for x in real], [
         next(out) if x else ad.Zero(aval.to_tangent_aval())
         for x, aval in zip(real, avals, strict=True)
     ]
@@ -286,22 +286,22 @@ def _transpose(
 ) -> list[Any]:
     operands, count = (*stored.arrays, *operands), len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    known = [i for i in range(count) if i not in asked]
-    given = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
+    stay = [i for i in range(count) if i not in asked]
+    nonzero = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
     types = [operands[i].aval for i in asked]
 
-    def turned(fixed: Sequence[Any], given_changes: Sequence[Any]) -> list[Any]:
+    def turned(fixed: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
         def function(*varying: Any) -> list[Any]:
-            whole = _merged(_merged([None] * count, known, fixed), asked, varying)
+            whole = _merged(_merged([None] * count, stay, fixed), asked, varying)
             return jaxprs.as_function(jaxpr)(*whole)
 
-        whole = _merged(list(map(ad.instantiate_zeros, changes)), given, given_changes)
+        whole = _merged(list(map(ad.instantiate_zeros, changes)), nonzero, moved)
         return list(jax.linear_transpose(function, *types)(whole))
 
-    fixed, given_changes = [operands[i] for i in known], [changes[i] for i in given]
-    made = jax.make_jaxpr(turned)(fixed, given_changes)
+    fixed, moved = [operands[i] for i in stay], [changes[i] for i in nonzero]
+    made = jax.make_jaxpr(turned)(fixed, moved)
     backward = Program(made, role="backward")
-    results = _bind(backward, [*fixed, *given_changes], about, linear=len(given_changes))
+    results = _bind(backward, [*fixed, *moved], about, linear=len(moved))
     return _merged([None] * len(operands), asked, results)[len(stored.arrays) :]
 
 

@@ -109,10 +109,10 @@ def _without_empty(found: Matcher, equation: Any) -> Any:
 
 
 def _checked(run: Callable[..., Program], program: Program, target: Target) -> Program:
-    found = run(program, target)
+    after = run(program, target)
     if is_strict():
-        check(program, found)
-    return found
+        check(program, after)
+    return after
 
 
 def check(before: Program, after: Program) -> None:
@@ -125,19 +125,19 @@ def check(before: Program, after: Program) -> None:
             raise ValueError(f"{what} were {_types(old)}, they are {_types(new)}")
     if before.closed.effects != after.closed.effects:
         raise ValueError(f"effects were {before.closed.effects}, they are {after.closed.effects}")
-    known = {*after.closed.jaxpr.constvars, *after.arguments}
+    computed = {*after.closed.jaxpr.constvars, *after.arguments}
     for equation in after.equations:
-        if not known.issuperset(variables(equation.invars)):
+        if not computed.issuperset(variables(equation.invars)):
             raise ValueError(f"{equation.primitive} reads what is not computed before it")
-        if not known.isdisjoint(equation.outvars):
+        if not computed.isdisjoint(equation.outvars):
             raise ValueError(f"{equation.primitive} computes a variable for a second time")
-        known.update(equation.outvars)
-    if any(v not in known for v in after.results if not is_literal(v)):
+        computed.update(equation.outvars)
+    if any(v not in computed for v in after.results if not is_literal(v)):
         raise ValueError("a result is not computed")
     # What each equation says of its results is what its primitive makes of the operands.
-    found = jax.eval_shape(after, *after.closed.in_avals)
-    if list(map(_type, found)) != list(map(_type, after.closed.out_avals)):
-        raise ValueError(f"results are {_types(found)} by their equations")
+    results = jax.eval_shape(after, *after.closed.in_avals)
+    if list(map(_type, results)) != list(map(_type, after.closed.out_avals)):
+        raise ValueError(f"results are {_types(results)} by their equations")
 
 
 def _type(aval: Any) -> tuple[Any, Any]:

@@ -73,10 +73,11 @@ class Program:
 
     @property
     def has_items(self) -> bool:
-        """Tell whether all extents of what is read are numbers, none of them 0."""
-        read = [*(v for e in self.equations for v in e.invars), *self.results]
-        extents = (n for v in read for n in getattr(v.aval, "shape", ()))
-        return not any(is_symbolic(n) or n == 0 for n in extents)
+        """Tell whether all extents of arguments are numbers, none of them 0 in what is read."""
+        shapes = {v: getattr(v.aval, "shape", ()) for v in self.arguments}
+        if any(is_symbolic(n) for shape in shapes.values() for n in shape):
+            return False
+        return not any(0 in shape and self.uses[v] for v, shape in shapes.items())
 
     @cached_property
     def makers(self) -> Mapping[Any, Any]:

@@ -124,15 +124,18 @@ class Recipe:
         return [sorted(group) for group in {id(x): x for x in groups.values()}.values()]
 
     def _run(
-        self, given: Mapping[int, Array], results: set[int], group: Sequence[int]
+        self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Return the results in a group of steps; what nothing reads any more is let go."""
+        """Return the results in a group of steps, by place, of values that groups share.
+
+        What nothing reads any more is let go.
+        """
         values: dict[int, Array] = {}
         readers = Counter(x for place in group for x in self.steps[place - self.count].operands)
         with np.errstate(all="ignore"):
             for place in group:
                 step = self.steps[place - self.count]
-                operands = [values[x] if x in values else given[x] for x in step.operands]
+                operands = [values[x] if x in values else shared[x] for x in step.operands]
                 values[place] = _value(step, operands, is_result=place in results)
                 for x in step.operands:
                     readers[x] -= 1

@@ -89,7 +89,8 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
 
 def _is_free(equation: Any) -> bool:
     """Tell whether an equation only names the items of its operand otherwise."""
-    if primitive(equation) not in _FREE or equation.params.get("dimensions") is not None:
+    name = primitive(equation)
+    if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
         return False
     pairs = zip(equation.outvars, equation.invars, strict=False)
     return all(not is_literal(w) and _size(v) == _size(w) for v, w in pairs)

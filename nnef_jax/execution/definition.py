@@ -107,14 +107,14 @@ class Definition:
 
     def types(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
         """Return the types of inputs, given arrays or types, or those that are declared."""
-        given = args if args or kwargs else declared(self.network)
-        return bind_inputs(self.network, given, kwargs, abstract=True)
+        inputs = args if args or kwargs else declared(self.network)
+        return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
         """Check parameters, and place on devices those that the network needs, or `all` of them."""
         is_prepared = isinstance(params, Prepared)
-        given = params.of(self).params if is_prepared else params
-        bound = bind_variables("params", given, self.parameters, self.needed)
+        raw = params.of(self).params if is_prepared else params
+        bound = bind_variables("params", raw, self.parameters, self.needed)
         if is_prepared:
             return bound if all or stored else params.on(bound)
         if not stored and self.layout:
@@ -124,8 +124,8 @@ class Definition:
 
     def check_state(self, state: Any, labels: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the arrays of all state variables, or of those of some labels."""
-        known = self.variables
-        states = {x: known[x] for x in (known if labels is None else labels)}
+        variables = self.variables
+        states = {x: variables[x] for x in (variables if labels is None else labels)}
         bound = bind_variables("state", state, states, list(states))
         arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
         return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}

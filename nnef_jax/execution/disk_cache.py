@@ -200,7 +200,7 @@ def _write(
 
 
 def _stored(part: jax.stages.Compiled) -> tuple[bytes, Any]:
-    """Return what is pickled of an executable: its code, and the tree of its arguments."""
+    """Return the code of an executable and the tree of its arguments, which are pickled."""
     code, arguments, _ = serialize_executable.serialize(part)
     return code, arguments
 

@@ -191,10 +191,10 @@ class Layout:
             self._require_divides(name, extent if sharding.spec else 0, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
-            own = sharding.addressable_devices_indices_map(
+            places = sharding.addressable_devices_indices_map(
                 (1,) * (self.axis + time_axes) + (self.parts,)
             )
-            self._require_divides(name, extent, len(set(map(str, own.values()))))
+            self._require_divides(name, extent, len(set(map(str, places.values()))))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     def _require_divides(self, name: str, extent: int | None, parts: int) -> None:
@@ -245,15 +245,15 @@ class Layout:
         """
         if isinstance(params, Prepared):
             return replace(params, params=self.used(params.params))
-        found: dict[str, Any] = {}
+        used: dict[str, Any] = {}
         for label, x in params.items():
             spec = self.of_parameter(label).spec
             kept = PartitionSpec(*(_without(names, self.batch) for names in spec))
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
             if kept != spec:
                 x = with_sharding_constraint(x, NamedSharding(self.in_use(), kept))
-            found[label] = x
-        return found
+            used[label] = x
+        return used
 
 
 def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:

@@ -70,7 +70,7 @@ def _divided(
 ) -> Any:
     """Compute with parameters that are divided for products, so that what follows stays so."""
     is_prepared = isinstance(params, Prepared)
-    known, params = (params.values, params.params) if is_prepared else ({}, params)
+    divided, params = (params.values, params.params) if is_prepared else ({}, params)
     if not layout.divisions or is_watched():
         return compute(params, *others)
     from lowering import spread
@@ -87,14 +87,14 @@ def _divided(
     program = for_platform(program, platform_of(layout.mesh))
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
-    labels, found = sorted(params), dict(layout.divisions)
-    arrays[: len(labels)] = [known.get(label, params[label]) for label in labels]
-    own = {i: found[label] for i, label in enumerate(labels) if label in found}
+    labels, divisions = sorted(params), dict(layout.divisions)
+    arrays[: len(labels)] = [divided.get(label, params[label]) for label in labels]
+    parts = {i: divisions[x] for i, x in enumerate(labels) if x in divisions}
     extent = layout.extent([x.shape for x in others[1]], time_axes)
     batch: dict[int, Division] = {}
     for i, x in enumerate(types[len(labels) :], len(labels)):
         if names := layout.beside(extent, x.shape, time_axes).spec:
             batch[i] = Division(len(names) - 1)
-    along = spread.Along(layout.along, own), spread.Along(layout.batch, batch)
+    along = spread.Along(layout.along, parts), spread.Along(layout.batch, batch)
     results = spread.run(program, arrays, layout.in_use(), *along)
     return jax.tree.unflatten(jax.tree.structure(shapes), results)

@@ -157,9 +157,9 @@ def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
     traced: list[bool] = []
     model = net()
 
-    def spy(platform: str, *arguments: Any) -> Target:
+    def spy(platform: str, *arguments: Any, **options: Any) -> Target:
         traced.append(default_device() == FIRST)
-        return target_of(platform if traced[-1] else "other", *arguments)
+        return target_of(platform if traced[-1] else "other", *arguments, **options)
 
     monkeypatch.setattr("lowering.targets.target_of", spy)
     for device in (FIRST, SECOND):

@@ -72,8 +72,7 @@ def test_loops_are_over_rows() -> None:
 def test_factors_of_rows_are_prepared() -> None:
     parameters = [random(*shape) for shape in SHAPES]
     parts = split_of(excited, parameters, [random(8, 3, 30, 26)])
-    shapes = [x.shape for x in parts.prepare(parameters)]
-    assert (1, 1, 156) in shapes
+    assert 6 * 26 in [x.size for x in parts.prepare(parameters)]
 
 
 @pytest.mark.parametrize(
