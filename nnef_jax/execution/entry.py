@@ -126,7 +126,7 @@ class Entry:
         return jax.tree.structure(self.result((outputs, {s.label: 0 for s in graph.states}, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
-        """Return what a user gets of the results of the function."""
+        """Return the results of a call as a user gets them."""
         outputs, state, shown = results
         if not probe.results:
             return shown
