@@ -348,8 +348,10 @@ def _called_function(equation: Any) -> Any:
 
 def inner(equation: Any) -> list[Any]:
     """Return the traced functions that an equation holds."""
-    found = [x for p in equation.params.values() for x in (p if isinstance(p, tuple) else (p,))]
-    return [x for x in found if isinstance(x, ClosedJaxpr)]
+    held: list[Any] = []
+    for value in equation.params.values():
+        held += value if isinstance(value, tuple) else (value,)
+    return [x for x in held if isinstance(x, ClosedJaxpr)]
 
 
 def recomputed(equation: Any) -> Any:
@@ -360,9 +362,8 @@ def recomputed(equation: Any) -> Any:
 
 def innermost(jaxpr: Any) -> Iterator[Any]:
     """Return the equations of a function and of those in it that hold no functions themselves."""
-    for equation in jaxpr.eqns:
-        held = inner(equation)
-        yield from (e for closed in held for e in innermost(closed.jaxpr)) if held else [equation]
+    for equation, _ in repeated(jaxpr):
+        yield equation
 
 
 def repeated(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
@@ -370,8 +371,10 @@ def repeated(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     for equation in jaxpr.eqns:
         turns = times * equation.params["length"] if primitive(equation) == SCAN else times
         held = inner(equation)
-        inside = (pair for closed in held for pair in repeated(closed.jaxpr, turns))
-        yield from inside if held else [(equation, times)]
+        for closed in held:
+            yield from repeated(closed.jaxpr, turns)
+        if not held:
+            yield equation, times
 
 
 def scan_counts(equation: Any) -> tuple[int, int]:

@@ -92,7 +92,7 @@ class Split:
         return self.platform == "cpu" and self.recipe.is_numpys and _on_one(parameters)
 
     def compiled(self, chosen: Sequence[int], parameters: Sequence[Any]) -> jax.stages.Compiled:
-        """Return what computes some of the values of such parameters; it is compiled once.
+        """Return an executable for some of the values of such parameters, compiled once.
 
         `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
         then reads its zeros from memory.
@@ -122,11 +122,13 @@ class Split:
 
 
 def _on_one(arrays: Sequence[Any]) -> bool:
-    """Tell whether arrays are on one device of this process."""
-    if not all(isinstance(x, jax.Array) for x in arrays):
-        return False
-    devices = {device for x in arrays for device in x.sharding.device_set}
-    return len(devices) < 2 and all(x.process_index == jax.process_index() for x in devices)
+    """Tell whether arrays are on one CPU of this process."""
+    devices: set[Any] = set()
+    for x in arrays:
+        if not isinstance(x, jax.Array):
+            return False
+        devices |= x.sharding.device_set
+    return len(devices) < 2 and devices <= {*jax.local_devices(backend="cpu")}
 
 
 def assemble(

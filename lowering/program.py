@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
+from operator import is_
 from typing import Any, Literal, TypeVar
 
 import jax
@@ -102,7 +103,7 @@ class Program:
 
     def is_late(self, equation: Any) -> bool:
         """Tell whether an equation depends on more than parameters."""
-        return any(v not in self.prepared for v in equation.outvars) or bool(equation.effects)
+        return bool(equation.effects) or not self.prepared.issuperset(equation.outvars)
 
     def low_level(self) -> Program:
         """Return the program without jax's high-level primitives."""
@@ -140,12 +141,12 @@ class Program:
 
         Without names they are those of all.
         """
-        equations = [
-            jaxprs.with_inner(e, partial(change, e)) if not names or primitive(e) in names else e
-            for e in self.equations
-        ]
-        pairs = zip(equations, self.equations, strict=True)
-        return self if all(a is b for a, b in pairs) else self.with_equations(equations)
+        equations: list[Any] = []
+        for e in self.equations:
+            is_asked = not names or primitive(e) in names
+            equations.append(jaxprs.with_inner(e, partial(change, e)) if is_asked else e)
+        is_same = all(map(is_, equations, self.equations))
+        return self if is_same else self.with_equations(equations)
 
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
         """Return the program with the bodies of its loops changed."""
@@ -205,7 +206,7 @@ def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
     """Return the variables that depend on constants and the first arguments alone."""
     known = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
-        if not equation.effects and all(v in known for v in variables(equation.invars)):
+        if not equation.effects and known.issuperset(variables(equation.invars)):
             known.update(equation.outvars)
     return known
 
@@ -318,7 +319,7 @@ class Rules:
     """
 
     def __init__(
-        self, own: Mapping[str, Rule] | None = None, only: Callable[[Any], bool] = lambda _: True
+        self, own: Mapping[str, Rule] | None = None, only: Callable[[Any], bool] | None = None
     ) -> None:
         """Hold rules by primitive, for some equations only."""
         self.own: dict[str, Rule] = {**(own or {})}
@@ -337,10 +338,11 @@ class Rules:
 
     def of(self, equation: Any) -> Rule | None:
         """Return the rule of an equation, if it has one."""
-        known = facts(equation)
-        found = (rule for fact, rule in self._by_fact.items() if getattr(known, fact))
-        rule = self.own.get(equation.primitive.name) or next(found, None)
-        return rule if rule and self._only(equation) else None
+        rule, fact = self.own.get(equation.primitive.name), facts(equation)
+        for name, general in self._by_fact.items():
+            if rule is None and getattr(fact, name):
+                rule = general
+        return rule if rule and (self._only is None or self._only(equation)) else None
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
@@ -359,7 +361,7 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
             continue
         operands = list(map(found.now, written.invars))
         found.written = equation = written
-        if any(v is not w for v, w in zip(operands, written.invars, strict=True)):
+        if not all(map(is_, operands, written.invars)):
             equation = written.replace(invars=operands)
         rule = rules.of(equation)
         with _located(equation):

@@ -8,6 +8,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import filterfalse
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import jax
@@ -51,24 +53,29 @@ def split(program: Program, platform: str | None = None) -> Split:
     kept, later = _parted(program)
     narrow = _narrow(program, kept)
     stored = [narrow.get(variable, variable) for variable in kept]
-    places = {variable: i for i, variable in enumerate(parameters)}
+    places = dict(zip(parameters, range(len(parameters)), strict=True))
     computed = [variable for variable in stored if variable not in places]
-    early = [e for e in program.equations if not program.is_late(e)]
-    first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
-    if any(variable in narrow for variable in computed):
+    early = filterfalse(program.is_late, program.equations)
+    first = program.with_closed(
+        jaxprs.of_equations(closed, [*early], computed, arguments=parameters)
+    )
+    if not narrow.keys().isdisjoint(computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
     arguments = [*kept, *program.arguments[len(parameters) :]]
     traced = jaxprs.of_equations(closed, later, program.results, {}, arguments)
     last = jaxprs.as_call(traced)
 
     def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        pairs = zip(values, kept, strict=True)
-        values = [x.astype(v.aval.dtype) if v in narrow else x for x, v in pairs]
-        return last(*values, *inputs)
+        return last(*map(_as_read, values, kept), *inputs)
 
-    return Split(
-        tuple(map(places.get, stored)), first, call, platform, lambda: recipe_of(first), traced
-    )
+    tell = partial(recipe_of, first)
+    return Split(tuple(map(places.get, stored)), first, call, platform, tell, traced)
+
+
+def _as_read(x: Any, variable: Any) -> Any:
+    """Return a value as the call reads it, which may be kept in fewer bits."""
+    dtype = variable.aval.dtype
+    return x if x.dtype == dtype else x.astype(dtype)
 
 
 def _parted(program: Program) -> tuple[list[Any], list[Any]]:
@@ -78,13 +85,16 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
     later: list[Any] = []
     wanted = set(variables(program.results))
     for equation in reversed(program.equations):
-        results = [v for v in equation.outvars if v in wanted]
-        if not program.is_late(equation) and not _is_free(equation):
-            kept |= dict.fromkeys(v for v in results if _is_worth_keeping(v, *sources[v]))
-        if any(v not in kept for v in results) or program.is_late(equation):
+        is_late = program.is_late(equation)
+        results = wanted.intersection(equation.outvars)
+        for v in equation.outvars:
+            is_early = v in results and not is_late and not _is_free(equation)
+            if is_early and _is_worth_keeping(v, *sources[v]):
+                kept[v] = None
+        if is_late or not results <= kept.keys():
             later.append(equation)
             wanted.update(variables(equation.invars))
-    return [*(v for v in _roots(program) if v in wanted), *kept], later[::-1]
+    return [*filter(wanted.__contains__, _roots(program)), *kept], later[::-1]
 
 
 def _is_free(equation: Any) -> bool:
@@ -92,8 +102,8 @@ def _is_free(equation: Any) -> bool:
     name = primitive(equation)
     if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
         return False
-    pairs = zip(equation.outvars, equation.invars, strict=False)
-    return all(not is_literal(w) and _size(v) == _size(w) for v, w in pairs)
+    sizes = map(_size, equation.invars), map(_size, equation.outvars)
+    return not any(map(is_literal, equation.invars)) and [*sizes[0]] == [*sizes[1]]
 
 
 def _roots(program: Program) -> list[Any]:
@@ -105,21 +115,22 @@ def _sources(program: Program) -> dict[Any, tuple[int, int]]:
 
     And the bits of an item of it. Joined parts add their items.
     """
-    sources = {variable: (_size(variable), _bits(variable)) for variable in _roots(program)}
-    for equation in program.equations:
-        if not program.is_late(equation):
-            read = [sources[v] for v in variables(equation.invars)]
-            items, bits = max(read, default=(0, 1))
-            if primitive(equation) in ("concatenate", "stack"):
-                items = sum(size for size, _ in read)
-            sources.update(dict.fromkeys(equation.outvars, (items, bits)))
+    sources: dict[Any, tuple[int, int]] = {}
+    for variable in _roots(program):
+        sources[variable] = _size(variable), _bits(variable)
+    for equation in filterfalse(program.is_late, program.equations):
+        read = list(map(sources.__getitem__, variables(equation.invars)))
+        items, bits = max(read, default=(0, 1))
+        if primitive(equation) in ("concatenate", "stack"):
+            items = sum(map(itemgetter(0), read))
+        sources.update(dict.fromkeys(equation.outvars, (items, bits)))
     return sources
 
 
 def _is_narrow(program: Program) -> bool:
     """Tell whether all real arguments are of bfloat16."""
-    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
-    return real == {jnp.dtype(jnp.bfloat16)}
+    types = {v.aval.dtype for v in program.arguments}
+    return {x for x in types if jnp.issubdtype(x, jnp.floating)} == {jnp.dtype(jnp.bfloat16)}
 
 
 def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
@@ -160,7 +171,7 @@ def _size(variable: Any) -> int:
 def recipe_of(program: Program) -> Recipe:
     """Return the recipe of a program's results, all of which are variables."""
     count = len(program.arguments)
-    places = {v: i for i, v in enumerate(program.arguments)}
+    places = dict(zip(program.arguments, range(count), strict=True))
     steps: list[Step] = []
 
     def add(step: Step) -> int:
@@ -182,31 +193,36 @@ def recipe_of(program: Program) -> Recipe:
         for index, variable in enumerate(equation.outvars):
             step = Step(f"{text} {index}", operands, primitive=name, params=params or ())
             places[variable] = add(step)
-    return Recipe(count, tuple(steps), tuple(places[v] for v in program.results))
+    return Recipe(count, tuple(steps), tuple(map(places.__getitem__, program.results)))
 
 
 def _params_of_numpy(equation: Any) -> tuple[Any, ...] | None:
-    """Return what numpy takes to compute an equation; None where it may compute it otherwise."""
-    name, fact = primitive(equation), facts(equation)
-    every = (*equation.invars, *equation.outvars)
-    types = {v.aval.dtype for v in every}
-    if fact.numpy is None or len(equation.outvars) > 1 or not {*fact.reads} <= {*equation.params}:
+    """Return the parameters of an equation that numpy takes, None where it computes otherwise."""
+    name, fact, params = primitive(equation), facts(equation), equation.params
+    if fact.numpy is None or len(equation.outvars) > 1 or not {*fact.reads} <= {*params}:
         return None
-    if any(v.aval.ndim > MAX_RANK for v in every):
+    if name == "reshape" and params["dimensions"] is not None:
         return None
-    if name == "reshape" and equation.params["dimensions"] is not None:
-        return None
+    types: set[Any] = set()
+    for v in (*equation.invars, *equation.outvars):
+        types.add(v.aval.dtype)
+        if v.aval.ndim > MAX_RANK:
+            return None
     if not fact.moves:
         is_same = len(types) == 1 and types <= _COMPUTED
     elif name == "convert_element_type":
         is_same = types <= _REAL
     else:
-        is_same = all(x in _REAL or (isinstance(x, np.dtype) and x.kind in _MOVED) for x in types)
-    return tuple(equation.params[name] for name in fact.reads) if is_same else None
+        is_same = all(map(_is_moved, types))
+    return tuple(map(params.get, fact.reads)) if is_same else None
+
+
+def _is_moved(dtype: Any) -> bool:
+    return dtype in _REAL or (isinstance(dtype, np.dtype) and dtype.kind in _MOVED)
 
 
 def _text_of_equation(equation: Any) -> str:
-    types = [x.aval for x in equation.invars]
+    types = list(map(attrgetter("aval"), equation.invars))
     told = primitive(equation), types, equation.params, repr(equation.ctx)
     # jax reads its setting where an equation does not say it.
     setting: Any = jax.config

@@ -11,7 +11,9 @@ from lowering.machine import MachineProfile
 
 @dataclass(frozen=True)
 class Target:
-    """Says what a program is lowered for: who lowers it gives one, nobody asks jax.
+    """A kind of device, how many of it, and its rates, for which a program is lowered.
+
+    Who lowers a program gives one: nobody asks jax for its device.
 
     Args:
         platform: as jax names it; None for a network whose platform is not known yet.
