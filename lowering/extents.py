@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-import numpy as np
-
 Shape = tuple[int, ...]
 Ints = tuple[int, ...]  # other numbers: axes, strides
 
@@ -138,16 +136,15 @@ def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
     return f"[{','.join(shown)}]"
 
 
-_HOST = (bool, int, float, np.ndarray, np.generic)
-
-
 def is_static(value: Any) -> bool:
     """Tell whether a value, or every item of an array of values, is known on the host."""
+    import numpy as np  # which `import nnef_jax` does not load
+
     if isinstance(value, tuple | list):
         return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
-    return isinstance(value, _HOST)
+    return isinstance(value, bool | int | float | np.ndarray | np.generic)
 
 
 def is_zero(value: Any) -> bool:
     """Tell whether a value is known to be the number 0, and no array of it."""
-    return is_static(value) and np.ndim(value) == 0 and bool(value == 0)
+    return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)

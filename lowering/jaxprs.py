@@ -222,8 +222,8 @@ def traced(
 
     def flat(*arrays: Any) -> Any:
         values = dict(zip(variables(leaves), arrays, strict=True))
-        given = [np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v] for v in leaves]
-        return function(*jax.tree.unflatten(tree, given))
+        read = [np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v] for v in leaves]
+        return function(*jax.tree.unflatten(tree, read))
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
     with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
@@ -315,29 +315,35 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
     def add(jaxpr: Any, values: dict[Any, Any], outer: Any) -> list[Any]:
+        def now(v: Any) -> Any:
+            return v if is_literal(v) else values.get(v, v)
+
         for e in jaxpr.eqns:
-            operands = [v if is_literal(v) else values.get(v, v) for v in e.invars]
-            info = e.source_info
+            operands, info, results = list(map(now, e.invars)), e.source_info, list(e.outvars)
             if outer is not None:  # variables are of this call alone
                 stack = outer.name_stack + info.name_stack
-                info = outer.replace(name_stack=stack)
+                info, results = outer.replace(name_stack=stack), list(map(_renewed, results))
             callee = callee_of(e)
             if callee is None:
-                results = [v if outer is None else type(v)(v.aval) for v in e.outvars]
                 equations.append(e.replace(invars=operands, outvars=results, source_info=info))
             else:
-                own = [core.Var(v.aval) for v in callee.jaxpr.constvars]
-                constants.update(zip(own, callee.consts, strict=True))
+                renewed = list(map(_renewed, callee.jaxpr.constvars))
+                constants.update(zip(renewed, callee.consts, strict=True))
                 taken = operands[len(operands) - len(callee.in_avals) :]
-                given = dict(zip(callee.jaxpr.constvars, own, strict=True))
-                given.update(zip(callee.jaxpr.invars, taken, strict=True))
-                results = add(callee.jaxpr, given, info)
+                inside = dict(zip(callee.jaxpr.constvars, renewed, strict=True))
+                inside.update(zip(callee.jaxpr.invars, taken, strict=True))
+                results = add(callee.jaxpr, inside, info)
             values.update(zip(e.outvars, results, strict=True))
-        return [v if is_literal(v) else values.get(v, v) for v in jaxpr.outvars]
+        return list(map(now, jaxpr.outvars))
 
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
     return ClosedJaxpr(jaxpr, list(constants.values()))
+
+
+def _renewed(variable: Any) -> Any:
+    """Return another variable of the same type."""
+    return type(variable)(variable.aval)
 
 
 def _called_function(equation: Any) -> Any:

@@ -135,8 +135,10 @@ def assemble(
     sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
 ) -> tuple[Any, ...]:
     """Join computed arrays and parameters, which a compiled function would have copied."""
-    others = iter(computed)
-    return tuple(next(others) if source is None else parameters[source] for source in sources)
+    others, values = iter(computed), list[Any]()
+    for source in sources:
+        values.append(next(others) if source is None else parameters[source])
+    return tuple(values)
 
 
 # By the digest of how a value is computed, and of which arrays. Who reads a value holds it.
@@ -158,7 +160,7 @@ def prepared(
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
     digests = parts.recipe.digests(list(map(_name, parameters)), str(where))
-    values = {digest: _values.get(digest) for digest in digests}
+    values = dict(zip(digests, map(_values.get, digests), strict=True))
     missing = {digest: i for i, digest in enumerate(digests) if values[digest] is None}
     if missing:
         computed = (compute or parts.computed)([*missing.values()], parameters)

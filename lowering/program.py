@@ -75,10 +75,11 @@ class Program:
     @property
     def has_items(self) -> bool:
         """Tell whether all extents of arguments are numbers, none of them 0 in what is read."""
-        shapes = {v: getattr(v.aval, "shape", ()) for v in self.arguments}
-        if any(is_symbolic(n) for shape in shapes.values() for n in shape):
-            return False
-        return not any(0 in shape and self.uses[v] for v, shape in shapes.items())
+        for v in self.arguments:
+            shape = getattr(v.aval, "shape", ())
+            if any(map(is_symbolic, shape)) or (0 in shape and self.uses[v]):
+                return False
+        return True
 
     @cached_property
     def makers(self) -> Mapping[Any, Any]:

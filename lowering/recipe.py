@@ -63,9 +63,9 @@ class Recipe:
         """
         texts = list(arguments)
         for step in self.steps:
-            told = [texts[place] for place in step.operands] or [where]
+            told = list(map(texts.__getitem__, step.operands)) or [where]
             texts.append(_digest("\0".join((step.text, *told))))
-        return [texts[place] for place in self.results]
+        return list(map(texts.__getitem__, self.results))
 
     @cached_property
     def digest(self) -> str:
@@ -86,7 +86,7 @@ class Recipe:
 
         Steps that read nothing of one another are computed by several threads.
         """
-        results = [self.results[i] for i in chosen]
+        results = list(map(self.results.__getitem__, chosen))
         with jax.ensure_compile_time_eval():  # also where a function is traced
             values: dict[int, Any] = dict(enumerate(map(np.asarray, arrays)))
             values |= {self.count + i: x.constant for i, x in enumerate(self.steps)}
@@ -97,11 +97,12 @@ class Recipe:
                 values |= part
             # A sharding over a mesh of one device would name axes that results may not have.
             (where,) = {x for array in arrays if array.committed for x in array.devices()} or {None}
-            return jax.device_put([_for_device(values[place]) for place in results], where)
+            taken = map(_for_device, map(values.__getitem__, results))
+            return jax.device_put(list(taken), where)
 
     def _wanted(self, chosen: Sequence[int]) -> set[int]:
         """Return the places that some results depend on, and theirs."""
-        wanted = {self.results[i] for i in chosen}
+        wanted = {*map(self.results.__getitem__, chosen)}
         for place in range(self.count + len(self.steps) - 1, self.count - 1, -1):
             if place in wanted:
                 wanted.update(self.steps[place - self.count].operands)
@@ -109,19 +110,19 @@ class Recipe:
 
     def _groups(self, places: Iterable[int]) -> list[list[int]]:
         """Return the steps at places, those together that read one another."""
-        groups: dict[int, list[int]] = {}
+        groups: dict[int, list[int]] = {}  # by place
         for place in places:
             step = self.steps[place - self.count] if place >= self.count else None
             if step is None or step.constant is not None:
                 continue
-            joined = {id(groups[x]): groups[x] for x in step.operands if x in groups}
-            group, *others = sorted(joined.values(), key=len, reverse=True) or [list[int]()]
-            for other in others:
-                group += other
-                groups.update(dict.fromkeys(other, group))
-            group.append(place)
-            groups[place] = group
-        return [sorted(group) for group in {id(x): x for x in groups.values()}.values()]
+            group = groups[place] = [place]
+            for x in step.operands:
+                if x in groups and groups[x] is not group:
+                    small, group = sorted((group, groups[x]), key=len)
+                    group += small
+                    groups.update(dict.fromkeys(small, group))
+        apart = dict(zip(map(id, groups.values()), groups.values(), strict=True))
+        return list(map(sorted, apart.values()))
 
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]

@@ -54,7 +54,7 @@ def split(program: Program, platform: str | None = None) -> Split:
     narrow = _narrow(program, kept)
     stored = [narrow.get(variable, variable) for variable in kept]
     places = dict(zip(parameters, range(len(parameters)), strict=True))
-    computed = [variable for variable in stored if variable not in places]
+    computed = [*filterfalse(places.__contains__, stored)]
     early = filterfalse(program.is_late, program.equations)
     first = program.with_closed(
         jaxprs.of_equations(closed, [*early], computed, arguments=parameters)
@@ -129,8 +129,8 @@ def _sources(program: Program) -> dict[Any, tuple[int, int]]:
 
 def _is_narrow(program: Program) -> bool:
     """Tell whether all real arguments are of bfloat16."""
-    types = {v.aval.dtype for v in program.arguments}
-    return {x for x in types if jnp.issubdtype(x, jnp.floating)} == {jnp.dtype(jnp.bfloat16)}
+    real = {v.aval.dtype for v in program.arguments if jnp.issubdtype(v.aval.dtype, jnp.floating)}
+    return real == {jnp.dtype(jnp.bfloat16)}
 
 
 def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:

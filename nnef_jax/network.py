@@ -76,6 +76,11 @@ class Network:
         stored = {**stored, **_zeros(graph, pairs, frontend)}
         return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
 
+    @cached_property
+    def is_open(self) -> bool:
+        """Tell whether extents of inputs are open."""
+        return _has_open_inputs(self.graph)
+
     def example(self) -> Graph:
         """Return a graph whose inputs have no open extents. Raises NnefError where it has none."""
         shapes = [value.type.shape for value in self.graph.inputs]
@@ -90,7 +95,7 @@ class Network:
         `state` has the shapes of the variables by label. Without it the graph is that of a first
         cycle. Raises ShapeError or SemanticError naming the operation that does not take them.
         """
-        if _is_known(self.graph) and not (self.graph.states and self.changing):
+        if not self.is_open and not (self.graph.states and self.changing):
             return self.graph
         before = {x: tuple(state[x]) for x in self.changing if state and x in state}
         key = (*shapes, *before.items())
@@ -236,7 +241,7 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
             declared, _ = _flatten_or_guess(frontend, own)
     _require_ranks(frontend, declared, shapes)
     graph, is_guessed = _flatten_or_guess(frontend, options)
-    if _is_known(graph):
+    if not _has_open_inputs(graph):
         _require_no_baked_extents(declared, graph)
     return graph, declared, is_guessed
 
@@ -271,8 +276,8 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     raise error
 
 
-def _is_known(graph: Graph) -> bool:
-    return all(is_known(value.type.shape) for value in graph.inputs)
+def _has_open_inputs(graph: Graph) -> bool:
+    return not all(is_known(value.type.shape) for value in graph.inputs)
 
 
 def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -> list[InputError]:

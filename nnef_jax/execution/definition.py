@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import filterfalse
+from operator import attrgetter
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from lowering.errors import InvalidComputation
-from lowering.extents import is_known, shapes_differ, show
+from lowering.extents import shapes_differ, show
 from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.targets.target import Target
@@ -148,14 +150,14 @@ class Definition:
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
         graph, wanted = self._wanted(inputs, probe, state)
-        if missing := [n for n in self._read(graph, wanted) if n not in params]:
+        if missing := [*filterfalse(params.__contains__, self._read(graph, wanted))]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
         values = self.tensors(graph, params, state, inputs, wanted, probe.edited(graph))
         shown = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
             return None, {}, shown
-        outputs = [jnp.asarray(values[output]) for output in graph.outputs]
+        outputs = list(map(jnp.asarray, map(values.__getitem__, graph.outputs)))
         after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
         return self.packed(outputs), after, shown
 
@@ -217,7 +219,8 @@ class Definition:
 
     def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
         graph = self.specialised(state, inputs)
-        results = [*graph.outputs, *(s.update for s in graph.states)] if probe.results else []
+        updates = map(attrgetter("update"), graph.states)
+        results = [*graph.outputs, *updates] if probe.results else []
         return graph, [*results, *probe.captured(graph).values()]
 
     def specialised(self, state: Arrays, inputs: Inputs, time_axes: int = 0) -> Graph:
@@ -275,8 +278,8 @@ class Definition:
 
         if not self.optimize:
             return unchanged(platform)
-        is_open = not all(is_known(value.type.shape) for value in self.network.graph.inputs)
-        return target_of(platform, devices, self.host.rates(platform), is_open=is_open)
+        rates = self.host.rates(platform)
+        return target_of(platform, devices, rates, is_open=self.network.is_open)
 
     def preparation(
         self, platform: str, function: Function, params: Arrays, state: Arrays, inputs: Inputs

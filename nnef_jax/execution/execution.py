@@ -162,7 +162,7 @@ class Execution:
         if not entry.takes_state and all(
             isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays
         ):
-            self._recent.get(_types(arrays), lambda: executable)
+            self._recent.keep(_types(arrays), executable)
         try:
             return executable(*arguments)
         except ValueError:  # inside a function that jax compiles others may have no options
@@ -209,7 +209,7 @@ class Execution:
         if executable is None:
             arrays, keeps = self._read_by(entry, place), not self.arrays.are_given
             executable = self.executables.get(entry, arrays, arguments, place, keeps_values=keeps)
-        return self._recent.get(key, lambda: executable)
+        return self._recent.keep(key, executable)
 
     def _read_by(self, entry: Entry, place: Place) -> dict[str, Any]:
         # The initial state is an argument too: no stored data are part of what is compiled.

@@ -41,29 +41,29 @@ class Once:
         """Return the value of a key, or what `make` returns, which is kept."""
         value = self.values.get(key, _ABSENT)
         if value is not _ABSENT:
-            if self._limit is not None:
-                with suppress(KeyError):  # another thread has let it go
-                    self.values.move_to_end(key)
-            return value
+            return self.keep(key, value)
         if _thread.makes or _is_foreign():
-            return self._kept(key, make())
+            return self.keep(key, make())
         place = os.getpid(), key
         with self._locks.setdefault(place, threading.Lock()):
             value = self.values.get(key, _ABSENT)
             if value is _ABSENT:
                 _thread.makes = True
                 try:
-                    value = self._kept(key, make())
+                    value = self.keep(key, make())
                 finally:
                     _thread.makes = False
         self._locks.pop(place, None)  # those that wait have it
         return value
 
-    def _kept(self, key: Hashable, made: Any) -> Any:
+    def keep(self, key: Hashable, made: Any) -> Any:
+        """Return the value of a key that has one, or what is made, which is kept then."""
         value = self.values.setdefault(key, made)
-        while self._limit is not None and len(self.values) > self._limit:
-            with suppress(KeyError):
-                self.values.popitem(last=False)
+        if self._limit is not None:
+            with suppress(KeyError):  # another thread has let it go
+                self.values.move_to_end(key)
+                while len(self.values) > self._limit:
+                    self.values.popitem(last=False)
         return value
 
 
