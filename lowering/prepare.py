@@ -161,7 +161,10 @@ def prepared(
         return assemble(parts.sources, parameters, ())
     digests = parts.recipe.digests(list(map(_name, parameters)), str(where))
     values = dict(zip(digests, map(_values.get, digests), strict=True))
-    missing = {digest: i for i, digest in enumerate(digests) if values[digest] is None}
+    missing: dict[str, int] = {}
+    for i, digest in enumerate(digests):
+        if values[digest] is None:
+            missing[digest] = i
     if missing:
         computed = (compute or parts.computed)([*missing.values()], parameters)
         for digest, x in zip(missing, computed, strict=True):

@@ -75,10 +75,15 @@ def trace(
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
-    values.update((p.value, parameters[p.label]) for p in graph.parameters if p.value in needed)
-    values.update((s.value, states[s.label]) for s in graph.states if not s.is_started)
+    for parameter in graph.parameters:
+        if parameter.value in needed:
+            values[parameter.value] = parameters[parameter.label]
+    for state in graph.states:
+        if not state.is_started:
+            values[state.value] = states[state.label]
     edits = edits or {}
-    values.update((value, edits[value](values[value])) for value in edits if value in values)
+    for value in values.keys() & edits.keys():
+        values[value] = edits[value](values[value])
     for operation in graph.operations:
         if needed.isdisjoint(operation.writes()):
             continue
@@ -100,8 +105,8 @@ def trace(
                 raise InvalidComputation(message, operation) from error
             error.add_note(_note(operation))
             raise
-        values.update(zip(operation.writes(), results, strict=True))
-        values.update((v, edits[v](values[v])) for v in operation.writes() if v in edits)
+        for value, result in zip(operation.writes(), results, strict=True):
+            values[value] = edits[value](result) if value in edits else result
     return values
 
 
@@ -161,10 +166,12 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
     if not (hasattr(array, "shape") and hasattr(array, "dtype")):
         raise _invalid(operation, f"no array but {type(array).__name__} for '{value.name}'")
     dtype = np.dtype(inferred.dtype)
-    kinds = (jnp.floating, jnp.integer)
-    same = any(jnp.issubdtype(array.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds)
-    if same and getattr(array, "weak_type", False):
-        array = jnp.asarray(array, dtype)
+    if getattr(array, "weak_type", False):
+        kinds = (jnp.floating, jnp.integer)
+        if any(jnp.issubdtype(array.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds):
+            array = jnp.asarray(array, dtype)
+    if array.dtype == dtype and array.shape == inferred.shape:
+        return array
     # The graph does not know symbolic extents.
     pairs = zip(inferred.shape, array.shape, strict=False)
     if (

@@ -164,7 +164,7 @@ def _put(stored: Mapping[str, Any], where: Where) -> dict[str, jax.Array]:
     replicated = where if isinstance(where, NamedSharding) else None
     # They are kept, so that they must be arrays also within a function that is traced.
     with jax.ensure_compile_time_eval(), computing_at(Place(where, False).device):
-        arrays = jax.device_put([np.asarray(x) for x in stored.values()], replicated)
+        arrays = jax.device_put(list(map(np.asarray, stored.values())), replicated)
     for x in stored.values():
         if isinstance(x, np.ndarray):
             files.release(x)

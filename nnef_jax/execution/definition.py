@@ -150,7 +150,8 @@ class Definition:
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
         graph, wanted = self._wanted(inputs, probe, state)
-        if missing := [*filterfalse(params.__contains__, self._read(graph, wanted))]:
+        read = self._read(graph, wanted) if probe.capture else ()
+        if missing := [*filterfalse(params.__contains__, read)]:
             hint = "load(..., unused=True) has those that outputs do not need in model.params"
             raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
         values = self.tensors(graph, params, state, inputs, wanted, probe.edited(graph))
@@ -243,7 +244,8 @@ class Definition:
             if not (probe.edits or probe.capture):
                 preparation = params.values.get(function.__name__)
         arguments = raw, self.state_of(state), list(map(jnp.asarray, inputs)), probe
-        about = self.about
+        # Kernels for CPUs are chosen by the rates of this one, if jax computes on it.
+        about = self.about._replace(rates=self.host.rates(default_platform()))
 
         def rewritten() -> Results:
             from lowering.emit import network
@@ -261,12 +263,8 @@ class Definition:
 
     @property
     def about(self) -> About:
-        """Return how the network is rewritten: its name, and whether what fails is an error.
-
-        Kernels for CPUs are chosen by the rates of this one, if jax computes on it.
-        """
-        rates = self.host.rates(default_platform())
-        return About(self.network.graph.name, self.optimize == "strict", rates)
+        """Return how the network is rewritten: its name, and whether what fails is an error."""
+        return About(self.network.graph.name, self.optimize == "strict")
 
     def has_kernels(self, platform: str) -> bool:
         """Tell whether layouts and kernels are chosen for a platform."""

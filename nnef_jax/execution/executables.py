@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,15 +108,15 @@ class Executables:
         arrays: Mapping[str, Any],
         arguments: Lists,
         place: Place,
+        key: Hashable,
         *,
         keeps_values: bool,
     ) -> partial[Any]:
         """Return an entry's executable, applied to what is prepared of a model's arrays.
 
-        It takes the lists of a call, for which it is compiled once for all threads. On disk it
-        `keeps_values` that are prepared.
+        It takes the lists of a call, for which it is compiled once for all threads; the `key` tells
+        entry, place and shapes. On disk it `keeps_values` that are prepared.
         """
-        shapes = tuple([x.shape for each in arguments for x in each])
         held: list[Any] = []  # what is prepared is kept while somebody holds it
         stored = [*arrays.values()]
 
@@ -140,7 +140,7 @@ class Executables:
             return run, parts
 
         with uncollected(), computing_at(place.device), named(self.definition.about):
-            run, parts = self._compiled.get((entry.name, place, shapes), make)
+            run, parts = self._compiled.get(key, make)
             return partial(run, values_of(parts))
 
     def is_on_disk(

@@ -208,7 +208,9 @@ class Execution:
         executable = self._recent.values.get(key)
         if executable is None:
             arrays, keeps = self._read_by(entry, place), not self.arrays.are_given
-            executable = self.executables.get(entry, arrays, arguments, place, keeps_values=keeps)
+            executable = self.executables.get(
+                entry, arrays, arguments, place, key, keeps_values=keeps
+            )
         return self._recent.keep(key, executable)
 
     def _read_by(self, entry: Entry, place: Place) -> dict[str, Any]:
