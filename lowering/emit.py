@@ -8,7 +8,7 @@ lowered, the platform's target has the passes that rewrite it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from operator import not_
@@ -47,7 +47,7 @@ class Preparation:
     recipe: str
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StoredParameters:
     """Holds parameters whose values are known where a network is traced; it is one object to jax.
 
@@ -55,7 +55,7 @@ class StoredParameters:
     them. So they are made constants where it turns out that they are needed.
     """
 
-    arrays: tuple[Any, ...] = field(default=(), repr=False)
+    arrays: tuple[Any, ...] = ()
 
 
 _NOTHING = StoredParameters()

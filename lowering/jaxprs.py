@@ -27,7 +27,8 @@ _CALLS = {
     "eval_jaxpr": "call_jaxpr",
 }
 
-ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", core.Jaxpr)  # One class since jax 0.12.
+Jaxpr: Any = core.Jaxpr
+ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", Jaxpr)  # One class since jax 0.12.
 
 INLINED = "inlineable"  # XLA's name for whether a call may be inlined
 

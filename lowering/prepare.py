@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -141,8 +141,8 @@ def assemble(
     return tuple(values)
 
 
-# By the digest of how a value is computed, and of which arrays. Who reads a value holds it.
-_values: weakref.WeakValueDictionary[str, jax.Array] = weakref.WeakValueDictionary()
+# By the places of arrays, and the digest of how a value is computed. Who reads a value holds it.
+_values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
 _names: dict[int, tuple[weakref.ref[Any], str]] = {}  # by the identity of an array
 _count = itertools.count()
 
@@ -150,26 +150,39 @@ _count = itertools.count()
 def prepared(
     parts: Preparing,
     parameters: Sequence[jax.Array],
-    where: object = None,
+    where: Hashable = None,
     compute: Callable[[Sequence[int], Sequence[Any]], Sequence[jax.Array]] | None = None,
 ) -> tuple[jax.Array, ...]:
     """Return the prepared values of arrays, outside of any trace: what nobody has is computed.
 
-    `compute` does it, by default that of the parts. `where` tells devices of constants apart.
+    `compute` does it, by default that of the parts. `where` is the place if there are no arrays.
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
-    digests = parts.recipe.digests(list(map(_name, parameters)), str(where))
-    values = dict(zip(digests, map(_values.get, digests), strict=True))
-    missing: dict[str, int] = {}
-    for i, digest in enumerate(digests):
-        if values[digest] is None:
-            missing[digest] = i
+    places = frozenset(map(_place, parameters)) or where
+    digests = parts.recipe.digests(list(map(_name, parameters)))
+    keys = list(zip(itertools.repeat(places), digests))
+    values = dict(zip(keys, map(_values.get, keys), strict=True))
+    missing: dict[Any, int] = {}
+    for i, key in enumerate(keys):
+        if _is_gone(values[key]):
+            missing[key] = i
     if missing:
         computed = (compute or parts.computed)([*missing.values()], parameters)
-        for digest, x in zip(missing, computed, strict=True):
-            values[digest] = _values.setdefault(digest, x)
-    return assemble(parts.sources, parameters, map(values.get, digests))
+        for key, x in zip(missing, computed, strict=True):
+            if _is_gone(value := _values.setdefault(key, x)):
+                _values[key] = value = x
+            values[key] = value
+    return assemble(parts.sources, parameters, map(values.get, keys))
+
+
+def _is_gone(value: jax.Array | None) -> bool:
+    return value is None or value.is_deleted()  # by a user who donates what `Model.prepare` gave
+
+
+def _place(array: jax.Array) -> Hashable:
+    """Return where an array is, and values of it are: neither moves along with other arrays."""
+    return array.committed, getattr(array.sharding, "mesh", array.sharding)
 
 
 def _name(array: Any) -> str:

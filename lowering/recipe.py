@@ -56,14 +56,11 @@ class Recipe:
     steps: tuple[Step, ...]
     results: tuple[int, ...]
 
-    def digests(self, arguments: Sequence[str], where: str = "") -> list[str]:
-        """Return a digest of each result, given texts that tell the arguments apart.
-
-        Constants are told apart by `where` they are.
-        """
+    def digests(self, arguments: Sequence[str]) -> list[str]:
+        """Return a digest of each result, given texts that tell the arguments apart."""
         texts = list(arguments)
         for step in self.steps:
-            told = list(map(texts.__getitem__, step.operands)) or [where]
+            told = map(texts.__getitem__, step.operands)
             texts.append(_digest("\0".join((step.text, *told))))
         return list(map(texts.__getitem__, self.results))
 

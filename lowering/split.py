@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from functools import partial
 from itertools import filterfalse
 from operator import attrgetter, itemgetter
 from typing import Any
+from uuid import uuid4
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,6 @@ _WIDE = 2 << 10
 _REAL = {np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 _MOVED = "biufc"  # kinds of dtypes; beside these all that are real
 _COMPUTED = {np.dtype(np.float32), np.dtype(np.float64)}
-
-_numbers = itertools.count()  # of what has no text of its own
 
 
 def split(program: Program, platform: str | None = None) -> Split:
@@ -185,7 +183,8 @@ def recipe_of(program: Program) -> Recipe:
         return add(Step(_text(value), constant=value))
 
     for variable, x in zip(program.constants, program.closed.consts, strict=True):
-        places[variable] = add(Step(_text(x), constant=np.asarray(x)))
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
+        places[variable] = add(Step(_text(x), constant=None if is_key else np.asarray(x)))
     for equation in program.equations:
         operands, params = tuple(map(place, equation.invars)), _params_of_numpy(equation)
         name = "" if params is None else primitive(equation)
@@ -234,15 +233,25 @@ def _text(item: Any) -> str:
     """Return a text that no other item has, the same in any process where there is one."""
     match item:
         case np.ndarray() | jax.Array():
-            array = np.asarray(item)
+            array = _on_host(item)
             content = hashlib.sha256(array.tobytes()).hexdigest()
-            return f"{array.dtype}{array.shape}{content}"
+            return f"{item.dtype}{array.shape}{content}"
         case dict():
             return _text(sorted((repr(key), _text(x)) for key, x in item.items()))
         case tuple() | list() if type(item) in (tuple, list):
             return f"({','.join(map(_text, item))})"
-        case jaxprs.ClosedJaxpr() if item.consts:
-            return _text((str(item), list(item.consts)))
+        case jaxprs.ClosedJaxpr() | jaxprs.Jaxpr():  # its text leaves constants out
+            constants = list(getattr(item, "consts", ()))
+            return _text((str(item), constants, list(map(_text_of_equation, item.eqns))))
         case _:
-            text = str(item) if isinstance(item, jaxprs.ClosedJaxpr) else repr(item)
-            return f"{text} {next(_numbers)} {id(_numbers)}" if " at 0x" in text else text
+            text = repr(item)
+            is_function = callable(item) and not isinstance(item, type)
+            return f"{text} {uuid4()}" if is_function or " at 0x" in text else text
+
+
+def _on_host(array: Any) -> Any:
+    """Return an array of numpy; for random keys, which numpy lacks, their numbers."""
+    if not jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return np.asarray(array)
+    with jax.ensure_compile_time_eval():  # also where a function is traced
+        return np.asarray(jax.random.key_data(array))

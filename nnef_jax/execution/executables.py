@@ -123,7 +123,7 @@ class Executables:
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
             disk = self._disk_for(place) if keeps_values else None
             by_disk = disk and partial(disk.computed, parts)
-            held.append(prepared(parts, stored, place.where, by_disk))
+            held.append(prepared(parts, stored, place, by_disk))
             return held[-1]
 
         def make() -> tuple[Any, Preparing]:
@@ -195,7 +195,7 @@ class Executables:
         parts, call = self.lowered(entry, arrays, arguments, platform, place.devices)
         options = parts.options(True)
         if definition.options.autotune and definition.has_kernels(platform):
-            values = prepared(parts, [*arrays.values()], place.where)
+            values = prepared(parts, [*arrays.values()], place)
             options = compiler_options.fastest(call, (values, *arguments))
         donated = (2,) if entry.donates else ()  # the states
         run: Any = _traced_alone(call, entry.title)
