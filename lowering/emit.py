@@ -158,7 +158,8 @@ def _lowered(
     # The number of devices is known here, shardings are not: a loop over a batch that is sharded
     # would gather it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
-    target, count = target_of(platform, devices, about.rates), len(jaxpr.in_avals)
+    target = target_of(platform, devices, about.rates, is_open=about.is_open)
+    count = len(jaxpr.in_avals)
     program = Program(jaxpr, parameters, prepares=False, role=role)
 
     def with_arrays(parts: Split, *operands: Any) -> list[Any]:

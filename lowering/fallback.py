@@ -20,12 +20,14 @@ T = TypeVar("T")
 class About(NamedTuple):
     """Says which network is rewritten, whether what fails then is an error, and for which rates.
 
-    With none they are those that hold where the network is rewritten.
+    With none they are those that hold where the network is rewritten. It `is_open` if programs of
+    other shapes read its parameters, as a target says.
     """
 
     name: str = ""
     is_strict: bool = False
     rates: MachineProfile | None = None
+    is_open: bool = False
 
 
 class FailedPass(RuntimeError):

@@ -264,7 +264,8 @@ class Definition:
     @property
     def about(self) -> About:
         """Return how the network is rewritten: its name, and whether what fails is an error."""
-        return About(self.network.graph.name, self.optimize == "strict")
+        is_strict, is_open = self.optimize == "strict", self.network.is_open
+        return About(self.network.graph.name, is_strict, is_open=is_open)
 
     def has_kernels(self, platform: str) -> bool:
         """Tell whether layouts and kernels are chosen for a platform."""

@@ -164,6 +164,18 @@ def test_deleted_values_are_computed_again() -> None:
     np.testing.assert_allclose(y, expected(by_table(TABLES[0])), rtol=1e-5)
 
 
+def test_what_is_prepared_for_open_extents_is_read_in_functions_of_users() -> None:
+    text = "version 1.0; graph net(x) -> (y) { x = external(shape = [4,512]); " + (
+        "w = variable(shape = [512,512], label = 'w'); e = exp(w); y = matmul(x, e); }"
+    )
+    w, x = (RANDOM.standard_normal(shape).astype(np.float32) for shape in ((512, 512), (40, 512)))
+    net = model_of(text, data={"w": w}, input_shapes={"x": (None, 512)})
+    run = jax.jit(net.apply).lower(net.prepare(net.params, x), x).compile()
+    assert "exponential" not in run.as_text()
+    y = run(net.prepare(net.params, x), x)
+    np.testing.assert_allclose(y, x @ np.exp(w), rtol=1e-4, atol=1e-3)
+
+
 def test_a_squeezed_weight_is_no_copy() -> None:
     x = jnp.ones((1, 4, 4))
     parts = split(Program(jax.make_jaxpr(lambda w, x: w[0] @ x)(x, x[0]), 1), "cpu")
