@@ -4,8 +4,8 @@
     outputs = parts.call(values, inputs)          # once for each call
 
 So a weight that a rule flips, transposes or scales is stored as the kernel wants it, and no
-constant of any size is part of a call. What a value is says its recipe, and of which arrays it is
-computed: programs of other shapes, or entries, share those that are equal.
+constant of any size is part of a call. A recipe says how a value is computed, and of which arrays.
+Programs of other shapes, and other entries, share equal values.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ class Preparing(Protocol):
 class Split:
     """A program in two parts: `first` computes prepared values of parameters, `call` the results.
 
-    Neither of them is compiled. `call` takes prepared values and inputs, each a list. There is no
-    `first` where all values are parameters as they are. `tell` gives the recipe of the
-    values, `later` is the call as it is traced, and `options` gives
-    the compiler's for it, if it is alone in what is compiled, or for a function around it.
+    Neither of them is compiled. `call` takes prepared values and inputs, each a list. `first` is
+    None where all values are parameters as they are. `make_recipe` returns the recipe, `later` is
+    the call as it is traced. `options` returns the compiler's options for the call: whether it is
+    alone in what is compiled, or in a function of a user's.
     """
 
     sources: tuple[int | None, ...]
     first: Program | None
     call: Callable[..., Any]
     platform: str | None
-    tell: Callable[[], Recipe]
+    make_recipe: Callable[[], Recipe]
     later: Any = None
     options: Callable[[bool], dict[str, str]] = lambda is_alone: {}
     _made: dict[object, Any] = field(default_factory=dict[object, Any], compare=False, repr=False)
@@ -74,7 +74,7 @@ class Split:
     def recipe(self) -> Recipe:
         """Return the recipe of the values that are computed."""
         if "recipe" not in self._made:
-            self._made["recipe"] = self.tell()
+            self._made["recipe"] = self.make_recipe()
         return self._made["recipe"]
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:

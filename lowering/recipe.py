@@ -31,7 +31,7 @@ class Step:
     """One value: a constant, or a result of an equation.
 
     Args:
-        text: all that decides it but its operands.
+        text: tells the step from others, but for its operands.
         operands: the places of operands.
         constant: its value, if it is one.
         primitive: the name of the primitive; "" where numpy does not compute it.
@@ -49,7 +49,7 @@ class Step:
 class Recipe:
     """How each result of a program is computed of its arguments; it pickles.
 
-    Values have places: first the arguments, so many as `count`, then those of `steps`.
+    A place numbers a value: arguments have 0 to `count` - 1, then come those of `steps`.
     """
 
     count: int
@@ -76,7 +76,7 @@ class Recipe:
 
     def reads(self, chosen: Sequence[int]) -> list[int]:
         """Return the indices of the arguments that some of the results are computed of."""
-        return sorted(x for x in self._wanted(chosen) if x < self.count)
+        return sorted(x for x in self._dependencies(chosen) if x < self.count)
 
     def computed(self, chosen: Sequence[int], arrays: Sequence[jax.Array]) -> list[jax.Array]:
         """Compute some of the results, by index, of arrays on one CPU.
@@ -87,7 +87,7 @@ class Recipe:
         with jax.ensure_compile_time_eval():  # also where a function is traced
             values: dict[int, Any] = dict(enumerate(map(np.asarray, arrays)))
             values |= {self.count + i: x.constant for i, x in enumerate(self.steps)}
-            groups = self._groups(sorted(self._wanted(chosen)))
+            groups = self._groups(sorted(self._dependencies(chosen)))
             with ThreadPoolExecutor() as pool:
                 computed = list(pool.map(partial(self._run, values, {*results}), groups))
             for part in computed:
@@ -97,8 +97,8 @@ class Recipe:
             taken = map(_for_device, map(values.__getitem__, results))
             return jax.device_put(list(taken), where)
 
-    def _wanted(self, chosen: Sequence[int]) -> set[int]:
-        """Return the places that some results depend on, and theirs."""
+    def _dependencies(self, chosen: Sequence[int]) -> set[int]:
+        """Return the places that some results depend on, and their own."""
         wanted = {*map(self.results.__getitem__, chosen)}
         for place in range(self.count + len(self.steps) - 1, self.count - 1, -1):
             if place in wanted:
@@ -106,7 +106,7 @@ class Recipe:
         return wanted
 
     def _groups(self, places: Iterable[int]) -> list[list[int]]:
-        """Return the steps at places, those together that read one another."""
+        """Return the steps at places in groups: those that read one another are in one."""
         groups: dict[int, list[int]] = {}  # by place
         for place in places:
             step = self.steps[place - self.count] if place >= self.count else None

@@ -31,7 +31,7 @@ _GROWTH = 4
 # bits if it is large. A language model would take eight times its memory otherwise.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# What a call does without moving an item: kept, it is one more copy of a weight.
+# Operations that move no item. Kept, each result would be one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 # Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
 # each call: it would take twice the memory of the parameters, beside them.
@@ -66,8 +66,8 @@ def split(program: Program, platform: str | None = None) -> Split:
     def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         return last(*map(_as_read, values, kept), *inputs)
 
-    tell = partial(recipe_of, first)
-    return Split(tuple(map(places.get, stored)), first, call, platform, tell, traced)
+    recipe = partial(recipe_of, first)
+    return Split(tuple(map(places.get, stored)), first, call, platform, recipe, traced)
 
 
 def _as_read(x: Any, variable: Any) -> Any:

@@ -246,10 +246,11 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     else:  # it varies from call to call: it is taken as it lies
         is_few = at_least(min(depth, width), rows)
         turned = matrix.order[-1] == right and is_few and runs("turned")
-    order = (1 - right, right) if turned else (right, 1 - right)
-    order = order if matrix.known and not is_as_it_lies else matrix.order
+    is_moved, order = matrix.known and not is_as_it_lies, matrix.order
+    if is_moved:
+        order = (1 - right, right) if turned else (right, 1 - right)
     y = whole(matrix, order)
-    if matrix.known and not turned and not is_as_it_lies and products.is_paired(x, axis, width):
+    if is_moved and not turned and products.is_paired(x, axis, width):
         array = products.pairs(x, axis, y, kind)
     elif is_as_it_lies and not turned and products.is_shared_out(x, axis, width):
         array = products.shared_out(x, axis, y, kind)

@@ -26,8 +26,3 @@ def target_of(
     from lowering.targets.portable import PLAIN
 
     return replace(PLAIN, platform=platform, devices=devices, rates=rates)
-
-
-def unchanged(platform: str | None = None) -> Target:
-    """Return the target for a platform whose programs run as they are written."""
-    return Target(platform, ())

@@ -148,6 +148,8 @@ class Arrays:
         arrays, place = {label: self._all[label] for label in labels}, self._place
         if where is None or place is None or place.is_committed:
             return arrays
+        if all(x.devices() == {where} for x in arrays.values()):
+            return arrays
         return self._placed.get((where, part), lambda: _put(arrays, where))
 
 

@@ -273,10 +273,10 @@ class Definition:
 
     def target(self, platform: str, devices: int = 1) -> Target:
         """Return the target that the network is lowered for on devices of a platform."""
-        from lowering.targets import target_of, unchanged
+        from lowering.targets import target_of
 
         if not self.optimize:
-            return unchanged(platform)
+            return Target(platform, ())
         rates = self.host.rates(platform)
         return target_of(platform, devices, rates, is_open=self.network.is_open)
 

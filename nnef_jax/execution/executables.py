@@ -148,7 +148,9 @@ class Executables:
     ) -> bool:
         """Tell whether the folder has what would be compiled for a place."""
         disk, graph = self._disk_for(place), entry.specialised(arrays, arguments)
-        return disk is not None and disk.has(self._key(entry, graph, arrays, arguments, place))
+        if disk is None:
+            return False
+        return disk.has(self._key(entry, graph, arrays, arguments, place, measures=False))
 
     def lowered(
         self,
@@ -211,11 +213,14 @@ class Executables:
         arrays: Mapping[str, Any],
         arguments: Lists,
         place: Place,
+        *,
+        measures: bool = True,
     ) -> str:
         definition, device = self.definition, place.device
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
-        rates = definition.host.rates(device.platform, measures=False)
-        choices = rates.decisions() if definition.has_kernels(device.platform) else {}
+        choices: dict[str, bool] = {}
+        if definition.has_kernels(device.platform):
+            choices = definition.host.rates(device.platform, measures=measures).decisions()
         told = place.is_committed, entry.name, types, definition.options, choices
         return key_of(graph, device, *told)
 
