@@ -200,7 +200,10 @@ class Program:
 
 def uses(jaxpr: Any) -> Counter[Any]:
     """Count how often each variable is read, by equations and as a result."""
-    return Counter(variables([*(v for e in jaxpr.eqns for v in e.invars), *jaxpr.outvars]))
+    counts = Counter(variables(jaxpr.outvars))
+    for equation in jaxpr.eqns:
+        counts.update(variables(equation.invars))
+    return counts
 
 
 def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
@@ -274,7 +277,9 @@ class Matcher:
         steps, results, constants = jaxprs.traced(at or self.written, function, operands)
         self._constants.update(constants)
         self.known.update(constants)
-        uses = Counter(variables(v for e in steps for v in e.invars))
+        uses = Counter[Any]()
+        for step in steps:
+            uses.update(variables(step.invars))
         for step in steps:
             self.add(step, uses)
         return results

@@ -73,7 +73,7 @@ class Batcher:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the network on a batch. Raises InputError as a call of the model does."""
-        return self._execution.definition.packed(self.compute(self.bind(args, kwargs)))
+        return self._execution.packed(self.compute(self.bind(args, kwargs)))
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NDArray[Any]]:
         """Return the arrays of a batch in order; InputError where they do not fit."""
@@ -107,7 +107,7 @@ class Batcher:
         execution = self._execution
         if self._is_mapped:
             groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
-            found = execution.run(execution.definition.map, {}, groups)
+            found = execution.run(execution.map, {}, groups)
         else:
             found = execution.call(tuple(arrays), {})
         found = found if len(self.outputs) > 1 else [found]
@@ -218,7 +218,7 @@ def _program(execution: Execution, size: int) -> Program:
     labels = execution.definition.labels
     own = [execution.arrays.stored(label) for label in labels]
     own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
-    traced = jax.make_jaxpr(execution.definition.outputs.of_lists(labels))(own, types)
+    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
     return Program(jaxprs.spliced(traced, "plain"), len(own))
 
 

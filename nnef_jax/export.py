@@ -82,11 +82,10 @@ def export(
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
     execution = execution.alone()
-    definition = execution.definition
-    way = definition.scan if entry == "scan" else definition.step
+    way = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Any, *inputs: Any) -> Any:
-        return _plain(execution.run(definition.outputs, {}, inputs, params))
+        return _plain(execution.run(execution.outputs, {}, inputs, params))
 
     def recur(params: Any, state: Any, *inputs: Any) -> Any:
         outputs, state = execution.run(way, state, inputs, params)

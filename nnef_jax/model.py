@@ -424,7 +424,7 @@ class Model:
         """
         inputs = self.execution.bind(args, kwargs)
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.definition.step, state, inputs, params, probe)
+        return self._recur(self.execution.step, state, inputs, params, probe)
 
     @overload
     def scan(
@@ -466,7 +466,7 @@ class Model:
         first = self.execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.definition.scan, state, inputs, params, probe)
+        return self._recur(self.execution.scan, state, inputs, params, probe)
 
     def _recur(
         self,

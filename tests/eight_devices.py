@@ -149,7 +149,7 @@ def counted(name: str, dtype: str) -> str:
     results = [np.asarray(x(*inputs), np.float32) for x in (sharded, model)]
     assert_close(*results, TOLERANCES[dtype] * np.abs(results).max())
     execution = sharded.execution
-    compiled = execution.compiled(execution.definition.outputs, {}, execution.bind(inputs, {}))
+    compiled = execution.compiled(execution.outputs, {}, execution.bind(inputs, {}))
     moved = of_program(compiled)
     return ", ".join(f"{moved[kind]} {kind}" for kind in sorted(moved, reverse=True))
 
@@ -203,7 +203,7 @@ def in_turn() -> None:
     sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS["fully"])
     assert_close(sharded(x), model(x))
     execution = sharded.execution
-    compiled = execution.compiled(execution.definition.outputs, {}, execution.bind((x,), {}))
+    compiled = execution.compiled(execution.outputs, {}, execution.bind((x,), {}))
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 3 * 64 << 10
 

@@ -87,7 +87,9 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     }
     params = on_device(types)
     inputs = on_device(list(arrays))
-    parts, call = Executables(definition).lowered(definition.outputs, params, (inputs,), platform)
+    parts, call = Executables(definition).lowered(
+        model.execution.outputs, params, (inputs,), platform
+    )
     assert parts.platform == platform
     stored = [*params.values()]
     values = on_device(jax.eval_shape(parts.prepare, stored))

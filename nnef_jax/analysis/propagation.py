@@ -121,7 +121,7 @@ def _scored(question: Question) -> list[Value]:
 def _score(question: Question, arrays: Sequence[Array]) -> Array:
     if question.output:
         return question.scores(arrays[0])
-    graph, packed = question.graph, question.model.execution.definition.packed
+    graph, packed = question.graph, question.model.execution.packed
     given = dict(zip(_scored(question), arrays, strict=True))
     return question.scores(packed([given[v] for v in graph.outputs]))
 

@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,7 @@ from lowering.graph import Graph, Value
 from lowering.host import processor
 
 if TYPE_CHECKING:
-    from nnef_jax.execution.definition import Definition
+    from nnef_jax.network import Network
 
 # Words in the names of jax's settings for what it reports, where it keeps things, and which devices
 # it finds or takes by default. All other settings are part of the key, new ones too.
@@ -81,9 +81,9 @@ def _environment() -> Iterator[str]:
             yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
-def content_of(definition: Definition) -> tuple[object, ...]:
-    """Return the content of a definition for comparison: a digest, and objects."""
-    network, reading = definition.network, definition.network.options
+def content_of(network: Network, unread: Mapping[str, Any]) -> tuple[object, ...]:
+    """Return the content of a network and more arrays for comparison: a digest, and objects."""
+    reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
     fixed = reading.values.items()
     values = sorted((name, x.dtype.name, x.shape, x.tobytes()) for name, x in fixed)
@@ -91,10 +91,10 @@ def content_of(definition: Definition) -> tuple[object, ...]:
     limits = reading.meter.limits
     settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
     told = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
-    for label, array in sorted(definition.unread.items()):
+    for label, array in sorted(unread.items()):
         x = np.asarray(array)
         told += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
-    objects: list[object] = [definition.options, definition.layout]
+    objects: list[object] = []
     for item in network.frontend.content():
         if isinstance(item, str | bytes):
             content = item if isinstance(item, bytes) else item.encode()

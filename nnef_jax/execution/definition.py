@@ -20,7 +20,6 @@ from lowering.targets.target import Target
 from lowering.trace import Context, trace
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
-from nnef_jax.execution.entry import Entry, results_of
 from nnef_jax.execution.host_profile import Host
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import default_platform, is_watched
@@ -31,7 +30,7 @@ from nnef_jax.network import Network
 
 Arrays = Mapping[str, Any]
 Inputs = Sequence[Any]
-# The outputs, the next state, and what is captured.
+# The outputs in order, the next state, and what is captured.
 Results = tuple[Any, dict[str, Any], dict[str, Any]]
 Function = Callable[..., Results]
 
@@ -61,26 +60,6 @@ class Definition:
         self.labels = tuple(p.label for p in parameters)
         computed = network.computed_starts
         self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
-
-    @property
-    def outputs(self) -> Entry:
-        """Return the entry of a cycle from the initial state."""
-        return Entry(self, "outputs")
-
-    @property
-    def map(self) -> Entry:
-        """Return the entry of cycles from the initial state, for items along inputs' first axis."""
-        return Entry(self, "map")
-
-    @property
-    def step(self) -> Entry:
-        """Return the entry of a cycle from a state, which gives the next one too."""
-        return Entry(self, "step")
-
-    @property
-    def scan(self) -> Entry:
-        """Return the entry of many cycles from a state, for items along inputs' first axis."""
-        return Entry(self, "scan")
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same with other arrays that nothing reads."""
@@ -160,7 +139,7 @@ class Definition:
             return None, {}, shown
         outputs = list(map(jnp.asarray, map(values.__getitem__, graph.outputs)))
         after = {s.label: jnp.asarray(values[s.update]) for s in graph.states}
-        return self.packed(outputs), after, shown
+        return outputs, after, shown
 
     def cycles(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run as many cycles as the inputs have items along their first axis, by `lax.scan`."""
@@ -304,11 +283,6 @@ class Definition:
         """Return the arrays of the network's states, among those by label."""
         return {s.label: state[s.label] for s in self.network.graph.states if s.label in state}
 
-    @cached_property
-    def packed(self) -> Callable[..., Any]:
-        """Return the function from outputs to a call's result: the only output, or a namedtuple."""
-        return results_of(self.network.graph)
-
     def __reduce__(self) -> tuple[Any, ...]:
         # Devices do not pickle: what comes of a model on a mesh is on none.
         network = replace(self.network, data=self.unread, _specialised={})
@@ -329,7 +303,7 @@ class Definition:
         """Return the content for comparison: a digest, and objects."""
         from nnef_jax.execution.cache_key import content_of
 
-        return content_of(self)
+        return (*content_of(self.network, self.unread), self.options, self.layout)
 
 
 def _located(family: type[NnefError], error: InvalidComputation) -> NnefError:

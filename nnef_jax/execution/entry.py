@@ -7,18 +7,16 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 
 from lowering.graph import Graph
+from nnef_jax.execution.definition import Definition, Function, Results
 from nnef_jax.execution.over_mesh import over_mesh
 from nnef_jax.execution.places import explicit_mesh
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.similar import did_you_mean, listed
-
-if TYPE_CHECKING:
-    from nnef_jax.execution.definition import Definition, Function, Results
 
 Lists = Sequence[Sequence[Any]]  # the arguments of a call: inputs, and states where they are taken
 
@@ -122,14 +120,15 @@ class Entry:
 
     def tree(self, graph: Graph) -> Any:
         """Return the tree structure of a result, of a graph for such shapes."""
-        outputs = self.definition.packed([0] * len(graph.outputs))
-        return jax.tree.structure(self.result((outputs, {s.label: 0 for s in graph.states}, {})))
+        outputs, after = [0] * len(graph.outputs), {s.label: 0 for s in graph.states}
+        return jax.tree.structure(self.result((outputs, after, {})))
 
     def result(self, results: Results, probe: Probe = NOTHING) -> Any:
         """Return the results of a call as a user gets them."""
-        outputs, state, shown = results
+        values, state, shown = results
         if not probe.results:
             return shown
+        outputs = results_of(self.definition.network.graph)(values)
         parts = (outputs, state) if self.takes_state else (outputs,)
         parts = (*parts, shown) if probe.capture is not None else parts
         return parts[0] if len(parts) == 1 else parts

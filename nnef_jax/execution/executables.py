@@ -93,7 +93,7 @@ class Executables:
                 arrays = {x.label: _type(x.value) for x in (*graph.parameters, *graph.states)}
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
                 inputs = [_type(value) for value in graph.inputs]
-                parts, _ = self.lowered(definition.outputs, arrays, (inputs,), platform)
+                parts, _ = self.lowered(Entry(definition, "outputs"), arrays, (inputs,), platform)
             except NnefError:  # there is no such example
                 return {}
             return parts.options(False)

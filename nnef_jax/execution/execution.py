@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.entry import Entry, Lists
+from nnef_jax.execution.entry import Entry, Lists, results_of
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import Place, default_platform, is_explicit, is_traced, is_watched
@@ -49,6 +49,31 @@ class Execution:
         self._within = Once()  # for functions that a caller compiles, by entry
         # Executables on these arrays: by entry, place and shapes, and by the types of inputs.
         self._recent = Once(definition.options.max_executables)
+
+    @property
+    def outputs(self) -> Entry:
+        """Return the entry of a cycle from the initial state."""
+        return Entry(self.definition, "outputs")
+
+    @property
+    def map(self) -> Entry:
+        """Return the entry of cycles from the initial state, for items along inputs' first axis."""
+        return Entry(self.definition, "map")
+
+    @property
+    def step(self) -> Entry:
+        """Return the entry of a cycle from a state, which gives the next one too."""
+        return Entry(self.definition, "step")
+
+    @property
+    def scan(self) -> Entry:
+        """Return the entry of many cycles from a state, for items along inputs' first axis."""
+        return Entry(self.definition, "scan")
+
+    @cached_property
+    def packed(self) -> Callable[..., Any]:
+        """Return the function from outputs to a call's result: the only output, or a namedtuple."""
+        return results_of(self.network.graph)
 
     @classmethod
     def of(cls, arrays: Arrays) -> Execution:
@@ -95,7 +120,7 @@ class Execution:
         """
         if default_platform() != "cpu":
             return self
-        entry, place = self.definition.outputs, self.arrays.place(inputs)
+        entry, place = self.outputs, self.arrays.place(inputs)
         if place is not None:
             arguments = entry.arguments({}, inputs)
             if self.executables.is_on_disk(entry, self._read_by(entry, place), arguments, place):
@@ -128,7 +153,7 @@ class Execution:
         probe: Probe = NOTHING,
     ) -> Any:
         """Run a call of the network, or a first cycle, on inputs by position and by name."""
-        return self.run(self.definition.outputs, {}, self.bind(args, kwargs), params, probe)
+        return self.run(self.outputs, {}, self.bind(args, kwargs), params, probe)
 
     def run(
         self,

@@ -118,7 +118,7 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
     if platform in (None, present):
         execution = model.execution
         arrays = execution.bind(tuple([jax.numpy.zeros(x.shape, x.dtype) for x in types]), {})
-        stage = execution.compiled(execution.definition.outputs, {}, arrays)
+        stage = execution.compiled(execution.outputs, {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)

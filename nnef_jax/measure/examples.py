@@ -55,10 +55,10 @@ def subject_of(
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
     way, run = {
-        "apply": (execution.definition.outputs, lambda: model(*inputs)),
+        "apply": (execution.outputs, lambda: model(*inputs)),
         # It may take the memory of the state that it is given.
-        "step": (execution.definition.step, lambda: model.step(model.init_state(), *inputs)),
-        "scan": (execution.definition.scan, lambda: model.scan(*inputs)),
+        "step": (execution.step, lambda: model.step(model.init_state(), *inputs)),
+        "scan": (execution.scan, lambda: model.scan(*inputs)),
     }[entry]
     compiled = partial(execution.compiled, way, state, inputs)
     return Subject(lambda: jax.block_until_ready(run()), compiled, arrays, graph)

@@ -204,7 +204,7 @@ class Lowered:
         exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
         values = evaluation.straight_through(exact, weights, inputs)
         outputs = [values[value] for value in evaluation.plan.graph.outputs]
-        return self.model.execution.definition.packed(outputs)
+        return self.model.execution.packed(outputs)
 
     def _run_inside(self, weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
         """Return tensors by name, and masks of those that may leave the range of the type."""
@@ -217,7 +217,7 @@ class Lowered:
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
-        return self.model.execution.definition.packed(outputs)
+        return self.model.execution.packed(outputs)
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
         """Return the weights as layers read them, made once, and what computes with them."""
