@@ -222,9 +222,9 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
 def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     """Multiply by a matrix of parameters; some rows by many columns are transposed.
 
-    A matrix that varies from call to call is taken as it lies. So is one that programs of other
-    shapes read: each layout would be a copy of it, and for 32 to 48 rows of 1024 by 1024 alone the
-    other one takes 0.67 to 0.87 of the time.
+    A matrix that varies from call to call is taken as it lies. So is a large one that programs of
+    other shapes read: each layout would be a copy of it, and for 32 to 48 rows of 1024 by 1024
+    alone the other one takes 0.67 to 0.87 of the time.
     In a loop the result is transposed back at once. It is transposed there only where no more than
     slices read it: XLA undoes what these do not keep apart, and an LSTM of 32 rows takes 73 ms
     then, 47 as written.
@@ -234,7 +234,8 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     axis, x = input.position(left), whole(input)
     depth, width = x.shape[axis], matrix.shape[1 - right]
     rows = x.size // max(depth, 1)
-    is_as_it_lies = matrix.known and program.is_open and not program.in_loop
+    is_shared = matrix.known and program.is_open and not program.in_loop
+    is_as_it_lies = is_shared and depth * width >= products.COPIED
     if program.in_loop and rows > 1:
         is_parted = program.readers(result) == {"slice"}
         turned = is_parted and is_turned(rows, depth, width)
