@@ -146,5 +146,5 @@ def is_static(value: Any) -> bool:
 
 
 def is_zero(value: Any) -> bool:
-    """Tell whether a value is known to be the number 0, and no array of it."""
+    """Tell whether a value is the number 0, known on the host. An array of zeros is not."""
     return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)

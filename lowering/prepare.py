@@ -1,4 +1,4 @@
-"""Prepares parameters: what depends on them alone is computed once, and kept by what it is.
+"""Prepares parameters: values that depend on them alone are computed once, and shared.
 
     values = prepared(parts, parameters)          # once for each set of parameters
     outputs = parts.call(values, inputs)          # once for each call
@@ -51,9 +51,9 @@ class Split:
     """A program in two parts: `first` computes prepared values of parameters, `call` the results.
 
     Neither of them is compiled. `call` takes prepared values and inputs, each a list. `first` is
-    None where all values are parameters as they are. `make_recipe` returns the recipe, `later` is
-    the call as it is traced. `options` returns the compiler's options for the call: whether it is
-    alone in what is compiled, or in a function of a user's.
+    None where all values are parameters as they are. `make_recipe` returns the recipe of others,
+    the same each time. `later` is the call as it is traced. `options` returns the compiler's for
+    the call, which is compiled alone (True) or in a function of a user's (False).
     """
 
     sources: tuple[int | None, ...]
@@ -63,7 +63,9 @@ class Split:
     make_recipe: Callable[[], Recipe]
     later: Any = None
     options: Callable[[bool], dict[str, str]] = lambda is_alone: {}
-    _made: dict[object, Any] = field(default_factory=dict[object, Any], compare=False, repr=False)
+    _compiled: dict[tuple[int, ...], Any] = field(
+        default_factory=dict[tuple[int, ...], Any], compare=False, repr=False
+    )
 
     @property
     def _first(self) -> Program:
@@ -73,9 +75,7 @@ class Split:
     @property
     def recipe(self) -> Recipe:
         """Return the recipe of the values that are computed."""
-        if "recipe" not in self._made:
-            self._made["recipe"] = self.make_recipe()
-        return self._made["recipe"]
+        return self.make_recipe()
 
     def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
         """Return the prepared values of parameters, which may be traced."""
@@ -98,9 +98,9 @@ class Split:
         then reads its zeros from memory.
         """
         key = tuple(chosen)
-        if key not in self._made:
-            self._made[key] = self.lowered(parameters, key).compile()
-        return self._made[key]
+        if key not in self._compiled:
+            self._compiled[key] = self.lowered(parameters, key).compile()
+        return self._compiled[key]
 
     def lowered(
         self, parameters: Sequence[Any], chosen: Sequence[int] | None = None
@@ -135,9 +135,9 @@ def assemble(
     sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
 ) -> tuple[Any, ...]:
     """Join computed arrays and parameters, which a compiled function would have copied."""
-    others, values = iter(computed), list[Any]()
+    results, values = iter(computed), list[Any]()
     for source in sources:
-        values.append(next(others) if source is None else parameters[source])
+        values.append(next(results) if source is None else parameters[source])
     return tuple(values)
 
 
@@ -153,9 +153,10 @@ def prepared(
     where: Hashable = None,
     compute: Callable[[Sequence[int], Sequence[Any]], Sequence[jax.Array]] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Return the prepared values of arrays, outside of any trace: what nobody has is computed.
+    """Return the prepared values of arrays, outside of any trace.
 
-    `compute` does it, by default that of the parts. `where` is the place if there are no arrays.
+    `compute` computes those that nobody holds, by default the parts do. `where` is the place of
+    values if there are no arrays.
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import filterfalse
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -36,8 +36,6 @@ _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 # Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
 # each call: it would take twice the memory of the parameters, beside them.
 _WIDE = 2 << 10
-
-
 # Types that numpy computes with as XLA does, and those that it moves.
 _REAL = {np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
 _MOVED = "biufc"  # kinds of dtypes; beside these all that are real
@@ -66,7 +64,7 @@ def split(program: Program, platform: str | None = None) -> Split:
     def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         return last(*map(_as_read, values, kept), *inputs)
 
-    recipe = partial(recipe_of, first)
+    recipe = cache(partial(recipe_of, first))
     return Split(tuple(map(places.get, stored)), first, call, platform, recipe, traced)
 
 
@@ -96,7 +94,7 @@ def _parted(program: Program) -> tuple[list[Any], list[Any]]:
 
 
 def _is_free(equation: Any) -> bool:
-    """Tell whether an equation only names the items of its operand otherwise."""
+    """Tell whether a result has the items of the operand in the same order, in another shape."""
     name = primitive(equation)
     if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
         return False
@@ -222,11 +220,11 @@ def _is_moved(dtype: Any) -> bool:
 
 def _text_of_equation(equation: Any) -> str:
     types = list(map(attrgetter("aval"), equation.invars))
-    told = primitive(equation), types, equation.params, repr(equation.ctx)
+    parts = primitive(equation), types, equation.params, repr(equation.ctx)
     # jax reads its setting where an equation does not say it.
     setting: Any = jax.config
     precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
-    return _text((told, precision))
+    return _text((parts, precision))
 
 
 def _text(item: Any) -> str:

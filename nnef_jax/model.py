@@ -233,12 +233,12 @@ class Model:
 
         Below it stands which products a CPU computes in float32 since fewer bits gain nothing.
         """
-        from nnef_jax.execution import compiler_options
+        from nnef_jax.execution import cpu_products
         from nnef_jax.summary import summarise
 
         definition, graph = self.execution.definition, self.graph
-        in_integers = compiler_options.in_integers(definition, graph)
-        remarks = compiler_options.remarks(definition, graph)
+        in_integers = cpu_products.in_integers(definition, graph)
+        remarks = cpu_products.remarks(definition, graph)
         return summarise(definition.network, in_integers, remarks)
 
     @overload

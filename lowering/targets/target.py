@@ -11,7 +11,7 @@ from lowering.machine import MachineProfile
 
 @dataclass(frozen=True)
 class Target:
-    """A kind of device, how many of it, and its rates, for which a program is lowered.
+    """Says for which devices a program is lowered: their platform, their number, their rates.
 
     Who lowers a program gives one: nobody asks jax for its device.
 

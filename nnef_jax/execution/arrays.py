@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -55,7 +55,7 @@ class Arrays:
         params, state = leaves = _on_host(self._leaves)
         arrays = *params.values(), *state.values()
         are_stored = all(isinstance(x, np.ndarray) for x in arrays)
-        return _restored, (self.definition, leaves, not are_stored)
+        return partial(Arrays, are_given=not are_stored), (self.definition, leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arrays:
         return Arrays(self.definition, _copied(self._leaves, memo), are_given=self.are_given)
@@ -151,10 +151,6 @@ class Arrays:
         if all(x.devices() == {where} for x in arrays.values()):
             return arrays
         return self._placed.get((where, part), lambda: _put(arrays, where))
-
-
-def _restored(definition: Definition, leaves: Leaves, are_given: bool) -> Arrays:
-    return Arrays(definition, leaves, are_given=are_given)
 
 
 def _put(stored: Mapping[str, Any], where: Where) -> dict[str, jax.Array]:

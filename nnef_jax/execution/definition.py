@@ -53,7 +53,7 @@ class Definition:
         self.network = network = replace(network, data={})  # which would keep what is on the host
         self.options = options
         self.layout = layout
-        # Kernels for CPUs join and transpose weights, which moves what is sharded.
+        # Kernels for CPUs join and transpose weights. Sharded ones would move between devices.
         self.optimize = False if layout and layout.specs else options.optimize
         self.host = Host(network.graph, options)
         parameters = [p for p in network.graph.parameters if p.label not in left_out]

@@ -14,7 +14,6 @@ from lowering.fallback import named, or_else
 from lowering.graph import Graph, Value
 from lowering.prepare import Preparing, Split, prepared, whole
 from nnef_jax.errors import NnefError
-from nnef_jax.execution import compiler_options
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry, Lists
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 class Executables:
     """Compiles entries of a definition for places and shapes, or takes them from a folder.
 
-    It keeps as many as the options say, those that were used last. To jax it is what is static of
-    a model: it is compared as its definition is, and pickles without what is compiled.
+    It keeps as many as the options say, those that were used last. To jax it is the static part of
+    a model: it is compared as its definition is, and pickles without executables.
     """
 
     def __init__(self, definition: Definition) -> None:
@@ -130,9 +129,9 @@ class Executables:
             parts_and_jit = partial(self._in_parts, entry, arrays, arguments, place)
             if disk := self._disk_for(place):
                 graph = entry.specialised(arrays, arguments)
-                key, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
+                name, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
                 return disk.get(
-                    key, place.device, stored, arguments, tree, parts_and_jit, values_of
+                    name, place.device, stored, arguments, tree, parts_and_jit, values_of
                 )
             parts, run = parts_and_jit()
             if not is_traced():  # jax would compile it for each thread
@@ -198,7 +197,7 @@ class Executables:
         options = parts.options(True)
         if definition.options.autotune and definition.has_kernels(platform):
             values = prepared(parts, [*arrays.values()], place)
-            options = compiler_options.fastest(call, (values, *arguments))
+            options = _fastest(call, (values, *arguments))
         donated = (2,) if entry.donates else ()  # the states
         run: Any = _traced_alone(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
@@ -221,8 +220,20 @@ class Executables:
         choices: dict[str, bool] = {}
         if definition.has_kernels(device.platform):
             choices = definition.host.rates(device.platform, measures=measures).decisions()
-        told = place.is_committed, entry.name, types, definition.options, choices
-        return key_of(graph, device, *told)
+        return key_of(
+            graph, device, place.is_committed, entry.name, types, definition.options, choices
+        )
+
+
+def _fastest(call: Callable[..., Any], arguments: Sequence[Any]) -> dict[str, str]:
+    """Return the options for a CPU by which a call takes the least time, by trial."""
+    from lowering.cpu.xla_options import candidates, fastest
+
+    def trial(options: dict[str, str]) -> Callable[[], Any]:
+        run: Any = jax.jit(call, compiler_options=options)
+        return partial(run.lower(*arguments).compile(), *arguments)
+
+    return candidates()[fastest([trial(options) for options in candidates()])]
 
 
 def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:

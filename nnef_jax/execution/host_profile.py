@@ -51,7 +51,7 @@ class Host:
         self._folder = users_folder() if options.cache_dir is None else options.cache_dir
 
     def rates(self, platform: str, *, measures: bool = True) -> MachineProfile:
-        """Return the rates that somebody holds, those of the host for its CPUs, or the shipped.
+        """Return the rates that hold in this context, else the host's for CPUs, else the shipped.
 
         The host's are measured for large networks; small ones take them where they are known.
         They are kept in the folder of the options, by default the user's.

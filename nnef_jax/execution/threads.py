@@ -21,7 +21,7 @@ _ABSENT = object()
 class Once:
     """Keeps values by key. The first thread that asks for one makes it, others wait meanwhile.
 
-    With a limit it keeps as many, those that were asked for last: `values` has these at its end.
+    A limit is how many values are kept: the last ones that were asked for, in this order.
 
     Values of different keys are made at the same time. What fails, or is interrupted, is not kept:
     those that wait make it anew, one after the other.

@@ -1,12 +1,8 @@
-"""What a CPU computes otherwise than a network says, and the compiler's options by trial."""
+"""Tells which products a CPU computes in other types than the network says, for summaries."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-import jax
+from typing import TYPE_CHECKING
 
 from lowering.graph import Graph
 from nnef_jax.execution.places import default_platform
@@ -46,17 +42,6 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
     if bfloat16 and definition.options.precision is None:
         lines.append("weights are kept in bfloat16, and widened in each call")
     return lines
-
-
-def fastest(call: Callable[..., Any], arguments: Sequence[Any]) -> dict[str, str]:
-    """Return the options for a CPU by which a call takes the least time, by trial."""
-    from lowering.cpu.xla_options import candidates, fastest
-
-    def trial(options: dict[str, str]) -> Callable[[], Any]:
-        run: Any = jax.jit(call, compiler_options=options)
-        return partial(run.lower(*arguments).compile(), *arguments)
-
-    return candidates()[fastest([trial(options) for options in candidates()])]
 
 
 def _is_bfloat16(definition: Definition) -> bool:
