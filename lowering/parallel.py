@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from lowering.factors import Factor, FactorWalk, Product, leaves
 from lowering.program import Program
@@ -41,6 +42,22 @@ class Division:
     follows: bool = True
     why: str = ""
     moves: str = ""
+
+
+class Along(NamedTuple):
+    """Says of arguments, by place, what of them is divided along which axes of a mesh."""
+
+    names: tuple[str, ...]
+    divisions: Mapping[int, Division]
+
+
+@dataclass(frozen=True)
+class Divided:
+    """Says how a program's arguments are divided over a mesh: its parameters, and the batch."""
+
+    mesh: Any
+    parameters: Along
+    batch: Along
 
 
 def divisions(program: Program, count: int, least: int = 0) -> dict[int, Division]:

@@ -58,10 +58,13 @@ def traced(
     return Program(closed, count, prepares=False), leaves, jax.tree.structure(shapes)
 
 
-def written(program: Program) -> Program:
-    """Return a traced program as derivatives are taken of it, whatever the platform."""
+def written(program: Program, target: Target = WRITTEN) -> Program:
+    """Return a traced program as derivatives are taken of it.
+
+    It is for any platform, or for that of a mesh, and then its arguments are divided.
+    """
     jaxprs.require_names()
-    return rewrite(program, WRITTEN)
+    return rewrite(program, target)
 
 
 def lower(program: Program, target: Target) -> Split:
@@ -83,7 +86,7 @@ def _options(target: Target, program: Program, call: Any, is_alone: bool) -> dic
 def rewrite(program: Program, target: Target) -> Program:
     """Return a program after all passes of a target."""
     program = replace(program, is_alone=target.devices == 1, is_open=target.is_open)
-    if target.platform is not None:
+    if not target.keeps_derivatives:
         program = or_else(program.low_level, lambda: program, "low-level primitives")
     if target.has_kernels:
         program = rewritten(program, {"concatenate": _without_empty})

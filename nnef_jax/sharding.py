@@ -12,10 +12,11 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lowering.extents import UNKNOWN, show
+from lowering.fallback import named
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
-from lowering.passes.inlining import for_platform
-from lowering.program import Program
+from lowering.pipeline import traced, written
+from lowering.targets import mesh_target
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout, has_names, platform_of
@@ -149,10 +150,11 @@ def found_divisions(
         given = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
         states = {state.label: state.value for state in graph.states}
         types: Any = jax.tree.map(_type, (given, states, list(graph.inputs)))
-        traced = jax.make_jaxpr(partial(definition.cycle, probe=NOTHING))(*types)
+        program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
-    program = for_platform(Program(traced, len(given), prepares=False), platform)
+    with named(definition.about):
+        program = written(program, mesh_target(platform))
     found = divisions(program, count, least)
     return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
 

@@ -12,20 +12,14 @@ from lowering.targets.target import Target
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Inline calls, and what a choice of platforms has for the target.
+    """Inline calls, and what a choice of platforms has for the target's, if it has one.
 
-    Without a platform nothing is chosen, and derivatives of one's own are kept.
+    Functions that have derivatives of their own stay where derivatives are taken.
     """
-    platform = target.platform
-    closed = jaxprs.spliced(program.closed, platform, keeps_derivatives=platform is None)
+    keeps = target.keeps_derivatives
+    closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
     program = program.with_closed(closed)
     return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
-
-
-@in_loops
-def for_platform(program: Program, platform: str) -> Program:
-    """Inline calls, and each choice of platforms as made; derivatives of one's own stay."""
-    return program.with_closed(jaxprs.spliced(program.closed, platform, keeps_derivatives=True))
 
 
 def _bare(found: Matcher, equation: Any) -> Any:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from lowering.machine import MachineProfile
 from lowering.targets.target import Target
+
+if TYPE_CHECKING:
+    from lowering.parallel import Divided
 
 
 def target_of(
@@ -26,3 +30,14 @@ def target_of(
     from lowering.targets.portable import PLAIN
 
     return replace(PLAIN, platform=platform, devices=devices, rates=rates)
+
+
+def mesh_target(platform: str, divided: Divided | None = None) -> Target:
+    """Return the target for a mesh of such devices, over which arguments are divided if they are.
+
+    Choices of platforms are made first, since they would hide axes from the pass that follows them.
+    """
+    from lowering.passes import inlining, spread
+
+    passes, count = (inlining.run, spread.run), divided and divided.mesh.size
+    return Target(platform, passes, keeps_derivatives=True, devices=count, divided=divided)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowering.machine import MachineProfile
+
+if TYPE_CHECKING:
+    from lowering.parallel import Divided
 
 
 @dataclass(frozen=True)
@@ -20,18 +23,22 @@ class Target:
         passes: functions `run(program, target)`, in order.
         options: returns the compiler's options for a program as it is written, the call that is
             split of it, and whether this is all that is compiled; None where there are none.
+        keeps_derivatives: whether derivatives are taken of what the passes give.
         has_kernels: whether it has kernels of its own: parameters are prepared for them, and they
             need items and extents that are numbers.
         devices: on how many a program runs; None where that is not known.
         is_open: whether programs of other shapes read the same parameters: then matrices are read
             as they lie, since each layout is one more copy.
+        divided: how arguments are divided over a mesh of these devices; None where they are not.
         rates: of the machine, by which kernels are chosen; None for those that hold already.
     """
 
     platform: str | None
     passes: Sequence[Callable[..., Any]]
     options: Callable[[Any, Any, bool], dict[str, str]] | None = None
+    keeps_derivatives: bool = False
     has_kernels: bool = False
     devices: int | None = 1
     is_open: bool = False
+    divided: Divided | None = None
     rates: MachineProfile | None = None

@@ -243,7 +243,7 @@ class Definition:
     @property
     def about(self) -> About:
         """Return how the network is rewritten: its name, and whether what fails is an error."""
-        is_strict, is_open = self.optimize == "strict", self.network.is_open
+        is_strict, is_open = self.options.optimize == "strict", self.network.is_open
         return About(self.network.graph.name, is_strict, is_open=is_open)
 
     def has_kernels(self, platform: str) -> bool:

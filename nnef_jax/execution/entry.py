@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import jax
 
+from lowering.fallback import named
 from lowering.graph import Graph
 from nnef_jax.execution.definition import Definition, Function, Results
 from nnef_jax.execution.over_mesh import over_mesh
@@ -87,7 +88,8 @@ class Entry:
         def run(params: Any, state: Mapping[str, Any], inputs: Sequence[Any], probe: Probe) -> Any:
             arguments = params_of(params), state, inputs, probe
             if definition.layout or explicit_mesh(arguments):
-                results = over_mesh(traced, definition.layout, self.time_axes, *arguments)
+                with named(definition.about):
+                    results = over_mesh(traced, definition.layout, self.time_axes, *arguments)
             else:
                 results = traced(*arguments)
             return self.result(results, probe)

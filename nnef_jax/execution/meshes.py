@@ -128,10 +128,20 @@ class Layout:
 
     def split(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return parameters with an axis of its own for the factor that is divided."""
-        from lowering.spread import prepared
+        arrays: dict[str, Any] = {}
+        for label, x in params.items():
+            division = self._divisions[label]
+            before, (*outer, extent) = division.before, x.shape[: division.axis + 1]
+            inner = x.shape[division.axis + 1 :]
+            arrays[label] = x.reshape(*outer, before, extent // before, *inner)
+        return arrays
 
-        divisions = dict(self.divisions)
-        return {label: prepared(x, divisions[label]) for label, x in params.items()}
+    def division(self, label: str, is_split: bool) -> Division | None:
+        """Return how a parameter is divided, as it is or as `split` gives it; None if it is not."""
+        division = self._divisions.get(label)
+        if division is None or not is_split:
+            return division
+        return replace(division, axis=division.axis + 1, before=1)
 
     def put_state(
         self, state: Mapping[str, Any], shapes: Sequence[Sequence[int]]
@@ -232,6 +242,10 @@ class Layout:
     def _is_typed(self) -> bool:
         types = {*self.mesh.axis_types, *jax.sharding.get_abstract_mesh().axis_types}
         return types != {AxisType.Auto}
+
+    @cached_property
+    def _divisions(self) -> dict[str, Division]:
+        return dict(self.divisions)
 
     @cached_property
     def _specs(self) -> dict[str, PartitionSpec]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
+from lowering.fallback import or_else
 from nnef_jax.execution.meshes import Layout, platform_of
 from nnef_jax.execution.places import explicit_mesh, is_watched
 from nnef_jax.execution.run_options import Prepared
@@ -38,7 +39,16 @@ def over_mesh(
 
     def whole(params: Any, *others: Any) -> Any:
         used = layout.used(params) if layout else params
-        return _divided(compute, told, time_axes, used, *others)
+        is_prepared = isinstance(used, Prepared)
+        raw, prepared = (used.params, used.values) if is_prepared else (used, {})
+
+        def undivided() -> Any:
+            return compute(raw, *others)
+
+        if not told.divisions or is_watched():
+            return undivided()
+        divided = partial(_divided, compute, told, time_axes, raw, prepared, *others)
+        return or_else(divided, undivided)
 
     def places(results: Any, time_axes: int = time_axes) -> Any:
         return jax.tree.map(lambda x: told.beside(extent, x.shape, time_axes), results)
@@ -66,35 +76,33 @@ def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
 
 
 def _divided(
-    compute: Callable[..., Any], layout: Layout, time_axes: int, params: Any, *others: Any
+    compute: Callable[..., Any],
+    layout: Layout,
+    time_axes: int,
+    params: Mapping[str, Any],
+    prepared: Mapping[str, Any],
+    *others: Any,
 ) -> Any:
     """Compute with parameters that are divided for products, so that what follows stays so."""
-    is_prepared = isinstance(params, Prepared)
-    divided, params = (params.values, params.params) if is_prepared else ({}, params)
-    if not layout.divisions or is_watched():
-        return compute(params, *others)
-    from lowering import spread
-    from lowering.parallel import Division
-    from lowering.passes.inlining import for_platform
-    from lowering.program import Program
+    from lowering.parallel import Along, Divided, Division
+    from lowering.pipeline import traced, written
+    from lowering.targets import mesh_target
 
-    arrays, tree = jax.tree.flatten((params, *others))
-    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    closed, shapes = jax.make_jaxpr(
-        lambda *x: compute(*jax.tree.unflatten(tree, x)), return_shape=True
-    )(*types)
-    program = Program(closed, len(params), prepares=False)
-    program = for_platform(program, platform_of(layout.mesh))
+    def joined(arrays: Mapping[str, Any], *others: Any) -> Any:
+        whole = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
+        return compute(whole, *others)
+
+    stored = {label: prepared.get(label, x) for label, x in params.items()}
+    program, arrays, tree = traced(joined, stored, *others)
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
-    labels, divisions = sorted(params), dict(layout.divisions)
-    arrays[: len(labels)] = [divided.get(label, params[label]) for label in labels]
-    parts = {i: divisions[x] for i, x in enumerate(labels) if x in divisions}
+    divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(stored))}
     extent = layout.extent([x.shape for x in others[1]], time_axes)
     batch: dict[int, Division] = {}
-    for i, x in enumerate(types[len(labels) :], len(labels)):
+    for i, x in enumerate(arrays[len(stored) :], len(stored)):
         if names := layout.beside(extent, x.shape, time_axes).spec:
             batch[i] = Division(len(names) - 1)
-    along = spread.Along(layout.along, parts), spread.Along(layout.batch, batch)
-    results = spread.run(program, arrays, layout.in_use(), *along)
-    return jax.tree.unflatten(jax.tree.structure(shapes), results)
+    parameters = {i: division for i, division in divisions.items() if division}
+    along = Along(layout.along, parameters), Along(layout.batch, batch)
+    target = mesh_target(platform_of(layout.mesh), Divided(layout.in_use(), *along))
+    return jax.tree.unflatten(tree, written(program, target)(*arrays))

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from lowering import jaxprs
-from lowering.fallback import or_else
-from lowering.passes import folding
+from lowering.fallback import FailedPass, or_else
+from lowering.passes import folding, spread
 from nnef_jax import Model
+from tests.eight_devices import MLP
 from tests.helpers import model_of
 from tests.programs import DATA, NET, X
 
@@ -50,6 +51,7 @@ def test_the_module_is_missing() -> None:
 import sys, warnings
 sys.modules["jax.extend.core"] = None
 import numpy as np
+from tests.eight_devices import MLP
 from tests.helpers import model_of
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -90,6 +92,28 @@ def test_a_failure_is_that_of_one_network(monkeypatch: pytest.MonkeyPatch) -> No
         model = model_of(NET, data=DATA)
         np.testing.assert_allclose(model(X), wanted, rtol=1e-5, atol=1e-5)
         assert is_folded(model)
+
+
+@pytest.mark.parametrize("optimize", [True, False, "strict"])
+def test_what_fails_over_a_mesh_is_left_to_xla(
+    optimize: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Any:
+        raise ArithmeticError("on purpose")
+
+    x, v, b, w = (np.full(s, 0.1, np.float32) for s in ((8, 64), (128, 64), (1, 128), (32, 128)))
+    data = {"v": v, "b": b, "w": w}
+    mesh = jax.make_mesh((2,), ("model",), devices=jax.devices()[:2])
+    model = model_of(MLP, data=data, optimize=optimize).shard(mesh, params="model")
+    wanted = (x @ v.T + b) @ w.T
+    monkeypatch.setattr(spread._Spread, "evaluated", fail)
+    if optimize == "strict":
+        with pytest.raises(FailedPass, match=r"'spread' fails: .*on purpose"):
+            model(x)
+        return
+    with pytest.warns(UserWarning, match="'mlp' .*'spread'.*: on purpose") as caught:
+        np.testing.assert_allclose(model(x), wanted, rtol=1e-5, atol=1e-5)
+    assert len(caught) == 1
 
 
 def test_a_network_at_fault_raises_its_own_error() -> None:

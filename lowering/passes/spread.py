@@ -1,4 +1,4 @@
-"""Runs a program over devices so that what is divided stays so.
+"""Divide a program over a mesh, so that what is divided stays so.
 
 Where a divided factor is not the first of its axis, the axis is several: of 3 * heads * items two,
 3 and heads * items. Nothing needs to be gathered then, and each axis is sharded or is not. Results
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -19,56 +19,49 @@ from lowering import jaxprs
 from lowering.factors import Factor, FactorWalk, cuts, leaves, unite
 from lowering.facts import facts
 from lowering.jaxprs import PRODUCT
-from lowering.parallel import Division
 from lowering.program import Program, Rules
+from lowering.targets.target import Target
 
 _FREE = PartitionSpec.UNCONSTRAINED
 Groups = list[list[int]]  # the extents of the axes that each axis is
 
 
-class Along(NamedTuple):
-    """Says of arguments, by place, what of them is divided along which axes of a mesh."""
-
-    names: tuple[str, ...]
-    divisions: Mapping[int, Division]
-
-
-def run(
-    program: Program, arguments: Sequence[Any], mesh: Any, params: Along, batch: Along
-) -> list[Any]:
-    """Evaluate a program over a mesh, on arrays, or on parameters as `prepared` gives them."""
+def run(program: Program, target: Target) -> Program:
+    """Divide a program over the target's mesh, as its arguments are divided."""
+    plan = target.divided
+    if plan is None:
+        return program
+    parameters = plan.parameters.divisions
     walk = FactorWalk(program)
-    for i, division in params.divisions.items():
+    for i, division in parameters.items():
         axis = walk.of(program.arguments[i])[division.axis]
         extent = math.prod(factor.extent for factor in axis)
         if division.before > 1:
             unite(axis, [Factor(division.before), Factor(extent // division.before)])
     walk.through()
     divided: dict[Factor, Any] = {}
-    for along, name in ((batch, _FREE), (params, along_one(params.names))):
-        count = math.prod(mesh.shape[name] for name in along.names)
+    for along, name in ((plan.batch, _FREE), (plan.parameters, _along_one(plan.parameters.names))):
+        count = math.prod(plan.mesh.shape[name] for name in along.names)
         for i, division in along.divisions.items():
             factor = _at(walk.of(program.arguments[i])[division.axis], division.before)
             if division.follows and factor and factor.extent % count == 0:
                 divided[factor] = name
-    spread = _Spread(walk, divided, mesh)
-    given = list(arguments)
-    for i, division in params.divisions.items():
-        if division.follows:
-            v = program.arguments[i]
-            given[i] = spread.sharded(v, given[i], range(len(v.aval.shape)))
-    return spread.evaluated(given)
+    spread = _Spread(walk, divided, plan.mesh)
+    whole = {i: v for i, v in enumerate(program.arguments) if i in parameters}
+
+    def evaluated(*arguments: Any) -> list[Any]:
+        arrays = list(arguments)
+        for i, v in whole.items():
+            if parameters[i].follows:
+                arrays[i] = spread.sharded(v, arrays[i], range(v.aval.ndim))
+        return spread.evaluated(arrays)
+
+    return program.retraced(evaluated)
 
 
-def along_one(names: Sequence[str]) -> Any:
+def _along_one(names: Sequence[str]) -> Any:
     """Return the names of axes of a mesh as an item of a PartitionSpec."""
     return names[0] if len(names) == 1 else tuple(names)
-
-
-def prepared(x: Any, division: Division) -> Any:
-    """Return a parameter with an axis more, so that the divided factor is the first of its own."""
-    axis, before = division.axis, division.before
-    return x.reshape(*x.shape[:axis], before, x.shape[axis] // before, *x.shape[axis + 1 :])
 
 
 def _at(axis: list[Factor], before: int) -> Factor | None:
