@@ -9,15 +9,14 @@ are 3 * 4 * 8.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from lowering import jaxprs
-from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal
-from lowering.program import Program, Rules
-
-_CALLS = ("custom_jvp_call", "custom_vjp_call")
+from lowering.axes import UNLINKED, LinkedAxes, Part, axes_of, is_grouped, number
+from lowering.bodies import Body, bodies
+from lowering.jaxprs import is_literal
+from lowering.program import Program
 
 
 class Factor:
@@ -102,13 +101,13 @@ class Product(NamedTuple):
 class FactorWalk:
     """The factors of the axes of all variables of a program.
 
-    `uses` and `products` are those of the loops within it too, which are `bodies`.
+    `uses` and `products` are those of the functions within it too, which are `bodies`.
     """
 
     def __init__(self, program: Program, outer: FactorWalk | None = None, times: int = 1) -> None:
         self.program = program
         self.axes: dict[Any, Axes] = {}
-        self.bodies: dict[int, FactorWalk] = {}  # by the identity of the equation
+        self.bodies: dict[int, list[FactorWalk]] = {}  # by the identity of the equation
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
         self.times = times
@@ -126,9 +125,96 @@ class FactorWalk:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
                 own = frozenset[int]().union(*map(self.origin, equation.invars))
                 self.origins.update(dict.fromkeys(equation.outvars, own))
-            rule = RULES.of(equation) or opaque
-            rule(self, equation)
+            held = bodies(equation)
+            for body in held:
+                self._enter(equation, body)
+            if not held:
+                self._follow(equation)
         return self
+
+    def _follow(self, equation: Any) -> None:
+        """Make axes that an equation links the same, and keep those whole that it does not link."""
+        table = axes_of(equation) or UNLINKED
+        operands, results = equation.invars, equation.outvars
+        passing: dict[tuple[int, int], Axis] = {}  # factors by operand and axis
+        for link in table.links:
+            runs: list[Axis] = []
+            for place, run in link.operands.items():
+                parts = {number(x): self._part(operands[place], x) for x in run}
+                passing |= {(place, axis): factors for axis, factors in parts.items()}
+                runs.append([*chain(*parts.values())])
+            for place, run in link.results.items():
+                runs.append([*chain(*(self._part(results[place], x) for x in run))])
+            for run in runs[1:]:
+                unite(runs[0], run)
+            if link.does != "apart":
+                self.use(link.does, runs[:1], results[0])
+        for place, operand in enumerate(operands):
+            for i, axis in enumerate(self.of(operand)):
+                passed = {*leaves(passing.get((place, i), ()))}
+                block(factor for factor in leaves(axis) if factor not in passed)
+        for place in table.weights:
+            self._multiply(table, operands[place], place, results[0])
+
+    def _part(self, operand: Any, part: int | Part) -> Axis:
+        """Return the factors of an axis, or of a part of it."""
+        axis = self.of(operand)[number(part)]
+        if not isinstance(part, Part):
+            return axis
+        whole = math.prod(factor.extent for factor in axis)
+        extents = part.before, part.extent, whole // (part.before * part.extent)
+        before, inside, after = map(Factor, extents)
+        unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
+        return [inside]
+
+    def _multiply(self, table: LinkedAxes, weight: Any, place: int, result: Any) -> None:
+        """Note a product with an operand that depends on parameters alone.
+
+        Rows are its axes that end in it, columns those that the result has and no other operand.
+        """
+        if not self.is_known(weight) or self.is_known(result):
+            return
+        rows, columns, places = Axis(), Axis(), set[int]()
+        kind: Literal["product", "lookup"] = "product"
+        for link in table.links:
+            axes = [self.of(weight)[number(x)] for x in link.operands.get(place, ())]
+            factors = [*chain(*axes)]
+            if link.does != "apart":
+                rows += factors
+                kind = "lookup" if link.does == "lookup" else kind
+            elif place in link.operands and (len(link.operands) == 1 or is_grouped(link)):
+                columns += factors
+                places.update(map(number, link.results[0]))
+        product = Product(self.origin(weight), rows, columns, self.items(result), kind)
+        self.products.append(product)
+        self.columns[result] = frozenset(places)
+
+    def _enter(self, equation: Any, body: Body) -> None:
+        """Go through a function within. What a loop carries is as at its start before each turn."""
+        inside = FactorWalk(Program(body.closed), self, self.times * body.times)
+        self.bodies.setdefault(id(equation), []).append(inside)
+        carried = {*body.again.values()}
+        pairs = zip(inside.program.arguments, body.arguments, strict=True)
+        for i, (inner, (place, steps)) in enumerate(pairs):
+            operand = equation.invars[place]
+            inside.axes[inner] = self._item(operand, steps)
+            if self.is_known(operand) and not steps and i not in carried:
+                inside.origins[inner] = self.origin(operand)
+        inside.through()
+        for i, (inner, outer) in enumerate(zip(inside.program.results, body.results, strict=True)):
+            if i in body.again:
+                inside.use("whole", inside.of(inner), inner)
+            elif outer is not None:
+                item = self._item(equation.outvars[outer.place], outer.steps)
+                for axis, other in zip(inside.of(inner), item, strict=True):
+                    unite(axis, other)
+
+    def _item(self, variable: Any, steps: int) -> Axes:
+        """Return the axes of an item along so many axes, which stay whole."""
+        axes = self.of(variable)
+        for axis in axes[:steps]:
+            block(axis)
+        return axes[steps:]
 
     def of(self, operand: Any) -> Axes:
         """Return the axes of a variable, or of a literal."""
@@ -147,12 +233,6 @@ class FactorWalk:
         """Return the places of the parameters that a known operand depends on."""
         return frozenset() if is_literal(operand) else self.origins[operand]
 
-    def take(self, inner: Any, outer: FactorWalk, operand: Any) -> None:
-        """Make a variable the same as an operand of the program around."""
-        self.axes[inner] = outer.of(operand)
-        if outer.is_known(operand):
-            self.origins[inner] = outer.origin(operand)
-
     def use(self, kind: Any, axes: Iterable[Axis], variable: Any) -> None:
         """Note a use of a variable that is computed in each call, at the cost of its items."""
         if self.is_known(variable):
@@ -163,259 +243,3 @@ class FactorWalk:
     def items(self, variable: Any) -> int:
         """Return how many items a variable has, in all turns of a loop."""
         return math.prod(variable.aval.shape) * self.times
-
-    def multiply(
-        self,
-        weight: Any,
-        rows: Iterable[int],
-        columns: Mapping[int, int],
-        result: Any,
-        kind: Literal["product", "lookup"] = "product",
-    ) -> None:
-        """Note a product, given axes of an operand that depends on parameters alone.
-
-        Columns are axes of the result too.
-        """
-        if self.is_known(weight) and not self.is_known(result):
-            axes = self.of(weight)
-            own, beside = ([f for i in places for f in axes[i]] for places in (rows, columns))
-            found = Product(self.origin(weight), own, beside, self.items(result), kind)
-            self.products.append(found)
-            self.columns[result] = frozenset(columns.values())
-
-
-RULES = Rules()
-
-
-def opaque(walk: FactorWalk, equation: Any) -> None:
-    """Say nothing of the results, and keep all operands whole."""
-    for operand in equation.invars:
-        for axis in walk.of(operand):
-            block(axis)
-
-
-def _pair(walk: FactorWalk, left: Any, right: Any, pairs: Iterable[tuple[int, int]]) -> None:
-    """Make axes of two variables the same, and keep others of the first whole."""
-    one, other = walk.of(left), walk.of(right)
-    paired = {i: j for i, j in pairs if left.aval.shape[i] == right.aval.shape[j]}
-    for i, axis in enumerate(one):
-        if i in paired:
-            unite(axis, other[paired[i]])
-        else:
-            block(axis)
-
-
-@RULES(by_item=True)
-def _by_item(walk: FactorWalk, equation: Any) -> None:
-    for result in equation.outvars:
-        for operand in equation.invars:
-            rank = len(operand.aval.shape)
-            if rank == len(result.aval.shape):
-                _pair(walk, operand, result, ((i, i) for i in range(rank)))
-
-
-@RULES("optimization_barrier")
-def _barrier(walk: FactorWalk, equation: Any) -> None:
-    for operand, result in zip(equation.invars, equation.outvars, strict=True):
-        _pair(walk, operand, result, ((i, i) for i in range(len(operand.aval.shape))))
-
-
-@RULES("reshape", "squeeze", "expand_dims")
-def _reshape(walk: FactorWalk, equation: Any) -> None:
-    operand, result = equation.invars[0], equation.outvars[0]
-    one, other = ([f for axis in walk.of(v) for f in axis] for v in (operand, result))
-    unite(one, other)
-
-
-@RULES("transpose")
-def _transpose(walk: FactorWalk, equation: Any) -> None:
-    order = equation.params["permutation"]
-    _pair(walk, equation.invars[0], equation.outvars[0], ((j, i) for i, j in enumerate(order)))
-
-
-@RULES("broadcast_in_dim")
-def _broadcast(walk: FactorWalk, equation: Any) -> None:
-    axes = equation.params["broadcast_dimensions"]
-    _pair(walk, equation.invars[0], equation.outvars[0], enumerate(axes))
-
-
-@RULES(reduces=True)
-def _reduce(walk: FactorWalk, equation: Any) -> None:
-    """Sum, or the like, over axes."""
-    known, (operand, result) = facts(equation), (equation.invars[0], equation.outvars[0])
-    if not known.removes:
-        (_along if known.per_axis or known.along else opaque)(walk, equation)
-        return
-    removed = equation.params[known.removes]
-    kept = [i for i in range(len(operand.aval.shape)) if i not in removed]
-    axes = walk.of(operand)
-    if jaxprs.primitive(equation).startswith("arg"):
-        for i in removed:
-            block(axes[i])
-    walk.use("sum", [axes[i] for i in removed], result)
-    for i, j in zip(kept, range(len(kept)), strict=True):
-        unite(axes[i], walk.of(result)[j])
-
-
-@RULES("concatenate", "pad", "rev", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")
-@RULES("dynamic_slice", "dynamic_update_slice", "select_and_scatter_add", "tile")
-def _along(walk: FactorWalk, equation: Any) -> None:
-    """Pass on the axes along which nothing happens."""
-    known, params = facts(equation), equation.params
-    touched = {params[known.along]} if known.along else {*params.get("dimensions", ())}
-    for name, neutral in known.per_axis.items():
-        if neutral is not None:
-            touched |= {i for i, x in enumerate(params[name]) if x != neutral}
-    for result in equation.outvars:
-        for operand in equation.invars:
-            shape = operand.aval.shape
-            if shape and len(shape) == len(result.aval.shape):
-                _pair(
-                    walk, operand, result, ((i, i) for i in range(len(shape)) if i not in touched)
-                )
-        for i in touched:
-            block(walk.of(result)[i])
-
-
-@RULES("stack")
-def _stack(walk: FactorWalk, equation: Any) -> None:
-    (result,), new = equation.outvars, equation.params["axis"]
-    others = [i for i in range(len(result.aval.shape)) if i != new]
-    for operand in equation.invars:
-        _pair(walk, operand, result, enumerate(others))
-    block(walk.of(result)[new])
-
-
-@RULES("slice", "split")
-def _slice(walk: FactorWalk, equation: Any) -> None:
-    """Cut an axis into equal parts: its last factors are those of a part."""
-    operand = equation.invars[0]
-    for result, starts in zip(equation.outvars, cuts(equation), strict=True):
-        for i, start in enumerate(starts):
-            axis, part = walk.of(operand)[i], walk.of(result)[i]
-            extent, size = operand.aval.shape[i], result.aval.shape[i]
-            if start is None or size == 0 or extent % size or start % size:
-                block(axis)
-            else:
-                count = [Factor(extent // size, is_blocked=True)] if size < extent else []
-                unite([*count, *part] if size > 1 else count, axis)
-
-
-def cuts(equation: Any) -> list[list[int | None]]:
-    """Return where each result of a slice or split starts along each axis, None with strides."""
-    params, rank = equation.params, len(equation.invars[0].aval.shape)
-    if jaxprs.primitive(equation) == "slice":
-        strides = params["strides"] or (1,) * rank
-        pairs = zip(params["start_indices"], strides, strict=True)
-        return [[start if stride == 1 else None for start, stride in pairs]]
-    starts = [sum(params["sizes"][:i]) for i in range(len(params["sizes"]))]
-    return [[start if i == params["axis"] else 0 for i in range(rank)] for start in starts]
-
-
-@RULES(PRODUCT)
-def _dot(walk: FactorWalk, equation: Any) -> None:
-    (left, right), (result,) = equation.invars, equation.outvars
-    (summed, batch) = equation.params["dimension_numbers"]
-    axes, out = (walk.of(left), walk.of(right)), walk.of(result)
-    for i, j in zip(*summed, strict=True):
-        unite(axes[0][i], axes[1][j])
-    for k, (i, j) in enumerate(zip(*batch, strict=True)):
-        unite(axes[0][i], out[k])
-        unite(axes[1][j], out[k])
-    free = [[i for i in range(len(axes[k])) if i not in (*summed[k], *batch[k])] for k in (0, 1)]
-    walk.use("sum", [axes[0][i] for i in summed[0]], result)
-    places = iter(range(len(batch[0]), len(out)))
-    for k, operand in enumerate(equation.invars):
-        columns = dict(zip(free[k], places, strict=False))
-        for i, j in columns.items():
-            unite(axes[k][i], out[j])
-        walk.multiply(operand, summed[k], columns, result)
-
-
-@RULES(CONVOLUTION)
-def _convolve(walk: FactorWalk, equation: Any) -> None:
-    """Follow items and channels, or groups of them, within which all is whole."""
-    (left, right), (result,), params = equation.invars, equation.outvars, equation.params
-    batch, channel, *space = params["dimension_numbers"].lhs_spec
-    outputs, inputs, *window = params["dimension_numbers"].rhs_spec
-    items, produced, *positions = params["dimension_numbers"].out_spec
-    x, w, y = walk.of(left), walk.of(right), walk.of(result)
-    for axes, found in ((x, space), (w, window), (y, positions)):
-        for i in found:
-            block(axes[i])
-    if params["batch_group_count"] != 1:
-        opaque(walk, equation)
-        return
-    groups = params["feature_group_count"]
-    shared = [Factor(groups)] if groups > 1 else []
-    each = right.aval.shape[outputs] // groups
-    unite(x[batch], y[items])
-    if shared:
-        block(w[inputs])
-    unite([*shared, *w[inputs]], x[channel])
-    unite([*shared, *([Factor(each, is_blocked=bool(shared))] if each > 1 else [])], w[outputs])
-    unite(w[outputs], y[produced])
-    walk.use("sum", [w[inputs]], result)
-    walk.multiply(right, [inputs], {outputs: produced}, result)
-
-
-@RULES("gather")
-def _gather(walk: FactorWalk, equation: Any) -> None:
-    """Look up along one axis, or else say nothing of it."""
-    (table, indices), (result,), params = equation.invars, equation.outvars, equation.params
-    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    axes, out = walk.of(table), walk.of(result)
-    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    kept = [i for i in range(len(axes)) if i not in gone]
-    for i, j in zip(kept, numbers.offset_dims, strict=True):
-        if sizes[i] == table.aval.shape[i]:
-            unite(axes[i], out[j])
-        else:
-            block(axes[i])
-    rest = [j for j in range(len(out)) if j not in numbers.offset_dims]
-    _pair(walk, indices, result, enumerate(rest))
-    if len(gone) == 1 and numbers.start_index_map == numbers.collapsed_slice_dims:
-        walk.use("lookup", [axes[gone[0]]], result)
-        columns = dict(zip(kept, numbers.offset_dims, strict=True))
-        walk.multiply(table, gone, columns, result, "lookup")
-    else:
-        for i in gone:
-            block(axes[i])
-
-
-@RULES(*_CALLS)
-def _call(walk: FactorWalk, equation: Any) -> None:
-    """Go through a function that has derivatives of its own."""
-    closed = jaxprs.inner(equation)[0]
-    inside = FactorWalk(Program(jaxprs.inlined(closed)), walk, walk.times)
-    for inner, operand in zip(inside.program.arguments, equation.invars, strict=True):
-        inside.take(inner, walk, operand)
-    inside.through()
-    for result, inner in zip(equation.outvars, inside.program.results, strict=True):
-        for axis, other in zip(walk.of(result), inside.of(inner), strict=True):
-            unite(other, axis)
-
-
-@RULES(SCAN)
-def _scan(walk: FactorWalk, equation: Any) -> None:
-    """Go through the body of a loop. What it carries is as at its start before each turn."""
-    times = walk.times * equation.params["length"]
-    inside = walk.bodies[id(equation)] = FactorWalk(walk.program.body(equation), walk, times)
-    constants, start, stacks = jaxprs.scan_parts(equation, equation.invars)
-    given, before, items = jaxprs.scan_parts(equation, inside.program.arguments)
-    for inner, outer in zip(given, constants, strict=True):
-        inside.take(inner, walk, outer)
-    for inner, outer in zip(before, start, strict=True):
-        inside.axes[inner] = walk.of(outer)
-    for inner, outer in zip(items, stacks, strict=True):
-        first, *inside.axes[inner] = walk.of(outer)
-        block(first)
-    inside.through()
-    for i, (inner, outer) in enumerate(zip(inside.program.results, equation.outvars, strict=True)):
-        if i < len(start):
-            inside.use("whole", inside.of(inner), inner)
-            continue
-        first, *others = walk.of(outer)
-        block(first)
-        for axis, other in zip(inside.of(inner), others, strict=True):
-            unite(axis, other)

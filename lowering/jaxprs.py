@@ -353,6 +353,12 @@ def _called_function(equation: Any) -> Any:
     return None if parameter is None or stays else equation.params[parameter]
 
 
+def called(equation: Any) -> Any:
+    """Return the function that an equation calls, None of another equation."""
+    parameter = _CALLS.get(primitive(equation))
+    return recomputed(equation) if parameter is None else equation.params[parameter]
+
+
 def inner(equation: Any) -> list[Any]:
     """Return the traced functions that an equation holds."""
     held: list[Any] = []

@@ -13,6 +13,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 from lowering.factors import Factor, FactorWalk, Product, leaves
@@ -171,5 +172,5 @@ class _Choice:
 
 def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:
     yield from walk.axes.values()
-    for body in walk.bodies.values():
+    for body in chain(*walk.bodies.values()):
         yield from _all_axes(body)

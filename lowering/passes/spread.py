@@ -16,9 +16,10 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lowering import jaxprs
-from lowering.factors import Factor, FactorWalk, cuts, leaves, unite
+from lowering.axes import cuts
+from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import facts
-from lowering.jaxprs import PRODUCT
+from lowering.jaxprs import PRODUCT, SCAN, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target
 
@@ -117,7 +118,8 @@ class _Spread:
     def _compute(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         variables = [*equation.invars, *equation.outvars]
         given = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
-        if body := self.walk.bodies.get(id(equation)):
+        if primitive(equation) == SCAN:
+            (body,) = self.walk.bodies[id(equation)]
             results = self._scanned(equation, body, given)
         elif all(self.shape(v) == getattr(v.aval, "shape", ()) for v in variables):
             results = jaxprs.bind(equation, given)
@@ -213,7 +215,7 @@ def _broadcast(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
 @_RULES(reduces=True)
 def _reduce(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
     removed = facts(equation).removes
-    if not removed or jaxprs.primitive(equation).startswith("arg"):
+    if not removed or primitive(equation).startswith("arg"):
         return None
     axes = _spanned(_places(spread.groups(equation.invars[0])), equation.params[removed])
     return [equation.primitive.bind(*given, **equation.params | {removed: axes})]
