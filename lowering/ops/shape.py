@@ -84,10 +84,18 @@ def _is_free(extent: int) -> bool:
     return extent is UNKNOWN or extent == 0
 
 
+def _array(input: Any) -> Any:
+    """Return an operand as an array: one of numpy as it is, which numpy moves without a compiler.
+
+    For values known before a call, jax compiles a program for each shape, in 10 ms or more.
+    """
+    return input if isinstance(input, np.ndarray) else jnp.asarray(input)
+
+
 @rules.rule("reshape", _reshape_type)
 def reshape(input: Any, shape: Ints, axis_start: int, axis_count: int) -> Array:
     """Reshape `axis_count` axes row-major (spec 4.5.1); 0 copies its extent, one -1 is the rest."""
-    x = jnp.asarray(input)
+    x = _array(input)
     if 0 in x.shape:  # jax does not say what -1 stands for
         known = TensorType(x.shape, str(x.dtype))
         return x.reshape(_reshape_type(known, shape, axis_start, axis_count).shape)
@@ -111,8 +119,8 @@ def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
 @rules.rule("transpose", _transpose_type)
 def transpose(input: Any, axes: Ints) -> Array:
     """Permute the first axes; others stay (spec 4.5.2)."""
-    x = jnp.asarray(input)
-    return jnp.transpose(x, (*axes, *range(len(axes), x.ndim)))
+    x = _array(input)
+    return x.transpose((*axes, *range(len(axes), x.ndim)))
 
 
 def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
@@ -130,7 +138,7 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
 @rules.rule("squeeze", _squeeze_type)
 def squeeze(input: Any, axes: Ints) -> Array:
     """Remove axes, which have extent 1."""
-    return jnp.squeeze(jnp.asarray(input), axes)
+    return _array(input).squeeze(axes)
 
 
 def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
@@ -143,7 +151,8 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 @rules.rule("unsqueeze", _unsqueeze_type)
 def unsqueeze(input: Any, axes: Ints) -> Array:
     """Add axes of extent 1, counted in the result."""
-    return jnp.expand_dims(jnp.asarray(input), axes)
+    x = _array(input)
+    return (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, axes)
 
 
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:

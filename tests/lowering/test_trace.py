@@ -16,6 +16,7 @@ from lowering.trace import Context, trace
 
 REAL = TensorType((2,), "float32")
 X = np.float32([1, -2])
+LONG = np.arange(37, dtype=np.float32).reshape(1, 1, 37)  # no other test has this shape
 
 
 def small():
@@ -38,6 +39,35 @@ def test_values() -> None:
     np.testing.assert_array_equal(found["z"], [-4 + 6, 10 + 6])
     assert isinstance(found["six"], np.ndarray) and "unread" not in found
     assert told == [1]  # one item of a result on the host
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "expected"),
+    [
+        ("reshape", {"shape": (37, -1), "axis_start": 0, "axis_count": -1}, LONG.reshape(37, 1)),
+        ("transpose", {"axes": (2, 0, 1)}, LONG.transpose(2, 0, 1)),
+        ("squeeze", {"axes": (0, 1)}, LONG[0, 0]),
+        ("unsqueeze", {"axes": (0, 3)}, LONG[None, :, :, None]),
+    ],
+)
+def test_known_values_are_moved_without_a_compiler(kind: str, attributes, expected) -> None:
+    builder = GraphBuilder()
+    constant = {"shape": LONG.shape, "value": tuple(LONG.ravel().tolist()), "dtype": "float32"}
+    (x,) = builder.operation("constant", {}, constant, ["x"])
+    (y,) = builder.operation(kind, {"input": x}, attributes, ["y"])
+    graph, compiled = builder.graph("g", [y], ["y"]), list[str]()
+
+    def listener(event: str, duration_secs: float, **_: object) -> None:
+        if "compile" in event:
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        result = trace(graph, Context(), {}, {}, [])[y]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert isinstance(result, np.ndarray) and not compiled
+    np.testing.assert_array_equal(result, expected, strict=True)
 
 
 def test_wanted_and_edits() -> None:
