@@ -6,10 +6,8 @@ primitive that is not in it is opaque: nothing is said of it, and no pass looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
-
-import numpy as np
 
 
 class Facts(NamedTuple):
@@ -24,9 +22,6 @@ class Facts(NamedTuple):
         removes: the parameter that names axes that results lack.
         per_axis: parameters with an entry for each axis, and the entry that changes nothing.
         resized: the parameter that holds the extents of the result.
-        numpy: the function of numpy that computes the same: of operands and an array for the
-            result; what moves items takes a sequence of operands, and parameters.
-        reads: the parameters that it takes.
     """
 
     by_item: bool = False
@@ -37,8 +32,6 @@ class Facts(NamedTuple):
     removes: str = ""
     per_axis: Mapping[str, Any] = {}
     resized: str = ""
-    numpy: Any = None
-    reads: Sequence[str] = ()
 
     @property
     def keeps_axes(self) -> bool:
@@ -63,16 +56,6 @@ _WINDOW = Facts(
 )
 
 
-def _broadcast(operands: Sequence[Any], shape: Sequence[int], axes: Sequence[int]) -> Any:
-    extents = dict(zip(axes, operands[0].shape, strict=True))
-    own = [extents.get(axis, 1) for axis in range(len(shape))]
-    return np.broadcast_to(operands[0].reshape(own), shape)
-
-
-def _slice(operands: Sequence[Any], starts: Any, stops: Any, steps: Any) -> Any:
-    return operands[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
-
-
 # fmt: off
 _TABLE: dict[str, Facts] = {
     **dict.fromkeys((
@@ -84,50 +67,29 @@ _TABLE: dict[str, Facts] = {
         "round", "rsqrt", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign",
         "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "xor",
     ), _ITEM),
-    "add": _ITEM._replace(numpy=np.add),
-    "div": _ITEM._replace(numpy=np.divide),
-    "mul": _ITEM._replace(numpy=np.multiply),
-    "rsqrt": _ITEM._replace(numpy=lambda x, out: np.divide(x.dtype.type(1), np.sqrt(x), out=out)),
-    "sub": _ITEM._replace(numpy=np.subtract),
-    "convert_element_type": Facts(
-        by_item=True, moves=True, numpy=lambda x, dtype: x[0].astype(dtype), reads=("new_dtype",)
-    ),
+    "convert_element_type": _ITEM_AS_IT_IS,
     "copy": _ITEM_AS_IT_IS,
     "select_n": _ITEM_AS_IT_IS,
     "stop_gradient": _ITEM_AS_IT_IS,
-    "broadcast_in_dim": Facts(
-        shapes=True, moves=True, resized="shape",
-        numpy=_broadcast, reads=("shape", "broadcast_dimensions"),
-    ),
-    "reshape": Facts(
-        shapes=True, moves=True, resized="new_sizes",
-        numpy=lambda x, shape: x[0].reshape(shape), reads=("new_sizes",),
-    ),
-    "squeeze": Facts(
-        shapes=True, moves=True, removes="dimensions",
-        numpy=lambda x, axes: x[0].squeeze(axes), reads=("dimensions",),
-    ),
-    "transpose": Facts(
-        shapes=True, moves=True, numpy=lambda x, axes: x[0].transpose(axes), reads=("permutation",)
-    ),
-    "concatenate": Facts(
-        moves=True, along="dimension", numpy=np.concatenate, reads=("dimension",)
-    ),
-    "stack": Facts(moves=True, numpy=np.stack, reads=("axis",)),
+    "broadcast_in_dim": Facts(shapes=True, moves=True, resized="shape"),
+    "reshape": Facts(shapes=True, moves=True, resized="new_sizes"),
+    "squeeze": Facts(shapes=True, moves=True, removes="dimensions"),
+    "transpose": Facts(shapes=True, moves=True),
+    "concatenate": Facts(moves=True, along="dimension"),
+    "stack": Facts(moves=True),
     "split": Facts(moves=True, along="axis"),
     "slice": Facts(
         moves=True,
         per_axis={"start_indices": None, "limit_indices": None, "strides": None},
         resized="limit_indices",
-        numpy=_slice, reads=("start_indices", "limit_indices", "strides"),
     ),
     "pad": Facts(moves=True, per_axis={"padding_config": (0, 0, 0)}),
-    "rev": Facts(moves=True, numpy=lambda x, axes: np.flip(x[0], axes), reads=("dimensions",)),
-    "tile": Facts(moves=True, numpy=lambda x, counts: np.tile(x[0], counts), reads=("reps",)),
+    "rev": Facts(moves=True),
+    "tile": Facts(moves=True),
     "dynamic_slice": Facts(moves=True),
     "dynamic_update_slice": Facts(moves=True),
     "gather": Facts(moves=True),
-    "optimization_barrier": Facts(moves=True, numpy=lambda x: x[0]),
+    "optimization_barrier": Facts(moves=True),
     **dict.fromkeys((
         "argmax", "argmin", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_prod",
         "reduce_sum",

@@ -14,12 +14,10 @@ from uuid import uuid4
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 
 from lowering import jaxprs
-from lowering.extents import MAX_RANK
-from lowering.facts import facts
+from lowering.by_numpy import params_of
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.prepare import Split
 from lowering.program import Program
@@ -36,10 +34,6 @@ _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 # Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
 # each call: it would take twice the memory of the parameters, beside them.
 _WIDE = 2 << 10
-# Types that numpy computes with as XLA does, and those that it moves.
-_REAL = {np.dtype(x) for x in (np.float16, ml_dtypes.bfloat16, np.float32, np.float64)}
-_MOVED = "biufc"  # kinds of dtypes; beside these all that are real
-_COMPUTED = {np.dtype(np.float32), np.dtype(np.float64)}
 
 
 def split(program: Program, platform: str | None = None) -> Split:
@@ -184,38 +178,13 @@ def recipe_of(program: Program) -> Recipe:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
         places[variable] = add(Step(_text(x), constant=None if is_key else np.asarray(x)))
     for equation in program.equations:
-        operands, params = tuple(map(place, equation.invars)), _params_of_numpy(equation)
+        operands, params = tuple(map(place, equation.invars)), params_of(equation)
         name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):
             step = Step(f"{text} {index}", operands, primitive=name, params=params or ())
             places[variable] = add(step)
     return Recipe(count, tuple(steps), tuple(map(places.__getitem__, program.results)))
-
-
-def _params_of_numpy(equation: Any) -> tuple[Any, ...] | None:
-    """Return the parameters of an equation that numpy takes, None where it computes otherwise."""
-    name, fact, params = primitive(equation), facts(equation), equation.params
-    if fact.numpy is None or len(equation.outvars) > 1 or not {*fact.reads} <= {*params}:
-        return None
-    if name == "reshape" and params["dimensions"] is not None:
-        return None
-    types: set[Any] = set()
-    for v in (*equation.invars, *equation.outvars):
-        types.add(v.aval.dtype)
-        if v.aval.ndim > MAX_RANK:
-            return None
-    if not fact.moves:
-        is_same = len(types) == 1 and types <= _COMPUTED
-    elif name == "convert_element_type":
-        is_same = types <= _REAL
-    else:
-        is_same = all(map(_is_moved, types))
-    return tuple(map(params.get, fact.reads)) if is_same else None
-
-
-def _is_moved(dtype: Any) -> bool:
-    return dtype in _REAL or (isinstance(dtype, np.dtype) and dtype.kind in _MOVED)
 
 
 def _text_of_equation(equation: Any) -> str:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lowering import jaxprs
 from lowering.prepare import Split, prepared
 from lowering.program import Program
 from lowering.recipe import Recipe
-from lowering.split import split
+from lowering.split import recipe_of, split
 from tests import torch_networks
 from tests.helpers import model_of
 
@@ -47,6 +48,14 @@ def check(function: Function, *parameters: Any, exact: bool = True) -> None:
                 np.testing.assert_array_equal(a, b)
             else:
                 np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def check_bits(function: Function, x: jax.Array) -> None:
+    """Compare what numpy and XLA compute, bit by bit, and that numpy does."""
+    recipe = recipe_of(Program(jaxprs.inlined(jax.make_jaxpr(function)(x)), 1))
+    assert recipe.is_numpys
+    (result,) = recipe.computed([0], [x])
+    np.testing.assert_array_equal(result, jax.jit(function)(x), strict=True)
 
 
 def draw(*shape: int, dtype: Any = jnp.float32, seed: int = 0) -> jax.Array:
@@ -85,6 +94,85 @@ def test_numbers_are_computed() -> None:
             check(function, *parameters, exact=False)
 
 
+WIDTHS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+WHOLE: dict[str, Function] = {
+    "add": lambda x: x + x,
+    "sub": lambda x: x[::-1] - x,
+    "mul": lambda x: x * x,
+    "max": lambda x: jnp.maximum(x, x[::-1]),
+    "min": lambda x: jnp.minimum(x, x[::-1]),
+    "neg": lambda x: -x,
+    "sum": lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None),
+    "sum of nothing": lambda x: jax.lax.reduce_sum_p.bind(x[:0], axes=(0,), out_sharding=None),
+    "place": lambda x: jax.lax.broadcasted_iota(x.dtype, (*x.shape, 300), 2) + x[..., None],
+}
+BITS: dict[str, Function] = {
+    "and": lambda x: x & x[::-1],
+    "or": lambda x: x | x[::-1],
+    "xor": lambda x: x ^ x[::-1],
+    "not": lambda x: ~x,
+    **{
+        name: lambda x, compare=compare: compare(x, x[::-1])
+        for name, compare in {
+            "eq": jax.lax.eq,
+            "ge": jax.lax.ge,
+            "gt": jax.lax.gt,
+            "le": jax.lax.le,
+            "lt": jax.lax.lt,
+            "ne": jax.lax.ne,
+        }.items()
+    },
+    "select": lambda x: jnp.where(x == x[::-1], x, x.T),
+    "select all": lambda x: jax.lax.select(x[0, 0] == x[0, 1], x, x.T),
+}
+
+
+def extremes(dtype: str) -> jax.Array:
+    """Return 5 x 5 items, among them the least and the greatest."""
+    if dtype == "bool":
+        return jnp.asarray(np.arange(25).reshape(5, 5) % 3 == 0)
+    limits = jnp.iinfo(dtype)
+    ends = [int(limits.min), int(limits.min) + 1, 0, 1, int(limits.max)]
+    middle = np.random.default_rng(0).integers(limits.min, limits.max, 20, np.dtype(dtype))
+    return jnp.asarray(np.array([*ends, *middle.tolist()], dtype).reshape(5, 5))
+
+
+@pytest.mark.parametrize("dtype", WIDTHS)
+def test_integers_wrap_around(dtype: str) -> None:
+    with jax.enable_x64(True):
+        for function in (*WHOLE.values(), *BITS.values()):
+            check_bits(function, extremes(dtype))
+
+
+def test_truth_values_are_computed() -> None:
+    for function in BITS.values():
+        check_bits(function, extremes("bool"))
+
+
+@pytest.mark.parametrize("source", ["bool", *WIDTHS])
+def test_integers_are_converted(source: str) -> None:
+    targets = {*WIDTHS, "bool", "float32", "float64"}
+    if source in ("bool", "int8", "uint8"):
+        targets |= {"float16", "bfloat16"}
+    with jax.enable_x64(True):
+        for target in targets - {source}:
+            check_bits(lambda x, target=target: x.astype(target).T, extremes(source))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_items_of_4_bits_are_moved_and_widened(dtype: str) -> None:
+    x = jnp.asarray(np.arange(36).reshape(2, 3, 6) % 8).astype(dtype)
+    for name in ("transpose", "slice", "reshape", "concatenate"):
+        for target in ("int8", "int32", "float32", "bfloat16", "bool"):
+            check_bits(lambda x, move=MOVES[name], target=target: move(x).astype(target), x)
+
+
+def test_bits_are_read_as_another_type() -> None:
+    for target in ("int32", "uint32"):
+        check_bits(lambda x, target=target: jax.lax.bitcast_convert_type(x, target), draw(3, 4).T)
+        check_bits(lambda x: jax.lax.bitcast_convert_type(x, jnp.float32), extremes(target) >> 2)
+
+
 def test_numbers_that_are_none() -> None:
     """A variance of 0 or less than 0 warns nobody, and gives what XLA gives."""
     check(lambda x: jax.lax.rsqrt(x) / x, jnp.asarray([0.0, -1, np.inf, np.nan, 1e10]), exact=False)
@@ -101,7 +189,11 @@ def test_numbers_are_converted(dtype: str) -> None:
     "function",
     [
         lambda x: jnp.exp(x),
-        lambda x: (x.astype(jnp.int32) + 1).astype(jnp.float32),
+        lambda x: x.astype(jnp.int32) + 1,
+        lambda x: (jax.lax.bitcast_convert_type(x, jnp.int32) + 1).astype(jnp.bfloat16),
+        lambda x: jnp.where(x > 1, x, 0),
+        lambda x: jnp.maximum(x, x.T),
+        lambda x: -x,
         lambda x: (x.astype(jnp.bfloat16) * 3).T,
         lambda x: jax.lax.reshape(x, (25,), (1, 0)),
         lambda x: jnp.zeros_like(x).at[jnp.arange(3)].set(x[:3]),
