@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from lowering import split
 from lowering.graph import Graph, Operation, TensorType, Value
 from lowering.registry import Registry
 from nnef_jax.execution import cache_key, definition, disk_cache
@@ -318,6 +319,23 @@ def test_what_is_prepared_is_read_as_it_is(tmp_path: Path) -> None:
     write_array(str(path), 2 * stored)
     after = net(tmp_path, PREPARED, 0.1)(X)
     np.testing.assert_allclose(after - data()["bias"], 2 * (before - data()["bias"]), rtol=1e-6)
+
+
+def test_values_of_functions_without_a_text_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other trace gives their name, which the entry holds."""
+    text_of_equation = split._text_of_equation
+    monkeypatch.setattr(
+        split, "_text_of_equation", lambda e: text_of_equation(e) + split._text(lambda: e)
+    )
+    before = net(tmp_path, PREPARED, 0.1)(X)
+    (path,) = tmp_path.glob("*.bin")
+    stored = read_array(str(path))
+    assert stored is not None and np.any(before != data()["bias"])
+    write_array(str(path), 0 * stored)
+    np.testing.assert_array_equal(net(tmp_path, PREPARED, 0.1)(X), data()["bias"])
+    assert [*tmp_path.glob("*.bin")] == [path]
 
 
 def test_what_prepares_is_loaded_where_nothing_is_prepared(
