@@ -46,25 +46,25 @@ def _products(program: Program) -> list[str]:
     return [jaxprs.outer_scope(e) for e in products if e.invars[0].aval.dtype == BYTE]
 
 
-def _read(has_products: bool, found: Matcher, equation: Any) -> Any:
+def _read(has_products: bool, matcher: Matcher, equation: Any) -> Any:
     """Read a tensor by its codes if products do too, or there are some and several read it."""
     x, level, step, start = equation.invars
-    uses, (result,) = found.program.uses, equation.outvars
+    uses, (result,) = matcher.program.uses, equation.outvars
     if level.aval.dtype == BYTE and (uses[level] > 1 or (has_products and uses[result] > 1)):
         zero = equation.params["levels"].zero
         own = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
-        return found.trace(Codes.real, own)
+        return matcher.trace(Codes.real, own)
     return x
 
 
 @_RULES(NOTE)
-def _coded(found: Matcher, equation: Any) -> Any:
+def _coded(matcher: Matcher, equation: Any) -> Any:
     """Note codes instead of levels."""
     x, level, step, start = equation.invars
     levels, (result,) = equation.params["levels"], equation.outvars
     if x.aval.dtype != REAL or not (is_slim(step.aval.shape) and is_slim(start.aval.shape)):
         return None
-    own = found.notes[result] = found.trace(
+    own = matcher.notes[result] = matcher.trace(
         partial(codes.of_levels, levels=levels), level, step, start
     )
     is_exact = own.start is None
@@ -74,44 +74,44 @@ def _coded(found: Matcher, equation: Any) -> Any:
 
 
 @_RULES("convert_element_type")
-def _converted(found: Matcher, equation: Any) -> None:
+def _converted(matcher: Matcher, equation: Any) -> None:
     """Take bytes for codes."""
     (operand,), (result,) = equation.invars, equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == REAL:
-        found.notes[result] = found.trace(codes.of_bytes, operand)
+        matcher.notes[result] = matcher.trace(codes.of_bytes, operand)
 
 
 @_RULES(moves=True)
-def _moved(found: Matcher, equation: Any) -> None:
-    own = [found.note(v) for v in equation.invars]
+def _moved(matcher: Matcher, equation: Any) -> None:
+    own = [matcher.note(v) for v in equation.invars]
     if len(own) == len(equation.outvars) == 1 and own[0]:
-        found.notes[equation.outvars[0]] = found.trace(partial(codes.moved, equation), *own)
+        matcher.notes[equation.outvars[0]] = matcher.trace(partial(codes.moved, equation), *own)
 
 
 @_RULES("add", "sub", "mul", "div")
-def _changed(found: Matcher, equation: Any) -> None:
+def _changed(matcher: Matcher, equation: Any) -> None:
     """Change steps and starts by an operand that has items along one axis at most."""
     name, operands = primitive(equation), equation.invars
-    own = [found.note(v) for v in operands]
+    own = [matcher.note(v) for v in operands]
     side = 0 if own[0] else 1
-    coded, slim = own[side], _slim(found, operands[1 - side])
+    coded, slim = own[side], _slim(matcher, operands[1 - side])
     if coded and not own[1 - side] and slim and not (side and name in ("sub", "div")):
         source, shape = slim
-        found.notes[equation.outvars[0]] = found.trace(
+        matcher.notes[equation.outvars[0]] = matcher.trace(
             lambda x, other: x.changed(name, jnp.reshape(other, shape)), coded, source
         )
 
 
 @_RULES(PRODUCT, CONVOLUTION)
-def _product(found: Matcher, equation: Any) -> Any:
-    own = [found.note(v) for v in equation.invars]
+def _product(matcher: Matcher, equation: Any) -> Any:
+    own = [matcher.note(v) for v in equation.invars]
     if not all(own) or equation.outvars[0].aval.dtype != REAL:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
-    return found.trace(partial(kernel, params=equation.params), *own)
+    return matcher.trace(partial(kernel, params=equation.params), *own)
 
 
-def _slim(found: Matcher, operand: Any) -> tuple[Any, tuple[int, ...]] | None:
+def _slim(matcher: Matcher, operand: Any) -> tuple[Any, tuple[int, ...]] | None:
     """Return an operand, or what is broadcast to it, and its extents along the operand's axes.
 
     None where it has items along several.
@@ -119,7 +119,7 @@ def _slim(found: Matcher, operand: Any) -> tuple[Any, tuple[int, ...]] | None:
     shape = operand.aval.shape
     if is_slim(shape):
         return operand, shape
-    spread = found.maker(operand, "broadcast_in_dim")
+    spread = matcher.maker(operand, "broadcast_in_dim")
     if spread is None or len(spread.invars) > 1:
         return None
     (source,), axes = spread.invars, spread.params["broadcast_dimensions"]

@@ -65,16 +65,16 @@ def _rounded(program: Program) -> Program:
     return rewritten(program, _FROM_BFLOAT16).with_inner(rounded, SCAN, "cond", "while")
 
 
-def _from_bfloat16(found: Matcher, equation: Any) -> Any:
+def _from_bfloat16(matcher: Matcher, equation: Any) -> Any:
     (operand,) = equation.invars
-    if not _is_computed(found, operand):
+    if not _is_computed(matcher, operand):
         return None
 
     def function(x: Any) -> list[Any]:
         bits = jnp.finfo(jnp.bfloat16)
         return [lax.reduce_precision(_wide(x), bits.nexp, bits.nmant)]
 
-    return _computed(found, equation, function, operand)
+    return _computed(matcher, equation, function, operand)
 
 
 _FROM_BFLOAT16 = Rules(
@@ -82,13 +82,13 @@ _FROM_BFLOAT16 = Rules(
 )
 
 
-def _is_computed(found: Matcher, operand: Any) -> bool:
+def _is_computed(matcher: Matcher, operand: Any) -> bool:
     """Tell whether an operand is more than an argument, a constant, or what a cast rounded."""
-    maker = found.maker(operand)
+    maker = matcher.maker(operand)
     while maker and facts(maker).moves and len(maker.invars) == 1 and not _converts(maker):
-        maker = found.maker(maker.invars[0])
+        maker = matcher.maker(maker.invars[0])
     if maker and _converts(maker):
-        return found.maker(maker.invars[0], "reduce_precision") is None
+        return matcher.maker(maker.invars[0], "reduce_precision") is None
     return maker is not None
 
 
@@ -120,9 +120,9 @@ def is_of_bfloat16(equation: Any) -> bool:
 _RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or is_of_bfloat16(e))
 
 
-def _source(found: Matcher, operand: Any) -> Any:
+def _source(matcher: Matcher, operand: Any) -> Any:
     """Return the 32 bits that an operand of 16 was converted from, or the operand."""
-    maker = found.maker(operand, "convert_element_type") if _is_narrow(operand) else None
+    maker = matcher.maker(operand, "convert_element_type") if _is_narrow(operand) else None
     return maker.invars[0] if maker and maker.invars[0].aval.dtype == _WIDE else operand
 
 
@@ -130,64 +130,64 @@ def _wide(x: Any) -> Any:
     return jnp.asarray(x, _WIDE) if _is_narrow(x) else x
 
 
-def _computed(found: Matcher, equation: Any, function: Callable[..., Any], *read: Any) -> Any:
+def _computed(matcher: Matcher, equation: Any, function: Callable[..., Any], *read: Any) -> Any:
     """Compute results by a function of what is read, by default the sources of all operands."""
 
     def results(*x: Any) -> list[Any]:
         pairs = zip(function(*x), equation.outvars, strict=True)
         return [jnp.asarray(y, v.aval.dtype) for y, v in pairs]
 
-    return found.trace(results, *(read or (_source(found, v) for v in equation.invars)))
+    return matcher.trace(results, *(read or (_source(matcher, v) for v in equation.invars)))
 
 
 @_RULES("nextafter")
-def _as_written(found: Matcher, equation: Any) -> None:
+def _as_written(matcher: Matcher, equation: Any) -> None:
     """Leave a function of the bits."""
 
 
 @_RULES(by_item=True, reduces=True)
-def _in_32_bits(found: Matcher, equation: Any, **params: Any) -> Any:
-    return _computed(found, equation, lambda *x: bind(equation, [*map(_wide, x)], **params))
+def _in_32_bits(matcher: Matcher, equation: Any, **params: Any) -> Any:
+    return _computed(matcher, equation, lambda *x: bind(equation, [*map(_wide, x)], **params))
 
 
 @_RULES(moves=True)
-def _moved(found: Matcher, equation: Any) -> Any:
+def _moved(matcher: Matcher, equation: Any) -> Any:
     """Move 32 bits, unless an operand has many items of 16, or all have 16."""
-    narrow = [v for v in (_source(found, v) for v in equation.invars) if _is_narrow(v)]
+    narrow = [v for v in (_source(matcher, v) for v in equation.invars) if _is_narrow(v)]
     whole = any(math.prod(v.aval.shape) > 1 for v in narrow)
     stays = whole or len(narrow) == len(equation.invars)
-    return None if stays else _in_32_bits(found, equation)
+    return None if stays else _in_32_bits(matcher, equation)
 
 
 @_RULES("convert_element_type")
-def _converted(found: Matcher, equation: Any) -> Any:
+def _converted(matcher: Matcher, equation: Any) -> Any:
     """Convert the source of a converted operand, to 16 bits by 32."""
     (operand,), (result,) = equation.invars, equation.outvars
     if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
         return None  # to the other format, whose range or digits are fewer
-    source = _source(found, operand)
+    source = _source(matcher, operand)
     if source.aval.dtype == result.aval.dtype:
         return source
     if _is_narrow(result) and source.aval.dtype != _WIDE:
-        return _computed(found, equation, lambda x: [jnp.asarray(x, _WIDE)])
+        return _computed(matcher, equation, lambda x: [jnp.asarray(x, _WIDE)])
     return None if source is operand else equation.replace(invars=[source])
 
 
 @_RULES(PRODUCT, CONVOLUTION)
-def _product(found: Matcher, equation: Any) -> Any:
+def _product(matcher: Matcher, equation: Any) -> Any:
     """Multiply in bfloat16 where a product is meant to be and that pays, else in 32 bits."""
-    is_meant, is_backward = is_of_bfloat16(equation), found.program.role == "backward"
+    is_meant, is_backward = is_of_bfloat16(equation), matcher.program.role == "backward"
     precision = None if is_meant else equation.params["precision"]
     own = {"preferred_element_type": _WIDE, "precision": precision}
     is_meant |= all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
     pays = _depth(equation) >= DEPTH and (primitive(equation) == PRODUCT or not is_backward)
     if not (is_meant and pays and profile().multiplies_bfloat16):
-        return _in_32_bits(found, equation, **own)
+        return _in_32_bits(matcher, equation, **own)
 
     def function(*x: Any) -> list[Any]:
         return bind(equation, [jnp.asarray(v, jnp.bfloat16) for v in x], **own)
 
-    return _computed(found, equation, function, *equation.invars)
+    return _computed(matcher, equation, function, *equation.invars)
 
 
 def _depth(equation: Any) -> int:
@@ -200,9 +200,9 @@ def _depth(equation: Any) -> int:
 
 
 @_RULES(SCAN)
-def _loop(found: Matcher, equation: Any) -> Any:
+def _loop(matcher: Matcher, equation: Any) -> Any:
     """Carry and collect 32 bits."""
-    body = found.program.body(equation)
+    body = matcher.program.body(equation)
 
     def step(*operands: Any) -> list[Any]:
         pairs = zip(operands, body.arguments, strict=True)
@@ -212,4 +212,4 @@ def _loop(found: Matcher, equation: Any) -> Any:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
         return jaxprs.scanned(equation, step, constants, [*map(_wide, start)], stacks)
 
-    return _computed(found, equation, loop)
+    return _computed(matcher, equation, loop)

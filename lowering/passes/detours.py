@@ -52,11 +52,11 @@ def _keeps_items(equation: Any) -> bool:
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
-def _reshaped(found: Matcher, equation: Any) -> Any:
+def _reshaped(matcher: Matcher, equation: Any) -> Any:
     """Reshape the source of a reshaped operand, or return it."""
     if not _keeps_items(equation):
-        return _broadcast(found, equation) if primitive(equation) == "broadcast_in_dim" else None
-    before = found.maker(equation.invars[0])
+        return _broadcast(matcher, equation) if primitive(equation) == "broadcast_in_dim" else None
+    before = matcher.maker(equation.invars[0])
     source = before.invars[0] if before and _keeps_items(before) else equation.invars[0]
     if is_literal(source):
         return None
@@ -69,9 +69,9 @@ def _reshaped(found: Matcher, equation: Any) -> Any:
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
 
 
-def _broadcast(found: Matcher, equation: Any) -> Any:
+def _broadcast(matcher: Matcher, equation: Any) -> Any:
     """Broadcast the source of a reshaped operand, if that added or removed axes of 1 alone."""
-    before = found.maker(equation.invars[0])
+    before = matcher.maker(equation.invars[0])
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
     old, middle = _shapes(before) or ((), ())
@@ -92,7 +92,7 @@ def _broadcast(found: Matcher, equation: Any) -> Any:
 
 
 @_RULES("cond")
-def _chosen(found: Matcher, equation: Any) -> Any:
+def _chosen(matcher: Matcher, equation: Any) -> Any:
     """Return the operand that all platforms but a CPU return as it is."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
@@ -104,14 +104,14 @@ def _chosen(found: Matcher, equation: Any) -> Any:
 
 
 @_RULES("convert_element_type")
-def _converted(found: Matcher, equation: Any) -> Any:
+def _converted(matcher: Matcher, equation: Any) -> Any:
     """Return the operand if it has the dtype, or its source if that was widened and narrowed."""
     (operand,), (result,) = equation.invars, equation.outvars
     if is_literal(operand):
         return None
     if operand.aval.dtype == result.aval.dtype:
         return operand
-    before = found.maker(operand, "convert_element_type")
+    before = matcher.maker(operand, "convert_element_type")
     if before is None or is_literal(before.invars[0]):
         return None
     (source,) = before.invars
@@ -124,12 +124,12 @@ def _widens(source: Any, result: Any) -> bool:
 
 
 @_RULES(CONVOLUTION)
-def _narrow(found: Matcher, equation: Any) -> Any:
+def _narrow(matcher: Matcher, equation: Any) -> Any:
     """Multiply numbers of 16 bits without widening them first: in float32 both give the same."""
     (result,) = equation.outvars
     sources: list[Any] = []
     for operand in equation.invars:
-        before = found.maker(operand, "convert_element_type")
+        before = matcher.maker(operand, "convert_element_type")
         source = before.invars[0] if before else operand
         if is_literal(source) or not _widens(source.aval.dtype, result.aval.dtype):
             return equation
@@ -143,12 +143,12 @@ def _narrow(found: Matcher, equation: Any) -> Any:
 
 
 @_RULES(PRODUCT)
-def _product(found: Matcher, equation: Any) -> Any:
+def _product(matcher: Matcher, equation: Any) -> Any:
     """Multiply by what was transposed for it, along other axes."""
     ends = [*zip(*equation.params["dimension_numbers"], strict=True)]  # sums, batch of each side
     operands = list(equation.invars)
     for side, operand in enumerate(operands):
-        before = found.maker(operand, "transpose")
+        before = matcher.maker(operand, "transpose")
         if before is None:
             continue
         permutation = before.params["permutation"]
@@ -159,15 +159,15 @@ def _product(found: Matcher, equation: Any) -> Any:
             ends[side] = tuple(tuple(permutation[axis] for axis in axes) for axes in ends[side])
     numbers = tuple(zip(*ends, strict=True))
     changed = {**equation.params, "dimension_numbers": numbers}
-    return _narrow(found, equation.replace(invars=operands, params=changed))
+    return _narrow(matcher, equation.replace(invars=operands, params=changed))
 
 
 @_RULES("transpose")
-def _transposed(found: Matcher, equation: Any) -> Any:
+def _transposed(matcher: Matcher, equation: Any) -> Any:
     """Return the source of an operand transposed the other way, converted if that came between."""
     (operand,) = equation.invars
-    between = found.maker(operand, "convert_element_type")
-    before = found.maker(between.invars[0] if between else operand, "transpose")
+    between = matcher.maker(operand, "convert_element_type")
+    before = matcher.maker(between.invars[0] if between else operand, "transpose")
     if before is None or is_literal(before.invars[0]):
         return None
     first, second = before.params["permutation"], equation.params["permutation"]

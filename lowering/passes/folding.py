@@ -29,41 +29,41 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {"add": _shifted, "sub": _shifted, "mul": _scaled, "div": _scaled})
 
 
-def _parts(found: Matcher, operand: Any) -> tuple[Any, Any] | None:
+def _parts(matcher: Matcher, operand: Any) -> tuple[Any, Any] | None:
     """Return a convolution that nothing else reads, and what is added to it, if anything is."""
-    if not found.is_read_once(operand):
+    if not matcher.is_read_once(operand):
         return None
-    maker, offset = found.maker(operand, CONVOLUTION, "add"), None
+    maker, offset = matcher.maker(operand, CONVOLUTION, "add"), None
     if maker is not None and primitive(maker) == "add":
         operand, offset = maker.invars
-        maker = found.maker(operand, CONVOLUTION) if found.is_read_once(operand) else None
-        if maker is None or _factor(found, maker, offset) is None:
+        maker = matcher.maker(operand, CONVOLUTION) if matcher.is_read_once(operand) else None
+        if maker is None or _factor(matcher, maker, offset) is None:
             return None
-    if maker is None or not found.is_known(maker.invars[1]) or found.is_known(maker.invars[0]):
+    if maker is None or not matcher.is_known(maker.invars[1]) or matcher.is_known(maker.invars[0]):
         return None
     return (maker, offset) if maker.params["batch_group_count"] == 1 else None
 
 
-def _factor(found: Matcher, convolution: Any, operand: Any) -> Any:
+def _factor(matcher: Matcher, convolution: Any, operand: Any) -> Any:
     """Return the operand with items along output channels alone, or a scalar; None if it varies."""
     channel = convolution.params["dimension_numbers"].out_spec[1]
-    return _source(found, operand, channel) if found.is_known(operand) else None
+    return _source(matcher, operand, channel) if matcher.is_known(operand) else None
 
 
-def _operands(found: Matcher, equation: Any) -> tuple[Any, Any, Any] | None:
+def _operands(matcher: Matcher, equation: Any) -> tuple[Any, Any, Any] | None:
     """Return a convolution, its offset, and what is beside these along channels."""
     left, right = equation.invars
     pairs = [(left, right), (right, left)] if primitive(equation) in ("add", "mul") else []
     for product, beside in pairs or [(left, right)]:
-        parts = _parts(found, product)
-        if parts is not None and (factor := _factor(found, parts[0], beside)) is not None:
+        parts = _parts(matcher, product)
+        if parts is not None and (factor := _factor(matcher, parts[0], beside)) is not None:
             return *parts, factor
     return None
 
 
-def _shifted(found: Matcher, equation: Any) -> Computed | None:
+def _shifted(matcher: Matcher, equation: Any) -> Computed | None:
     """Add to the offset what is added after it."""
-    operands = _operands(found, equation)
+    operands = _operands(matcher, equation)
     if operands is None:
         return None
     convolution, offset, summand = operands
@@ -79,24 +79,24 @@ def _shifted(found: Matcher, equation: Any) -> Computed | None:
             total = _flat(other) + total
         return x + _along(total, x, channel)
 
-    own = [] if offset is None else [_factor(found, convolution, offset)]
+    own = [] if offset is None else [_factor(matcher, convolution, offset)]
     return Computed(function, [result, summand, *own])
 
 
-def _scaled(found: Matcher, equation: Any) -> Computed | None:
+def _scaled(matcher: Matcher, equation: Any) -> Computed | None:
     """Scale the filter and the offset.
 
     Where parameters vary the filter is scaled in each call: that pays if it has fewer items than
     the result.
     """
-    operands = _operands(found, equation)
+    operands = _operands(matcher, equation)
     if operands is None:
         return None
     convolution, offset, factor = operands
     x, filter = convolution.invars
     (result,) = equation.outvars
     items, others = (math.prod(v.aval.shape) for v in (result, filter))
-    if not (found.program.prepares or at_least(items, others)):
+    if not (matcher.program.prepares or at_least(items, others)):
         return None
     numbers = convolution.params["dimension_numbers"]
     is_divisor = primitive(equation) == "div"
@@ -110,7 +110,7 @@ def _scaled(found: Matcher, equation: Any) -> Computed | None:
             y = y + _along(_flat(other) * factor, y, numbers.out_spec[1])
         return y
 
-    own = [] if offset is None else [_factor(found, convolution, offset)]
+    own = [] if offset is None else [_factor(matcher, convolution, offset)]
     return Computed(function, [x, filter, factor, *own], at=convolution)
 
 
@@ -125,13 +125,13 @@ def _along(items: Any, x: Any, axis: int) -> Any:
     return items.reshape(*(1,) * axis, -1, *(1,) * (x.ndim - 1 - axis))
 
 
-def _source(found: Matcher, operand: Any, axis: int) -> Any:
+def _source(matcher: Matcher, operand: Any, axis: int) -> Any:
     """Return the source of a repeated operand that has several items along one axis alone.
 
     None where it has items along others.
     """
     shape = operand.aval.shape
-    maker = found.maker(operand, "broadcast_in_dim")
+    maker = matcher.maker(operand, "broadcast_in_dim")
     if all(n == 1 or i == axis for i, n in enumerate(shape)):
         return operand
     if is_literal(operand) or maker is None or len(maker.invars) != 1:
@@ -141,4 +141,4 @@ def _source(found: Matcher, operand: Any, axis: int) -> Any:
     extents = source.aval.shape
     if all(n == 1 or axes[i] == axis for i, n in enumerate(extents)):
         return source
-    return _source(found, source, axes.index(axis)) if axis in axes else None
+    return _source(matcher, source, axes.index(axis)) if axis in axes else None

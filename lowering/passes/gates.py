@@ -20,15 +20,15 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {"mul": _gated})
 
 
-def _gated(found: Matcher, equation: Any) -> Computed | None:
+def _gated(matcher: Matcher, equation: Any) -> Computed | None:
     (result,) = equation.outvars
     for gate, other in (equation.invars, equation.invars[::-1]):
-        maker = found.maker(gate, "logistic")
-        if maker is None or not found.is_read_once(gate) or found.is_known(gate):
+        maker = matcher.maker(gate, "logistic")
+        if maker is None or not matcher.is_read_once(gate) or matcher.is_known(gate):
             continue
         (x,) = maker.invars
         # Few items, each a factor of many others, are better computed before.
-        is_repeated = found.maker(x, "broadcast_in_dim") is not None
+        is_repeated = matcher.maker(x, "broadcast_in_dim") is not None
         if x.aval.dtype == jnp.float32 and x.aval.shape == result.aval.shape and not is_repeated:
             return Computed(lambda y, x: y / (1 + jnp.exp(-x)), [other, x])
     return None

@@ -22,10 +22,10 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
 
 
-def _bare(found: Matcher, equation: Any) -> Any:
+def _bare(matcher: Matcher, equation: Any) -> Any:
     """Multiply without a barrier before the left operand: kernels of a target put their own."""
     left, right = equation.invars
-    barrier = found.maker(left, "optimization_barrier")
+    barrier = matcher.maker(left, "optimization_barrier")
     if barrier is None or len(barrier.invars) > 1:
         return None
     return equation.replace(invars=[barrier.invars[0], right])

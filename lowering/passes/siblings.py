@@ -30,8 +30,8 @@ def run(program: Program, target: Target) -> Program:
             groups[key].append(equation)
     several = {id(g[0]): g for g in groups.values() if len(g) > 1}
 
-    def joined(found: Matcher, equation: Any) -> Computed | None:
-        group = several.get(id(found.written))
+    def joined(matcher: Matcher, equation: Any) -> Computed | None:
+        group = several.get(id(matcher.written))
         return None if group is None else _joined(equation, group)
 
     # All matrices are then at hand where the first of the products is.

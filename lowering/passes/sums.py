@@ -27,7 +27,7 @@ _SUMS = ("add", "add_any")
 def run(program: Program, target: Target) -> Program:
     """Sum all steps' products after a loop, and terms of a sum in a step by one product."""
 
-    def loop(found: Matcher, equation: Any) -> Computed | None:
+    def loop(matcher: Matcher, equation: Any) -> Computed | None:
         return _without_totals(equation, program.body(equation))
 
     program = rewritten(program, {SCAN: loop})
@@ -35,8 +35,8 @@ def run(program: Program, target: Target) -> Program:
         return program
     sums = {id(x.add): x for x in _sums(program)}
 
-    def add(found: Matcher, equation: Any) -> Computed | None:
-        sum = sums.get(id(found.written))
+    def add(matcher: Matcher, equation: Any) -> Computed | None:
+        sum = sums.get(id(matcher.written))
         return None if sum is None else sum.computed()
 
     return rewritten(program, dict.fromkeys(_SUMS, add)) if sums else program
