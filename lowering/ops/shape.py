@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Ints, Shape, differ, shapes_differ, show, volume, with_extent
@@ -149,7 +150,7 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("unsqueeze", _unsqueeze_type)
-def unsqueeze(input: Any, axes: Ints) -> Array:
+def unsqueeze(input: Any, axes: Ints) -> Array | NDArray[np.generic]:
     """Add axes of extent 1, counted in the result."""
     x = _array(input)
     return (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, axes)
