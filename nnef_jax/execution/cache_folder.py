@@ -53,15 +53,15 @@ def objection(folder: str) -> str:
     if not os.path.isabs(folder):
         return "it is no absolute path"
     try:
-        found = os.stat(folder)
+        status = os.stat(folder)
     except (OSError, ValueError) as error:
         return str(getattr(error, "strerror", None) or error)
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
     if hasattr(os, "geteuid"):  # not on Windows, where it is in the user's profile
-        if found.st_uid != os.geteuid():
+        if status.st_uid != os.geteuid():
             return "it belongs to another user"
-        if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "others may write to it"
     return "" if os.access(folder, os.R_OK | os.X_OK) else "no permission to read it"
 
@@ -72,8 +72,8 @@ def entries(folder: str) -> list[CachedFile]:
 
 
 def _entries(folder: str) -> Iterator[CachedFile]:
-    with suppress(OSError), os.scandir(folder) as found:
-        for file in found:
+    with suppress(OSError), os.scandir(folder) as files:
+        for file in files:
             with suppress(OSError):
                 if _NAME.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                     status = file.stat(follow_symlinks=False)
@@ -85,10 +85,10 @@ def trim(folder: str, most: int) -> list[CachedFile]:
 
     What cannot be removed is left, and counts: on Windows a file that somebody has open.
     """
-    found = entries(folder)
-    total = sum(entry.size for entry in found)
+    files = entries(folder)
+    total = sum(entry.size for entry in files)
     removed: list[CachedFile] = []
-    for entry in found:
+    for entry in files:
         if total <= most:
             break
         with suppress(OSError):

@@ -50,18 +50,18 @@ class Probe:
         """Return the probe of these arguments; raise TypeError or InputError for wrong ones."""
         if edit is None and capture is None:
             return NOTHING
-        given: Mapping[str, Any] = {} if edit is None else edit
-        require("edit", given, Mapping, "a dict of functions or arrays by name")
-        for name in given:
+        by_name: Mapping[str, Any] = {} if edit is None else edit
+        require("edit", by_name, Mapping, "a dict of functions or arrays by name")
+        for name in by_name:
             require("a name in edit", name, str, "a name of a tensor")
-        arrays = {name: x for name, x in given.items() if not callable(x)}
+        arrays = {name: x for name, x in by_name.items() if not callable(x)}
         for name, x in arrays.items():
             message = f"edit of '{name}' must be a function or an array, it is {shown(x)}"
             if not isinstance(x, jax.Array):
                 arrays[name] = numpy_of(x, InputError, message)
                 if arrays[name].dtype.kind not in "biufcV":
                     raise InputError(message)
-        edits: Any = tuple((name, x if callable(x) else None) for name, x in given.items())
+        edits: Any = tuple((name, x if callable(x) else None) for name, x in by_name.items())
         names = None if capture is None else names_of("capture", capture, "names of tensors")
         return cls(edits, arrays, names)
 
@@ -79,15 +79,15 @@ class Probe:
         """
         if not self.edits:
             return {}
-        found: dict[Value, tuple[bool, str, Edit]] = {}
+        chosen: dict[Value, tuple[bool, str, Edit]] = {}
         for wanted, edit in self.edits:
             function = edit or partial(_replaced, self.arrays[wanted])
             exact = wanted in graph.values
             for name in _matches(graph, wanted):
                 value = graph.values[name]
-                if value not in found or (exact and not found[value][0]):
-                    found[value] = exact, name, function
-        return {value: _checked(name, edit) for value, (_, name, edit) in found.items()}
+                if value not in chosen or (exact and not chosen[value][0]):
+                    chosen[value] = exact, name, function
+        return {value: _checked(name, edit) for value, (_, name, edit) in chosen.items()}
 
 
 NOTHING = Probe()
@@ -96,11 +96,11 @@ NOTHING = Probe()
 def _matches(graph: Graph, wanted: str) -> Sequence[str]:
     if wanted in graph.values:
         return [wanted]
-    found = [name for name in graph.values if fnmatchcase(name, wanted)]
-    if not found:
+    names = [name for name in graph.values if fnmatchcase(name, wanted)]
+    if not names:
         message = f"the graph has no tensor '{wanted}'"
         raise InputError(message, hint=hint_for(wanted, graph, graph.values))
-    return found
+    return names
 
 
 def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
@@ -140,9 +140,9 @@ def _checked(name: str, edit: Edit) -> Edit:
         if after.weak_type and jnp.result_type(after, before) == before.dtype:
             after = after.astype(before.dtype)
         if after.shape != before.shape or after.dtype != before.dtype:
-            found, wanted = (f"{x.dtype}{show(x.shape)}" for x in (after, before))
+            made, wanted = (f"{x.dtype}{show(x.shape)}" for x in (after, before))
             raise InputError(
-                f"the edit of '{name}' is {found}, the tensor is {wanted}",
+                f"the edit of '{name}' is {made}, the tensor is {wanted}",
                 hint="an edit keeps shape and dtype",
             )
         return after
