@@ -36,15 +36,15 @@ Axes = list[Axis]
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
     """Return the factors of an axis as they are known now, from the left."""
-    found: list[Factor] = []
-    rest = [*axis][::-1]
-    while rest:
-        factor = rest.pop()
+    factors: list[Factor] = []
+    pending = [*axis][::-1]
+    while pending:
+        factor = pending.pop()
         if factor.parts:
-            rest += reversed(factor.parts)
+            pending += reversed(factor.parts)
         else:
-            found.append(factor)
-    return found
+            factors.append(factor)
+    return factors
 
 
 def block(axis: Iterable[Factor]) -> None:
@@ -115,16 +115,16 @@ class FactorWalk:
         # Of variables that depend on parameters alone, on which ones.
         self.origins = dict[Any, frozenset[int]]()
         if outer is None:
-            own = program.arguments[: program.parameters]
-            self.origins.update((v, frozenset([i])) for i, v in enumerate(own))
+            parameters = program.arguments[: program.parameters]
+            self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
 
     def through(self) -> FactorWalk:
         """Follow all equations, in order."""
         self.origins.update(dict.fromkeys(self.program.constants, frozenset[int]()))
         for equation in self.program.equations:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
-                own = frozenset[int]().union(*map(self.origin, equation.invars))
-                self.origins.update(dict.fromkeys(equation.outvars, own))
+                sources = frozenset[int]().union(*map(self.origin, equation.invars))
+                self.origins.update(dict.fromkeys(equation.outvars, sources))
             held = bodies(equation)
             for body in held:
                 self._enter(equation, body)

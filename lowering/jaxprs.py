@@ -249,10 +249,10 @@ def traced(
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
     """Apply `change` to each traced function that an equation holds."""
-    found = [(closed, change(closed)) for closed in inner(equation)]
-    if all(a is b for a, b in found):
+    pairs = [(closed, change(closed)) for closed in inner(equation)]
+    if all(a is b for a, b in pairs):
         return equation
-    made = {id(a): b for a, b in found}
+    made = {id(a): b for a, b in pairs}
 
     def changed(value: Any) -> Any:
         if type(value) is tuple:  # branches; dimension numbers are a class of tuples
@@ -268,19 +268,19 @@ def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
     Return also which argument each of the others is, or None.
     """
     places = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
-    first, rest = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
-    sources = [None if is_literal(v) else places.get(v) for v in rest]
-    made = [v for v, source in zip(rest, sources, strict=True) if source is None]
+    first, others = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
+    sources = [None if is_literal(v) else places.get(v) for v in others]
+    made = [v for v, source in zip(others, sources, strict=True) if source is None]
     return of_equations(closed, closed.jaxpr.eqns, [*first, *made]), sources
 
 
 def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
     """Tell which results may depend on the chosen arguments."""
-    found = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
+    dependent = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
     for equation in closed.jaxpr.eqns:
-        if not found.isdisjoint(variables(equation.invars)):
-            found.update(equation.outvars)
-    return [not is_literal(v) and v in found for v in closed.jaxpr.outvars]
+        if not dependent.isdisjoint(variables(equation.invars)):
+            dependent.update(equation.outvars)
+    return [not is_literal(v) and v in dependent for v in closed.jaxpr.outvars]
 
 
 def spliced(closed: Any, platform: str | None, *, keeps_derivatives: bool = False) -> Any:
@@ -429,11 +429,13 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
     Some of its parameters may be other ones.
     """
     equation = unnamed(equation).replace(params=equation.params | params)
-    given = [core.Var(v.aval) for v in equation.invars]  # of literals too: others may take theirs
-    equation, name = equation.replace(invars=given), primitive(equation)
+    arguments = [
+        core.Var(v.aval) for v in equation.invars
+    ]  # of literals too: others may take theirs
+    equation, name = equation.replace(invars=arguments), primitive(equation)
     paths = tuple("" for _ in equation.outvars)
-    info = core.DebugInfo(name, name, tuple("" for _ in given), paths)
-    jaxpr = core.Jaxpr([], given, equation.outvars, [equation], debug_info=info)
+    info = core.DebugInfo(name, name, tuple("" for _ in arguments), paths)
+    jaxpr = core.Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
     return core.jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*operands)
 
 

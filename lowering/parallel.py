@@ -100,35 +100,37 @@ class _Choice:
 
     def made(self) -> dict[int, Division]:
         """Return the chosen division of each parameter, by its number."""
-        found: dict[int, Division] = {}
+        divisions: dict[int, Division] = {}
         beside = self._beside()
         excluded: set[Factor] = set()
 
         def order(factor: Factor) -> int:
-            spared = sum(self.alone[i][0] for i in self.members[factor] if i not in found)
+            spared = sum(self.alone[i][0] for i in self.members[factor] if i not in divisions)
             return self.cost[factor] - spared
 
         heap = [(order(factor), i, factor) for i, factor in enumerate(self.members)]
         heapq.heapify(heap)
         while heap:
-            known, i, factor = heapq.heappop(heap)
+            earlier, i, factor = heapq.heappop(heap)
             if factor in excluded or (now := order(factor)) >= 0:
                 continue
-            if now > known:  # some of its parameters are divided by now
+            if now > earlier:  # some of its parameters are divided by now
                 heapq.heappush(heap, (now, i, factor))
                 continue
             excluded |= beside[factor]
-            found |= {i: self._member(i, factor) for i in self.members[factor] if i not in found}
-        return {**{i: x for i, (_, x) in self.alone.items() if x}, **found}
+            divisions |= {
+                i: self._member(i, factor) for i in self.members[factor] if i not in divisions
+            }
+        return {**{i: x for i, (_, x) in self.alone.items() if x}, **divisions}
 
     def _beside(self) -> dict[Factor, set[Factor]]:
         """Return by factor which others some tensor has too."""
-        found: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
+        beside: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
-            own = {f for axis in axes for f in leaves(axis)} & found.keys()
-            for factor in own if len(own) > 1 else ():
-                found[factor] |= own - {factor}
-        return found
+            together = {f for axis in axes for f in leaves(axis)} & beside.keys()
+            for factor in together if len(together) > 1 else ():
+                beside[factor] |= together - {factor}
+        return beside
 
     def _member(self, i: int, factor: Factor) -> Division:
         axis, before = self.members[factor][i]

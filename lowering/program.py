@@ -120,8 +120,8 @@ class Program:
 
     def readers(self, variable: Any) -> set[str]:
         """Return the primitives that read a variable, "" for a result of the program."""
-        found = {primitive(e) for e in self.equations if variable in variables(e.invars)}
-        return found | {""} if variable in variables(self.results) else found
+        primitives = {primitive(e) for e in self.equations if variable in variables(e.invars)}
+        return primitives | {""} if variable in variables(self.results) else primitives
 
     def with_closed(self, closed: Any) -> Program:
         """Return the program with another traced function in it."""
@@ -155,8 +155,8 @@ class Program:
 
     def part(self, arguments: Sequence[Any], results: Sequence[Any]) -> Program:
         """Return the program that computes these variables of it, given others of it."""
-        given = set(arguments)
-        equations = [e for e in self.equations if given.isdisjoint(e.outvars)]
+        inputs = set(arguments)
+        equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
             jaxprs.of_equations(self.closed, equations, results, arguments=arguments)
         )
@@ -208,11 +208,11 @@ def uses(jaxpr: Any) -> Counter[Any]:
 
 def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
     """Return the variables that depend on constants and the first arguments alone."""
-    known = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
+    early = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
-        if not equation.effects and known.issuperset(variables(equation.invars)):
-            known.update(equation.outvars)
-    return known
+        if not equation.effects and early.issuperset(variables(equation.invars)):
+            early.update(equation.outvars)
+    return early
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +241,7 @@ class Matcher:
         self.program, self.written = program, None
         self.notes: dict[Any, Any] = {}
         self.makers: dict[Any, Any] = {}
-        self.known = {*jaxpr.constvars, *program.arguments[: program.parameters]}
+        self._early = {*jaxpr.constvars, *program.arguments[: program.parameters]}
         self._uses = Counter({v: program.uses[v] for v in program.arguments})
         self._equal: dict[Any, Any] = {}
         self._equations: list[Any] = []
@@ -261,7 +261,7 @@ class Matcher:
 
     def is_known(self, operand: Any) -> bool:
         """Tell whether an operand is a literal or depends on parameters alone."""
-        return is_literal(operand) or operand in self.known
+        return is_literal(operand) or operand in self._early
 
     def is_read_once(self, operand: Any) -> bool:
         """Tell whether a variable has one reader, in the program as it was."""
@@ -276,7 +276,7 @@ class Matcher:
         operands = jax.tree.map(self.now, operands)
         steps, results, constants = jaxprs.traced(at or self.written, function, operands)
         self._constants.update(constants)
-        self.known.update(constants)
+        self._early.update(constants)
         uses = Counter[Any]()
         for step in steps:
             uses.update(variables(step.invars))
@@ -291,7 +291,7 @@ class Matcher:
             self.makers[variable] = equation
             self._uses[variable] = reads.get(variable, 0)
             if not equation.effects and all(map(self.is_known, equation.invars)):
-                self.known.add(variable)
+                self._early.add(variable)
 
     def put(self, variable: Any, operand: Any) -> None:
         """Read an operand instead of a variable from now on."""
@@ -316,7 +316,7 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass: of a primitive its `own`, else that of the first fact that holds.
+    """Holds the rules of a pass: by primitive, and for others by the first fact that holds.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -325,10 +325,12 @@ class Rules:
     """
 
     def __init__(
-        self, own: Mapping[str, Rule] | None = None, only: Callable[[Any], bool] | None = None
+        self,
+        by_primitive: Mapping[str, Rule] | None = None,
+        only: Callable[[Any], bool] | None = None,
     ) -> None:
         """Hold rules by primitive, for some equations only."""
-        self.own: dict[str, Rule] = {**(own or {})}
+        self._by_primitive: dict[str, Rule] = {**(by_primitive or {})}
         self._only = only
         self._by_fact: dict[str, Rule] = {}
 
@@ -336,7 +338,7 @@ class Rules:
         """Register a rule of primitives, or of all for which a field of `Facts` holds."""
 
         def register(rule: R) -> R:
-            self.own.update(dict.fromkeys(primitives, rule))
+            self._by_primitive.update(dict.fromkeys(primitives, rule))
             self._by_fact.update(dict.fromkeys(holds, rule))
             return rule
 
@@ -344,7 +346,7 @@ class Rules:
 
     def of(self, equation: Any) -> Rule | None:
         """Return the rule of an equation, if it has one."""
-        rule, fact = self.own.get(equation.primitive.name), facts(equation)
+        rule, fact = self._by_primitive.get(equation.primitive.name), facts(equation)
         for name, general in self._by_fact.items():
             if rule is None and getattr(fact, name):
                 rule = general
@@ -361,28 +363,28 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     rules = rules if isinstance(rules, Rules) else Rules(rules)
     if not any(map(rules.of, program.equations)):
         return program
-    found, changed = Matcher(program), False
+    matcher, changed = Matcher(program), False
     for written in program.equations:
-        if written.outvars and found.is_put(written.outvars[0]):  # given by an earlier one
+        if written.outvars and matcher.is_put(written.outvars[0]):  # given by an earlier one
             continue
-        operands = list(map(found.now, written.invars))
-        found.written = equation = written
+        operands = list(map(matcher.now, written.invars))
+        matcher.written = equation = written
         if not all(map(is_, operands, written.invars)):
             equation = written.replace(invars=operands)
         rule = rules.of(equation)
         with _located(equation):
-            made = None if rule is None else rule(found, equation)
+            made = None if rule is None else rule(matcher, equation)
             changed |= made is not None
             if made is None or hasattr(made, "invars"):
-                found.add(equation if made is None else made, program.uses)
+                matcher.add(equation if made is None else made, program.uses)
                 continue
             results = equation.outvars
             if isinstance(made, Computed):
                 results = made.results or results
-                made = found.trace(made.function, *made.operands, at=made.at)
+                made = matcher.trace(made.function, *made.operands, at=made.at)
             for variable, operand in zip(results, jax.tree.leaves(made), strict=True):
-                found.put(variable, operand)
-    return found.result() if changed else program
+                matcher.put(variable, operand)
+    return matcher.result() if changed else program
 
 
 def replaced(program: Program, made: Sequence[Computed]) -> Program:
@@ -392,7 +394,9 @@ def replaced(program: Program, made: Sequence[Computed]) -> Program:
     """
     places = {id(x.at): replace(x, at=jaxprs.unnamed(x.at)) for x in made}
     names = {primitive(x.at) for x in made}
-    return rewritten(program, dict.fromkeys(names, lambda found, _: places.get(id(found.written))))
+    return rewritten(
+        program, dict.fromkeys(names, lambda matcher, _: places.get(id(matcher.written)))
+    )
 
 
 @contextmanager
@@ -401,9 +405,9 @@ def _located(equation: Any) -> Generator[None]:
     try:
         yield
     except Exception as error:
-        found: Any = error
-        if not hasattr(found, "equation"):
-            found.equation = described(equation)
+        noted: Any = error
+        if not hasattr(noted, "equation"):
+            noted.equation = described(equation)
         raise
 
 

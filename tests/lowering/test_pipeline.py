@@ -44,7 +44,7 @@ def test_a_broken_pass_is_left_out(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_equation_and_its_line_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(found: Matcher, equation: Any) -> Any:
+    def fails(matcher: Matcher, equation: Any) -> Any:
         raise ArithmeticError("on purpose")
 
     use(monkeypatch, "gates", lambda program, target: rewritten(program, {"le": fails}))

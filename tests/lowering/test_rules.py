@@ -34,13 +34,15 @@ def test_the_own_rule_counts_most_then_the_first_fact() -> None:
 def test_what_is_noted_is_read_or_left_out() -> None:
     """A rule traces ahead what later ones may read; a literal is a number of numpy to it."""
 
-    def exp(found: Matcher, equation: Any) -> None:
+    def exp(matcher: Matcher, equation: Any) -> None:
         (x,), (y,) = equation.invars, equation.outvars
-        found.notes[y] = found.trace(lambda x: {"x": x, "twice": x * np.float32(2)}, x)
+        matcher.notes[y] = matcher.trace(lambda x: {"x": x, "twice": x * np.float32(2)}, x)
 
-    def log(found: Matcher, equation: Any) -> Any:
-        note = found.note(equation.invars[0])
-        return note and found.trace(lambda x, y: (x + y) / np.float32(3), note["x"], note["twice"])
+    def log(matcher: Matcher, equation: Any) -> Any:
+        note = matcher.note(equation.invars[0])
+        return note and matcher.trace(
+            lambda x, y: (x + y) / np.float32(3), note["x"], note["twice"]
+        )
 
     def function(x: Any) -> Any:
         return jnp.log(jnp.exp(x)) + jnp.exp(x + 1)
