@@ -24,6 +24,8 @@ from nnef_jax.options import numpy_of, shown
 Input = ArrayLike | Mapping[str, ArrayLike]  # of an analysis: one in order, or a dict of all
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
 Example = ArrayLike | jax.ShapeDtypeStruct  # an input of which the type is enough
+Params = Mapping[str, ArrayLike]  # by label
+State = Mapping[str, ArrayLike]  # by label
 
 
 def bind_inputs(

@@ -1,14 +1,14 @@
-"""Offers a network as a jitted callable, and as a pure function."""
+"""Describes a network to its user, and makes other models of it.
+
+Methods that run it are in `runnable.py`, those that write it to a file in `writable.py`.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
@@ -16,36 +16,21 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from numpy.typing import ArrayLike
 
 from lowering.graph import Graph
-from nnef_jax.call_arguments import (
-    Example,
-    Sample,
-    copied,
-    in_order,
-    require_one_length,
-    require_values,
-)
+from nnef_jax.call_arguments import Params, State
 from nnef_jax.execution.arrays import Arrays
-from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.places import default_platform, is_traced, is_watched
-from nnef_jax.execution.probe import Edit, Probe
-from nnef_jax.execution.run_options import Prepared
-from nnef_jax.options import names_of, require_flags, require_path, require_samples
+from nnef_jax.runnable import Runnable
 from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.trimming import is_length
+from nnef_jax.writable import Writable
 
 if TYPE_CHECKING:
     from nnef_jax.batcher import Batcher
     from nnef_jax.sharding import ShardingPlan
 
-Params = Mapping[str, ArrayLike]
-State = Mapping[str, ArrayLike]
-Edits = Mapping[str, Edit | ArrayLike]
-Names = Sequence[str]
 
-
-class Model:
+class Model(Runnable, Writable):
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
     To jax it is a tree of its `params` and its initial state, and all else is static: it may be an
@@ -241,248 +226,6 @@ class Model:
         remarks = cpu_products.remarks(definition, graph)
         return summarise(definition.network, in_integers, remarks)
 
-    @overload
-    def __call__(
-        self, *args: ArrayLike, edit: Edits | None = None, capture: None = None, **kwargs: ArrayLike
-    ) -> Any: ...
-    @overload
-    def __call__(
-        self, *args: ArrayLike, edit: Edits | None = None, capture: Names, **kwargs: ArrayLike
-    ) -> tuple[Any, dict[str, Array]]: ...
-    def __call__(
-        self,
-        *args: ArrayLike,
-        edit: Edits | None = None,
-        capture: Names | None = None,
-        **kwargs: ArrayLike,
-    ) -> Any:
-        """Run the network; a recurrent one for a single cycle from its initial state.
-
-        Inputs are given in order, by name, or as one dict by name. A `key` that is none of them is
-        left out: equinox gives layers one.
-        Another width of the same kind is converted (float64 to float32). Integers must fit; of
-        traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
-        shapes inside do not. `edit` and `capture` are those of `apply`.
-        """
-        execution = self.execution
-        if edit is None and capture is None:
-            inputs = in_order(self.graph.inputs, args, kwargs) if kwargs else args
-            if inputs is not None and (known := execution.known(inputs)):
-                try:
-                    return known(list(map(copied, inputs)))
-                except Exception:  # a NaN that jax looks for, or a function that it compiles now
-                    if not (is_watched() or is_traced()):
-                        raise
-        return execution.call(args, kwargs, probe=Probe.of(edit, capture))
-
-    @overload
-    def apply(
-        self,
-        params: Params | Prepared,
-        *args: ArrayLike,
-        edit: Edits | None = None,
-        capture: None = None,
-        **kwargs: ArrayLike,
-    ) -> Any: ...
-    @overload
-    def apply(
-        self,
-        params: Params | Prepared,
-        *args: ArrayLike,
-        edit: Edits | None = None,
-        capture: Names,
-        **kwargs: ArrayLike,
-    ) -> tuple[Any, dict[str, Array]]: ...
-    def apply(
-        self,
-        params: Params | Prepared,
-        *args: ArrayLike,
-        edit: Edits | None = None,
-        capture: Names | None = None,
-        **kwargs: ArrayLike,
-    ) -> Any:
-        """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
-
-        It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
-        by label, of which unread ones may be there as well; other real dtypes are converted to the
-        network's. Raises InputError where labels are missing or unknown, or arrays do not fit.
-
-        >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
-
-        Args:
-            params: arrays by label, or what `prepare` returned.
-            args: inputs in the order of the graph; those named `edit` and `capture` only so.
-            edit: for tensors of the graph what all that reads them gets instead: a function of the
-                tensor, or an array of its shape and dtype. Names are those of `summary`; a name
-                that nothing has is a pattern of `fnmatch`. A function is traced once for each
-                object, as in `jax.jit`.
-            capture: names or patterns of tensors to return, as they are after edits. The result is
-                then `(outputs, {name: array})`.
-            kwargs: inputs by name.
-
-        >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
-        """
-        probe = Probe.of(edit, capture)
-        params = self.execution.check_params(params, all=bool(probe.capture))
-        return self.execution.call(args, kwargs, params, probe)
-
-    def prepare(
-        self,
-        params: Params | Prepared,
-        *args: Example,
-        state: State | None = None,
-        **kwargs: Example,
-    ) -> Prepared:
-        """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
-
-        In a function that jax compiles with `compiler_options`, what depends on parameters alone
-        is then not computed again. It is a pytree which holds the parameters too: other shapes,
-        derivatives in inputs and all else that is not as prepared is computed from them. It has no
-        derivatives itself: differentiate parameters.
-
-        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle after
-        `state`: by default of the declared shapes, and the initial state. Raises InputError.
-
-        >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
-        >>> y = fast(model.prepare(model.params), x)
-        """
-        bound = self.execution.check_params(params, all=True)
-        arrays = {label: jnp.asarray(bound[label]) for label in self.execution.definition.needed}
-        before = state and self.execution.check_state(state)
-        return self.execution.prepare(arrays, self.execution.types(args, kwargs), before)
-
-    @property
-    def compiler_options(self) -> dict[str, str]:
-        """Return the compiler's options that suit the network, for functions around `apply`.
-
-        >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
-        """
-        return self.execution.executables.options(default_platform())
-
-    def intermediates(
-        self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
-    ) -> dict[str, Array]:
-        """Compute tensors inside the network: arrays by name, of all tensors without `names`.
-
-        Raises InputError for a name that the graph does not have.
-
-        >>> model.intermediates(x, names=["conv1"])["conv1"].shape
-        """
-        wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
-        return self.execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
-
-    def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
-        """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
-
-        Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
-        """
-        inputs = self.execution.types(args, kwargs)
-        return jax.jit(self.apply).lower(self.execution.arrays.parameters(), *inputs)
-
-    def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
-        """Return the state before a first cycle: stored values of updated variables by label.
-
-        Those that start with what is computed need the inputs of a first cycle, or their types.
-        """
-        return self.execution.first_state(lambda: self.execution.types(args, kwargs))
-
-    @overload
-    def step(
-        self,
-        state: State,
-        *args: ArrayLike,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: None = None,
-        **kwargs: ArrayLike,
-    ) -> tuple[Any, dict[str, Array]]: ...
-    @overload
-    def step(
-        self,
-        state: State,
-        *args: ArrayLike,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: Names,
-        **kwargs: ArrayLike,
-    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
-    def step(
-        self,
-        state: State,
-        *args: ArrayLike,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: Names | None = None,
-        **kwargs: ArrayLike,
-    ) -> Any:
-        """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
-
-        `state` is from `init_state` or an earlier step. `params` are used instead of the network's
-        own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
-        gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
-        `outputs, state, inside = model.step(state, x, capture=["h"])`.
-        """
-        inputs = self.execution.bind(args, kwargs)
-        probe = Probe.of(edit, capture)
-        return self._recur(self.execution.step, state, inputs, params, probe)
-
-    @overload
-    def scan(
-        self,
-        *args: ArrayLike,
-        state: State | None = None,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: None = None,
-        **kwargs: ArrayLike,
-    ) -> tuple[Any, dict[str, Array]]: ...
-    @overload
-    def scan(
-        self,
-        *args: ArrayLike,
-        state: State | None = None,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: Names,
-        **kwargs: ArrayLike,
-    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
-    def scan(
-        self,
-        *args: ArrayLike,
-        state: State | None = None,
-        params: Params | Prepared | None = None,
-        edit: Edits | None = None,
-        capture: Names | None = None,
-        **kwargs: ArrayLike,
-    ) -> Any:
-        """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
-
-        They are one `lax.scan`: what is compiled does not grow with their number, and gradients
-        pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
-        default. An edit is made in each cycle.
-        """
-        inputs = self.execution.bind(args, kwargs, 1)
-        require_one_length(inputs)
-        first = self.execution.first_state
-        state = first(lambda: [x[0] for x in inputs]) if state is None else state
-        probe = Probe.of(edit, capture)
-        return self._recur(self.execution.scan, state, inputs, params, probe)
-
-    def _recur(
-        self,
-        entry: Entry,
-        state: State,
-        inputs: list[Any],
-        params: Params | Prepared | None,
-        probe: Probe,
-    ) -> Any:
-        state = self.execution.check_state(state)
-        if layout := self.execution.definition.layout:
-            state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
-        if params is not None:
-            params = self.execution.check_params(params, all=bool(probe.capture))
-        return self.execution.run(entry, state, inputs, params, probe)
-
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
     ) -> Model:
@@ -507,87 +250,6 @@ class Model:
         execution = self.execution
         part = cut(execution.network, inputs, outputs, execution.arrays.stored)
         return Model(execution.with_network(part))
-
-    def save(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        params: Params | None = None,
-        state: State | None = None,
-        quantize: Iterable[Sample] | None = None,
-        overwrite: bool = False,
-    ) -> None:
-        """Write the network as an NNEF archive, with these parameters and state or its own.
-
-        Args:
-            path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-                Arrays over several hosts are written to a .tar, which all hosts call together.
-            params: arrays by label, as in `params`.
-            state: arrays by label, as in `init_state`: where a later load starts from.
-            quantize: sample inputs, of which `nnef_jax.calibrate` makes `graph.quant`; otherwise
-                one that was read is kept.
-            overwrite: replace what is at the path; otherwise FileExistsError.
-        """
-        from nnef_jax.saving import write_network
-
-        require_path("path", path)
-        require_flags(overwrite=overwrite)
-        stored, definition = self.execution.arrays, self.execution.definition
-        state = stored.initial_state() if state is None else state
-        params = stored.parameters() if params is None else params
-        checked = {
-            "state": definition.check_state(state, definition.states),
-            "params": definition.check_params(params, all=True, stored=True),
-        }
-        require_values("save", checked, here=False)
-        network = definition.network
-        arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
-        text = None  # the graph.quant that was read
-        if quantize is not None:
-            require_samples("quantize", quantize)
-            from nnef_jax.calibration import calibrate
-
-            text = calibrate(self, quantize)
-        write_network(path, network, arrays, text, overwrite=overwrite)
-
-    def export(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        entry: Literal["apply", "step", "scan"] = "apply",
-        platforms: Sequence[str] = ("cpu", "cuda", "rocm", "tpu"),
-        batch: str | None = "b",
-        constraints: Sequence[str] = (),
-        vjp_order: int = 0,
-        params: Literal["inside", "beside"] = "inside",
-        overwrite: bool = False,
-    ) -> None:
-        """Write the network as one file that jax runs without nnef_jax: docs/export.md.
-
-        Args:
-            path: the file to make.
-            entry: the method that it holds. It takes parameters by label, for "step" and "scan" the
-                state by label, then the inputs in the order of the graph. Several outputs are a
-                tuple.
-            platforms: where it can run: some of cpu, cuda, rocm, tpu.
-            batch: what jax calls the open extent of first axes, which is the same for all inputs.
-                With None each has a symbol of its own, as other open extents have: 'x_2' for axis 2
-                of x, the document's own names in tract's dialect, 'time' for the cycles of a scan.
-            constraints: what holds of open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
-            vjp_order: how often it can be differentiated: 0, 1 or 2 times, in reverse mode.
-            params: "inside" stores the parameters and the initial state in the file, a .npz;
-                "beside" stores neither, and the file is what `jax.export` serialises.
-            overwrite: replace what is at the path; otherwise FileExistsError.
-
-        Raises InputError for wrong arguments, UnsupportedError for what jax cannot export, and
-        where the extra `export` is missing.
-
-        >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
-        """
-        from nnef_jax.export import export
-
-        told = entry, platforms, batch, constraints, vjp_order, params, overwrite
-        export(self.execution, path, *told)
 
 
 def _of(arrays: Arrays) -> Model:

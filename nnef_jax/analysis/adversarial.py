@@ -22,9 +22,9 @@ from nnef_jax.analysis.question import (
     require_key,
 )
 from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
-from nnef_jax.call_arguments import Input, has_values
+from nnef_jax.call_arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require_choice, require_flags
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}

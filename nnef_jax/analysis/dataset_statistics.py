@@ -28,9 +28,8 @@ from nnef_jax.analysis.layer_tensors import (
 from nnef_jax.analysis.question import bound, graph_for, require_model
 from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
-from nnef_jax.call_arguments import Sample, over_samples
+from nnef_jax.call_arguments import Params, Sample, over_samples
 from nnef_jax.errors import InputError
-from nnef_jax.model import Params
 from nnef_jax.options import names_of, require_flags, require_samples
 
 _WIDEST = 1024  # units of which an effective rank is found: their singular values take 0.3 s

@@ -23,8 +23,7 @@ from nnef_jax.analysis.layer_tensors import (
 )
 from nnef_jax.analysis.question import require_count, require_key, require_model
 from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, result, table_of
-from nnef_jax.call_arguments import Input
-from nnef_jax.model import Params
+from nnef_jax.call_arguments import Input, Params
 
 
 @result

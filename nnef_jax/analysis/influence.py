@@ -16,9 +16,9 @@ from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, scalar
 from nnef_jax.analysis.question import Question, Target, ask, bound, require_model, require_real
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
-from nnef_jax.call_arguments import Input, Sample
+from nnef_jax.call_arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.options import require
 
 _RIDGE = 1e-3  # of the mean square of activations

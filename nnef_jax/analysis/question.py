@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
-from nnef_jax.call_arguments import arguments_of, is_key
+from nnef_jax.call_arguments import Params, arguments_of, is_key
 from nnef_jax.errors import InputError
-from nnef_jax.execution.probe import hint_for
-from nnef_jax.model import Edits, Model, Params
+from nnef_jax.execution.probe import Edits, hint_for
+from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
 
 # A class, a class for each item, or a function of outputs; the class with the best score.

@@ -20,6 +20,7 @@ from nnef_jax.similar import did_you_mean
 
 _READERS = 4  # that are named instead of a tensor
 Edit = Callable[[jax.Array], ArrayLike]
+Edits = Mapping[str, Edit | ArrayLike]
 
 
 @partial(

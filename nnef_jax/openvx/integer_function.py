@@ -16,9 +16,9 @@ from lowering.extents import Shape
 from lowering.graph import is_float
 from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
-from nnef_jax.call_arguments import Input, bind_inputs
+from nnef_jax.call_arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, raise_all
-from nnef_jax.model import Model, Params
+from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep, plan_of
 from nnef_jax.openvx.plan_evaluation import Evaluation, beyond, real, weights_name
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes

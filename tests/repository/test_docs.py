@@ -126,6 +126,9 @@ def test_every_public_name_is_in_the_reference() -> None:
     assert sorted(listed) == sorted(
         set(nnef_jax.__all__) - {"__version__", "analysis", "openvx", "serving"}
     )
+    (members,) = re.findall(r"members: \[(.*?)\]", text, re.DOTALL)
+    public = [x for x in dir(nnef_jax.Model) if not x.startswith("_")]
+    assert sorted(re.findall(r"\w+", members)) == public
 
 
 def test_a_command_has_the_name_of_the_function_that_does_the_same() -> None:

@@ -73,13 +73,15 @@ def test_code_of_a_user_that_compiles_for_long_runs() -> None:
 
 
 def _public() -> Iterator[tuple[str, ast.ClassDef | Signature, ModuleType]]:
-    """Yield public functions and classes by name, each with its tree and its module."""
+    """Yield public functions, and classes with their bases, each with its tree and its module."""
     for package in (nnef_jax, analysis, openvx, serving):
         for name in package.__all__:
-            home = getattr(getattr(package, name), "__module__", "")
-            for node in _tree(home).body if home.startswith(("nnef_jax", "lowering")) else ():
-                if isinstance(node, ast.ClassDef | Signature) and node.name == name:
-                    yield f"{package.__name__}.{name}", node, import_module(home)
+            thing = getattr(package, name)
+            for each in getattr(thing, "__mro__", (thing,)):  # a method may be one of a base
+                home, own = getattr(each, "__module__", ""), getattr(each, "__name__", "")
+                for node in _tree(home).body if home.startswith(("nnef_jax", "lowering")) else ():
+                    if isinstance(node, ast.ClassDef | Signature) and node.name == own:
+                        yield f"{package.__name__}.{name}", node, import_module(home)
 
 
 @cache

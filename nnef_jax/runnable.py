@@ -1,0 +1,269 @@
+"""Runs a network: calls, pure functions, cycles of a state, and their programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from numpy.typing import ArrayLike
+
+from nnef_jax.call_arguments import Example, Params, State, copied, in_order, require_one_length
+from nnef_jax.execution.entry import Entry
+from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.places import default_platform, is_traced, is_watched
+from nnef_jax.execution.probe import Edits, Probe
+from nnef_jax.execution.run_options import Prepared
+from nnef_jax.options import names_of
+
+Names = Sequence[str]
+
+
+class Runnable:
+    """Runs the network of an `execution`: the part of `nnef_jax.Model` that computes."""
+
+    execution: Execution
+
+    @overload
+    def __call__(
+        self, *args: ArrayLike, edit: Edits | None = None, capture: None = None, **kwargs: ArrayLike
+    ) -> Any: ...
+    @overload
+    def __call__(
+        self, *args: ArrayLike, edit: Edits | None = None, capture: Names, **kwargs: ArrayLike
+    ) -> tuple[Any, dict[str, Array]]: ...
+    def __call__(
+        self,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: ArrayLike,
+    ) -> Any:
+        """Run the network; a recurrent one for a single cycle from its initial state.
+
+        Inputs are given in order, by name, or as one dict by name. A `key` that is none of them is
+        left out: equinox gives layers one.
+        Another width of the same kind is converted (float64 to float32). Integers must fit; of
+        traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
+        shapes inside do not. `edit` and `capture` are those of `apply`.
+        """
+        execution = self.execution
+        if edit is None and capture is None:
+            inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
+            if inputs is not None and (known := execution.known(inputs)):
+                try:
+                    return known(list(map(copied, inputs)))
+                except Exception:  # a NaN that jax looks for, or a function that it compiles now
+                    if not (is_watched() or is_traced()):
+                        raise
+        return execution.call(args, kwargs, probe=Probe.of(edit, capture))
+
+    @overload
+    def apply(
+        self,
+        params: Params | Prepared,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> Any: ...
+    @overload
+    def apply(
+        self,
+        params: Params | Prepared,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    def apply(
+        self,
+        params: Params | Prepared,
+        *args: ArrayLike,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: ArrayLike,
+    ) -> Any:
+        """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
+
+        It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
+        by label, of which unread ones may be there as well; other real dtypes are converted to the
+        network's. Raises InputError where labels are missing or unknown, or arrays do not fit.
+
+        >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
+
+        Args:
+            params: arrays by label, or what `prepare` returned.
+            args: inputs in the order of the graph; those named `edit` and `capture` only so.
+            edit: for tensors of the graph what all that reads them gets instead: a function of the
+                tensor, or an array of its shape and dtype. Names are those of `summary`; a name
+                that nothing has is a pattern of `fnmatch`. A function is traced once for each
+                object, as in `jax.jit`.
+            capture: names or patterns of tensors to return, as they are after edits. The result is
+                then `(outputs, {name: array})`.
+            kwargs: inputs by name.
+
+        >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
+        """
+        probe = Probe.of(edit, capture)
+        params = self.execution.check_params(params, all=bool(probe.capture))
+        return self.execution.call(args, kwargs, params, probe)
+
+    def prepare(
+        self,
+        params: Params | Prepared,
+        *args: Example,
+        state: State | None = None,
+        **kwargs: Example,
+    ) -> Prepared:
+        """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
+
+        In a function that jax compiles with `compiler_options`, what depends on parameters alone
+        is then not computed again. It is a pytree which holds the parameters too: other shapes,
+        derivatives in inputs and all else that is not as prepared is computed from them. It has no
+        derivatives itself: differentiate parameters.
+
+        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle after
+        `state`: by default of the declared shapes, and the initial state. Raises InputError.
+
+        >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
+        >>> y = fast(model.prepare(model.params), x)
+        """
+        bound = self.execution.check_params(params, all=True)
+        arrays = {label: jnp.asarray(bound[label]) for label in self.execution.definition.needed}
+        before = state and self.execution.check_state(state)
+        return self.execution.prepare(arrays, self.execution.types(args, kwargs), before)
+
+    @property
+    def compiler_options(self) -> dict[str, str]:
+        """Return the compiler's options that suit the network, for functions around `apply`.
+
+        >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
+        """
+        return self.execution.executables.options(default_platform())
+
+    def intermediates(
+        self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
+    ) -> dict[str, Array]:
+        """Compute tensors inside the network: arrays by name, of all tensors without `names`.
+
+        Raises InputError for a name that the graph does not have.
+
+        >>> model.intermediates(x, names=["conv1"])["conv1"].shape
+        """
+        wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
+        return self.execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
+
+    def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
+        """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
+
+        Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
+        """
+        inputs = self.execution.types(args, kwargs)
+        return jax.jit(self.apply).lower(self.execution.arrays.parameters(), *inputs)
+
+    def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
+        """Return the state before a first cycle: stored values of updated variables by label.
+
+        Those that start with what is computed need the inputs of a first cycle, or their types.
+        """
+        return self.execution.first_state(lambda: self.execution.types(args, kwargs))
+
+    @overload
+    def step(
+        self,
+        state: State,
+        *args: ArrayLike,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    @overload
+    def step(
+        self,
+        state: State,
+        *args: ArrayLike,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
+    def step(
+        self,
+        state: State,
+        *args: ArrayLike,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: ArrayLike,
+    ) -> Any:
+        """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
+
+        `state` is from `init_state` or an earlier step. `params` are used instead of the network's
+        own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
+        gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
+        `outputs, state, inside = model.step(state, x, capture=["h"])`.
+        """
+        inputs = self.execution.bind(args, kwargs)
+        probe = Probe.of(edit, capture)
+        return self._recur(self.execution.step, state, inputs, params, probe)
+
+    @overload
+    def scan(
+        self,
+        *args: ArrayLike,
+        state: State | None = None,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: None = None,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array]]: ...
+    @overload
+    def scan(
+        self,
+        *args: ArrayLike,
+        state: State | None = None,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names,
+        **kwargs: ArrayLike,
+    ) -> tuple[Any, dict[str, Array], dict[str, Array]]: ...
+    def scan(
+        self,
+        *args: ArrayLike,
+        state: State | None = None,
+        params: Params | Prepared | None = None,
+        edit: Edits | None = None,
+        capture: Names | None = None,
+        **kwargs: ArrayLike,
+    ) -> Any:
+        """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
+
+        They are one `lax.scan`: what is compiled does not grow with their number, and gradients
+        pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
+        default. An edit is made in each cycle.
+        """
+        inputs = self.execution.bind(args, kwargs, 1)
+        require_one_length(inputs)
+        first = self.execution.first_state
+        state = first(lambda: [x[0] for x in inputs]) if state is None else state
+        probe = Probe.of(edit, capture)
+        return self._recur(self.execution.scan, state, inputs, params, probe)
+
+    def _recur(
+        self,
+        entry: Entry,
+        state: State,
+        inputs: list[Any],
+        params: Params | Prepared | None,
+        probe: Probe,
+    ) -> Any:
+        state = self.execution.check_state(state)
+        if layout := self.execution.definition.layout:
+            state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
+        if params is not None:
+            params = self.execution.check_params(params, all=bool(probe.capture))
+        return self.execution.run(entry, state, inputs, params, probe)

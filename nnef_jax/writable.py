@@ -1,0 +1,98 @@
+"""Writes a network to a file: an NNEF archive, or a function of jax."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from nnef_jax.call_arguments import Params, Sample, State, require_values
+from nnef_jax.execution.execution import Execution
+from nnef_jax.options import require_flags, require_path, require_samples
+
+
+class Writable:
+    """Writes the network of an `execution`: the part of `nnef_jax.Model` that makes files."""
+
+    execution: Execution
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        params: Params | None = None,
+        state: State | None = None,
+        quantize: Iterable[Sample] | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        """Write the network as an NNEF archive, with these parameters and state or its own.
+
+        Args:
+            path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
+                Arrays over several hosts are written to a .tar, which all hosts call together.
+            params: arrays by label, as in `params`.
+            state: arrays by label, as in `init_state`: where a later load starts from.
+            quantize: sample inputs, of which `nnef_jax.calibrate` makes `graph.quant`; otherwise
+                one that was read is kept.
+            overwrite: replace what is at the path; otherwise FileExistsError.
+        """
+        from nnef_jax.saving import write_network
+
+        require_path("path", path)
+        require_flags(overwrite=overwrite)
+        stored, definition = self.execution.arrays, self.execution.definition
+        state = stored.initial_state() if state is None else state
+        params = stored.parameters() if params is None else params
+        checked = {
+            "state": definition.check_state(state, definition.states),
+            "params": definition.check_params(params, all=True, stored=True),
+        }
+        require_values("save", checked, here=False)
+        network = definition.network
+        arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
+        text = None  # the graph.quant that was read
+        if quantize is not None:
+            require_samples("quantize", quantize)
+            from nnef_jax.calibration import calibrate
+
+            text = calibrate(self, quantize)
+        write_network(path, network, arrays, text, overwrite=overwrite)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        entry: Literal["apply", "step", "scan"] = "apply",
+        platforms: Sequence[str] = ("cpu", "cuda", "rocm", "tpu"),
+        batch: str | None = "b",
+        constraints: Sequence[str] = (),
+        vjp_order: int = 0,
+        params: Literal["inside", "beside"] = "inside",
+        overwrite: bool = False,
+    ) -> None:
+        """Write the network as one file that jax runs without nnef_jax: docs/export.md.
+
+        Args:
+            path: the file to make.
+            entry: the method that it holds. It takes parameters by label, for "step" and "scan" the
+                state by label, then the inputs in the order of the graph. Several outputs are a
+                tuple.
+            platforms: where it can run: some of cpu, cuda, rocm, tpu.
+            batch: what jax calls the open extent of first axes, which is the same for all inputs.
+                With None each has a symbol of its own, as other open extents have: 'x_2' for axis 2
+                of x, the document's own names in tract's dialect, 'time' for the cycles of a scan.
+            constraints: what holds of open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
+            vjp_order: how often it can be differentiated: 0, 1 or 2 times, in reverse mode.
+            params: "inside" stores the parameters and the initial state in the file, a .npz;
+                "beside" stores neither, and the file is what `jax.export` serialises.
+            overwrite: replace what is at the path; otherwise FileExistsError.
+
+        Raises InputError for wrong arguments, UnsupportedError for what jax cannot export, and
+        where the extra `export` is missing.
+
+        >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
+        """
+        from nnef_jax.export import export
+
+        told = entry, platforms, batch, constraints, vjp_order, params, overwrite
+        export(self.execution, path, *told)
