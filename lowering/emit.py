@@ -29,8 +29,8 @@ from lowering.targets import target_of
 from lowering.targets.target import Target
 
 # Evaluates `jaxpr` on its operands, the first of which are `parameters`. It is linear in the last
-# `linear` of them. Where it has a `recipe`, what was prepared by it follows the operands. What is
-# `stored` comes before these.
+# `linear` of them. Where it has a `recipe`, the values prepared by it follow the operands. Arrays
+# of `constants` come before these.
 _network = jaxprs.operation("network")
 
 
@@ -48,7 +48,7 @@ class Preparation:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class StoredParameters:
+class ConstantParameters:
     """Holds parameters whose values are known where a network is traced; it is one object to jax.
 
     As operands they would be constants of what the caller compiles, beside what is prepared of
@@ -58,7 +58,7 @@ class StoredParameters:
     arrays: tuple[Any, ...] = ()
 
 
-_NOTHING = StoredParameters()
+_NOTHING = ConstantParameters()
 
 
 def network(
@@ -68,7 +68,8 @@ def network(
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
-        results = _bind(written(program), leaves, about, preparation=preparation, stores=True)
+        program = written(program)
+        results = _bind(program, leaves, about, preparation=preparation, as_constants=True)
         return jax.tree.unflatten(tree, results)
 
     return run
@@ -100,23 +101,25 @@ def _bind(
     *,
     linear: int = 0,
     preparation: Preparation | None = None,
-    stores: bool = False,
+    as_constants: bool = False,
 ) -> list[Any]:
     """Evaluate a program as one operation, which has no constants of an outer trace.
 
-    It is linear in the last operands, as many as `linear` says. It `stores` parameters whose values
-    are known, if nothing is prepared of them.
+    It is linear in the last operands, as many as `linear` says. With `as_constants`
+    parameters that have values are its constants, unless values are prepared from them.
     """
     if program.closed.effects:  # a callback of a user's: what prints, say, keeps its place
         return program(*operands)
     closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
-    operands, recipe, stored = [*outer, *operands], None, _NOTHING
+    operands, recipe, constants = [*outer, *operands], None, _NOTHING
     program = replace(program, closed=closed, parameters=0 if outer else program.parameters)
     arrays = operands[: program.parameters]
     if preparation is not None and not outer:
         operands, recipe = [*operands, *preparation.arrays], preparation.recipe
-    elif stores and all(isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in arrays):
-        stored, operands = StoredParameters(tuple(arrays)), operands[program.parameters :]
+    elif as_constants and all(
+        isinstance(x, jax.Array) and not isinstance(x, Tracer) for x in arrays
+    ):
+        constants, operands = ConstantParameters(tuple(arrays)), operands[program.parameters :]
     return _network.bind(
         *operands,
         jaxpr=program.closed,
@@ -124,14 +127,14 @@ def _bind(
         role=program.role,
         linear=linear,
         recipe=recipe,
-        stored=stored,
+        constants=constants,
         about=about,
     )
 
 
 @_network.def_impl
-def _as_written(*operands: Any, jaxpr: Any, stored: StoredParameters, **_: Any) -> list[Any]:
-    operands = *stored.arrays, *operands
+def _evaluate(*operands: Any, jaxpr: Any, constants: ConstantParameters, **_: Any) -> list[Any]:
+    operands = *constants.arrays, *operands
     return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
 
 
@@ -140,14 +143,14 @@ def _types(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
     return jaxpr.out_avals
 
 
-def _lowered(
+def _lowering_rule(
     context: Any,
     *operands: Any,
     jaxpr: Any,
     parameters: int,
     role: Role,
     recipe: str | None,
-    stored: StoredParameters,
+    constants: ConstantParameters,
     about: About,
     platform: str,
     **_: Any,
@@ -166,20 +169,20 @@ def _lowered(
         values = assemble(parts.sources, operands[:parameters], operands[count:])
         return parts.call(values, operands[parameters:count])
 
-    def with_stored(*operands: Any) -> list[Any]:
-        return _bind(program, [*stored.arrays, *operands], about)
+    def with_constants(*operands: Any) -> list[Any]:
+        return _bind(program, [*constants.arrays, *operands], about)
 
     def with_prepared() -> Callable[..., list[Any]]:
         parts = lower(program, target)
-        values = prepared(parts, stored.arrays)
+        values = prepared(parts, constants.arrays)
         return lambda *operands: parts.call(values, operands)
 
     with named(about):
-        if stored.arrays:
+        if constants.arrays:
             # What is lowered for several platforms has parameters themselves, which these share.
             is_one = len(context.module_context.platforms) == 1
             prepares = is_one and target.has_kernels and program.has_items
-            run = or_else(with_prepared, lambda: with_stored) if prepares else with_stored
+            run = or_else(with_prepared, lambda: with_constants) if prepares else with_constants
             return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         if recipe is not None and target.has_kernels:
             parts = lower(program, target)
@@ -198,8 +201,8 @@ def _lowered(
         return mlir.core_call_lowering(context.replace(module_context=module), *operands, **call)
 
 
-mlir.register_lowering(_network, partial(_lowered, platform="other"))
-mlir.register_lowering(_network, partial(_lowered, platform="cpu"), platform="cpu")
+mlir.register_lowering(_network, partial(_lowering_rule, platform="other"))
+mlir.register_lowering(_network, partial(_lowering_rule, platform="cpu"), platform="cpu")
 
 
 def _jvp(
@@ -208,14 +211,14 @@ def _jvp(
     *,
     jaxpr: Any,
     linear: int,
-    stored: StoredParameters,
+    constants: ConstantParameters,
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
     """Compute results with what tangents need, then tangents by a function that is linear."""
     count, avals = len(jaxpr.in_avals), jaxpr.out_avals
-    fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(stored.arrays)]]
-    operands, tangents = [*stored.arrays, *operands], [*fixed, *tangents]
+    fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
+    operands, tangents = [*constants.arrays, *operands], [*fixed, *tangents]
     if any(map(_moves, tangents[count:])):
         raise TypeError(
             "what is prepared has no derivatives: differentiate in parameters, and prepare them"
@@ -224,7 +227,7 @@ def _jvp(
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
     if not moved or moved[0] >= first:  # it is linear in all that changes
-        told = {"linear": linear, "stored": _NOTHING, "about": about}
+        told = {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **told, **params)
         if not moved:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
@@ -281,11 +284,11 @@ def _transpose(
     changes: Sequence[Any],
     *operands: Any,
     jaxpr: Any,
-    stored: StoredParameters,
+    constants: ConstantParameters,
     about: About,
     **_: Any,
 ) -> list[Any]:
-    operands, count = (*stored.arrays, *operands), len(jaxpr.in_avals)
+    operands, count = (*constants.arrays, *operands), len(jaxpr.in_avals)
     asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     stay = [i for i in range(count) if i not in asked]
     nonzero = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
@@ -303,7 +306,7 @@ def _transpose(
     made = jax.make_jaxpr(turned)(fixed, moved)
     backward = Program(made, role="backward")
     results = _bind(backward, [*fixed, *moved], about, linear=len(moved))
-    return _merged([None] * len(operands), asked, results)[len(stored.arrays) :]
+    return _merged([None] * len(operands), asked, results)[len(constants.arrays) :]
 
 
 ad.primitive_transposes[_network] = _transpose
@@ -316,13 +319,13 @@ def _batched(
     jaxpr: Any,
     role: Role,
     linear: int,
-    stored: StoredParameters,
+    constants: ConstantParameters,
     about: About,
     **_: Any,
 ) -> tuple[list[Any], list[int | None]]:
     count = len(jaxpr.in_avals)
-    operands = [*stored.arrays, *operands][:count]
-    axes = [*(None for _ in stored.arrays), *axes][:count]
+    operands = [*constants.arrays, *operands][:count]
+    axes = [*(None for _ in constants.arrays), *axes][:count]
     depends = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
     out = [0 if x else None for x in depends]
     function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)

@@ -53,13 +53,13 @@ def operation(name: str) -> Any:
     made = core.Primitive(name)
     made.multiple_results = True
 
-    def lowered(*operands: Any, jaxpr: Any, **params: Any) -> list[Any]:
+    def bind_low_level(*operands: Any, jaxpr: Any, **params: Any) -> list[Any]:
         return or_else(
             lambda: made.bind(*operands, jaxpr=low_level(jaxpr), **params),
             lambda: made.impl(*operands, jaxpr=jaxpr, **params),
         )
 
-    made.to_lojax = lowered  # jax calls it where `jaxpr` has high-level primitives
+    made.to_lojax = bind_low_level  # jax calls it where `jaxpr` has high-level primitives
     return made
 
 
@@ -105,11 +105,11 @@ def identity(name: str, transpose: Callable[..., Any]) -> Any:
 _program = region(_PROGRAM)
 
 
-def _lowered(context: Any, *operands: Any, jaxpr: Any) -> Any:
+def _lowering_rule(context: Any, *operands: Any, jaxpr: Any) -> Any:
     return mlir.core_call_lowering(context, *operands, name="program", call_jaxpr=jaxpr)
 
 
-mlir.register_lowering(_program, _lowered)
+mlir.register_lowering(_program, _lowering_rule)
 
 
 def primitive(equation: Any) -> str:
@@ -211,7 +211,7 @@ def of_equations(
     return ClosedJaxpr(made, list(constants.values()))
 
 
-def traced(
+def trace_at(
     equation: Any, function: Callable[..., Any], operands: Sequence[Any]
 ) -> tuple[list[Any], Any, dict[Any, Any]]:
     """Trace a function of pytrees of variables; what is a literal it gets as an array of numpy.

@@ -97,14 +97,14 @@ class Program:
         return frozenset(known_variables(self.closed.jaxpr, self.parameters))
 
     @cached_property
-    def prepared(self) -> frozenset[Any]:
+    def early(self) -> frozenset[Any]:
         """Return the variables that are computed before a call, or before a loop."""
         count = self.parameters if self.prepares else 0
         return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, count))
 
     def is_late(self, equation: Any) -> bool:
         """Tell whether an equation depends on more than parameters."""
-        return bool(equation.effects) or not self.prepared.issuperset(equation.outvars)
+        return bool(equation.effects) or not self.early.issuperset(equation.outvars)
 
     def low_level(self) -> Program:
         """Return the program without jax's high-level primitives."""
@@ -115,7 +115,7 @@ class Program:
         return self.with_equations(self.equations)
 
     def known_first(self) -> Program:
-        """Return the program with all that is prepared computed first."""
+        """Return the program with early variables computed first."""
         return self.with_equations(sorted(self.equations, key=self.is_late))
 
     def readers(self, variable: Any) -> set[str]:
@@ -232,13 +232,13 @@ class Computed:
 class Matcher:
     """What a rule may ask of the part of a program that is rewritten before its equation.
 
-    `notes` are what the pass's rules say of variables. `written` is the equation at hand before its
-    operands were rewritten.
+    `notes` are what the pass's rules say of variables. `original` is the equation at hand before
+    its operands were rewritten.
     """
 
     def __init__(self, program: Program) -> None:
         jaxpr = program.closed.jaxpr
-        self.program, self.written = program, None
+        self.program, self.original = program, None
         self.notes: dict[Any, Any] = {}
         self.makers: dict[Any, Any] = {}
         self._early = {*jaxpr.constvars, *program.arguments[: program.parameters]}
@@ -274,7 +274,7 @@ class Matcher:
         is named as the equation `at`, by default the one at hand.
         """
         operands = jax.tree.map(self.now, operands)
-        steps, results, constants = jaxprs.traced(at or self.written, function, operands)
+        steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
         self._constants.update(constants)
         self._early.update(constants)
         uses = Counter[Any]()
@@ -364,13 +364,13 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
     if not any(map(rules.of, program.equations)):
         return program
     matcher, changed = Matcher(program), False
-    for written in program.equations:
-        if written.outvars and matcher.is_put(written.outvars[0]):  # given by an earlier one
+    for original in program.equations:
+        if original.outvars and matcher.is_put(original.outvars[0]):  # given by an earlier one
             continue
-        operands = list(map(matcher.now, written.invars))
-        matcher.written = equation = written
-        if not all(map(is_, operands, written.invars)):
-            equation = written.replace(invars=operands)
+        operands = list(map(matcher.now, original.invars))
+        matcher.original = equation = original
+        if not all(map(is_, operands, original.invars)):
+            equation = original.replace(invars=operands)
         rule = rules.of(equation)
         with _located(equation):
             made = None if rule is None else rule(matcher, equation)
@@ -393,10 +393,11 @@ def replaced(program: Program, made: Sequence[Computed]) -> Program:
     It may give the results of earlier equations too, which nothing in between reads.
     """
     places = {id(x.at): replace(x, at=jaxprs.unnamed(x.at)) for x in made}
-    names = {primitive(x.at) for x in made}
-    return rewritten(
-        program, dict.fromkeys(names, lambda matcher, _: places.get(id(matcher.written)))
-    )
+
+    def rule(matcher: Matcher, _: Any) -> Computed | None:
+        return places.get(id(matcher.original))
+
+    return rewritten(program, dict.fromkeys({primitive(x.at) for x in made}, rule))
 
 
 @contextmanager

@@ -19,7 +19,8 @@ _BY_ONE = re.compile("(strides|dilation|group_count)$")  # which change nothing 
 def printed(program: Any) -> str:
     """Return a program as text: arguments, equations with types and places, results.
 
-    Variables are numbered in the order of the text. What is prepared of parameters is marked `*`.
+    Variables are numbered in the order of the text. `*` marks results that are computed before a
+    call.
     """
     names: dict[Any, str] = {}
     for i, v in enumerate(program.arguments):
@@ -27,17 +28,17 @@ def printed(program: Any) -> str:
     names.update((v, f"c{i}") for i, v in enumerate(program.closed.jaxpr.constvars))
     arguments = ", ".join(f"{names[v]}: {_type(v)}" for v in program.arguments)
     lines = [f"program({arguments})"]
-    lines += _lines(program.equations, names, program.prepared, "  ")
+    lines += _lines(program.equations, names, program.early, "  ")
     return "\n".join([*lines, f"  return {_named(program.results, names)}"])
 
 
 def _lines(
-    equations: Sequence[Any], names: dict[Any, str], prepared: frozenset[Any], indent: str
+    equations: Sequence[Any], names: dict[Any, str], early: frozenset[Any], indent: str
 ) -> Iterator[str]:
     for equation in equations:
         names.update((v, f"v{len(names)}") for v in equation.outvars)
         results = ", ".join(f"{names[v]}: {_type(v)}" for v in equation.outvars)
-        mark = "*" if equation.outvars and all(v in prepared for v in equation.outvars) else " "
+        mark = "*" if equation.outvars and all(v in early for v in equation.outvars) else " "
         text = f"{indent}{mark}{results} = {primitive(equation)} {_named(equation.invars, names)}"
         params = ", ".join(f"{k}={_shown(v)}" for k, v in _params(equation))
         text += f" [{params}]" if params else ""

@@ -24,7 +24,7 @@ from lowering.multiply_adds import multiply_adds
 from lowering.ops import rules
 
 _PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
-_TRACED = 20_000  # items that take as long to compute as a few operations of jax to trace
+_TRACING = 20_000  # items that take as long to compute as a few operations of jax to trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Context:
 
     def unroll(self, times: int) -> None:
         """Count how often a rule writes out operations of jax."""
-        self.fold(_TRACED * times)
+        self.fold(_TRACING * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
         """Return arrays whose derivatives in reverse mode are an error that says why."""

@@ -84,7 +84,7 @@ def _attention(
             between.append(equation)
             made.update(equation.outvars)
     if (
-        scores in program.prepared
+        scores in program.early
         or scores.aval.shape[-1] < FEW
         or is_literal(weights)
         or summed != len(weights.aval.shape) - 1

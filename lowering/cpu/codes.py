@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 from jax.tree_util import register_dataclass
 
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import in_memory
 from lowering.cpu.products import row_twice
 from lowering.jaxprs import bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
@@ -76,7 +76,7 @@ def of_levels(level: Any, step: Any, start: Any, levels: Levels) -> Codes:
         shift = 0
     if zero is not None and levels.lowest - zero >= _LOW and levels.highest - zero <= _HIGH:
         shift = zero
-    codes = stored((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
+    codes = in_memory((level - np.float32(shift)).astype(_WIDE).astype(BYTE))
     if zero is not None:
         return Codes(codes, step, zero - shift)
     return Codes(codes, step, 0, start + np.float32(shift) * step)

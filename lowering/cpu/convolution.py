@@ -15,8 +15,8 @@ from jax import Array, lax
 from lowering.contexts import runs
 from lowering.cpu import kernel_costs as costs
 from lowering.cpu.depthwise import depthwise
-from lowering.cpu.groups import WRITTEN_OUT, is_by_depthwise, joined, joined_at_a_time
-from lowering.cpu.memory import stored
+from lowering.cpu.groups import UNROLLED_GROUPS, is_by_depthwise, joined, joined_at_a_time
+from lowering.cpu.memory import in_memory
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.cpu.stacked_filters import fits, is_narrow, narrow, stacked
@@ -156,7 +156,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
         for cell, part in cells(x, size, window)
         for i in range(depth)
     ]
-    return stored(functools.reduce(lax.add, terms))
+    return in_memory(functools.reduce(lax.add, terms))
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
@@ -169,7 +169,7 @@ def grouped(x: Array, filter: Array, window: Window) -> Array:
     single = replace(window, groups=1)
     inputs = x.reshape(*x.shape[:-1], groups, -1)
     filters = filter.reshape(*filter.shape[:-1], groups, -1)
-    if groups <= WRITTEN_OUT:
+    if groups <= UNROLLED_GROUPS:
         parts = [convolution(inputs[..., g, :], filters[..., g, :], single) for g in range(groups)]
         return jnp.concatenate(parts, axis=-1)
     stacks = jnp.moveaxis(inputs, -2, 0), jnp.moveaxis(filters, -2, 0)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from lowering.contexts import runs
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
-from lowering.cpu.memory import apart, stored
+from lowering.cpu.memory import apart, in_memory
 from lowering.cpu.pending_view import View, whole
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
@@ -38,10 +38,10 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     x = apart_in_rows(x) if input.in_rows else x
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
     if is_read_by_loops and not filter.known and w.dtype == jnp.float32:
-        w = stored(w)  # small; loops would scale it again for each item
-    is_stored = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
-    if is_stored and program.role == "backward":  # the gradient in the filter reads it too
-        x = stored(x)
+        w = in_memory(w)  # small; loops would scale it again for each item
+    is_grouped = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
+    if is_grouped and program.role == "backward":  # the gradient in the filter reads it too
+        x = in_memory(x)
     if window.groups == 1 and not window.is_spread and is_real(x) and x.size:
         is_pointwise = kernels.is_pointwise(w, window) and runs("pointwise")
         rows = math.prod(shape) // max(shape[channel], 1)
@@ -61,8 +61,8 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
             array = kernels.pointwise(x, matrix, pair.index(inputs), window)
             return View(array, (batch, *spatial, channel), shape)
     array = kernels.convolution(x, w, window, varies=not filter.known)
-    if is_stored and program.role == "forward":
-        array = stored(array)
+    if is_grouped and program.role == "forward":
+        array = in_memory(array)
     if may_be_in_rows(program, array.shape):
         array = apart(array)  # loops over rows read it then: decoders take 0.91 of the time
     return View(array, (batch, *spatial, channel), shape)

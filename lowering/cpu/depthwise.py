@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import stored, uninlined
+from lowering.cpu.memory import in_memory, uninlined
 from lowering.cpu.phases import covered, spread
 from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
@@ -44,7 +44,7 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     for cell, part in cells(x, size, window):
         product = _repeated(part, count).astype(wide) * _factors(filter, cell, wide)
         total = product if total is None else total + product
-    total = stored(total) if math.prod(size) > _CELLS else total
+    total = in_memory(total) if math.prod(size) > _CELLS else total
     return total.astype(window.accumulator or x.dtype)
 
 
@@ -109,7 +109,7 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     """
     count = gradient.shape[-1]
     wide = _accumulator(x, window)
-    gradient = stored(gradient).astype(wide)
+    gradient = in_memory(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
     # No less on the right than on the left: XLA then finds the array that is differentiated.

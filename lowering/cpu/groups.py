@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Groups whose convolutions are written out, 0.03 s of compilation each; a loop over them takes up
+# Groups whose convolutions are unrolled, 0.03 s of compilation each; a loop over them takes up
 # to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 instead of 3.1 ms).
-WRITTEN_OUT = 16
+UNROLLED_GROUPS = 16
 
 # Channels of a group that are worth a convolution of its own, and those that joined ones may have.
 # Milliseconds of 3x3 windows for 1, 2, 4 and 8 groups at a time, and of oneDNN; from 16 groups on 1
@@ -50,7 +50,7 @@ def joined_at_a_time(depth: int, groups: int) -> int:
     """Return how many groups of so many channels to join to one."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     wide = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
-    return next((n for n in wide if groups // n <= WRITTEN_OUT), wide[-1] if wide else 1)
+    return next((n for n in wide if groups // n <= UNROLLED_GROUPS), wide[-1] if wide else 1)
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:

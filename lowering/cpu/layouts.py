@@ -14,10 +14,10 @@ from jax import Array, lax
 from lowering import jaxprs
 from lowering.contexts import runs
 from lowering.cpu.blocks import attended
-from lowering.cpu.memory import stored, uninlined
+from lowering.cpu.memory import in_memory, uninlined
 from lowering.cpu.pending_view import View, arranged, item_of, plain, stack_of, tensor, whole
 from lowering.cpu.rereads import reread
-from lowering.cpu.view_rules import RULES, is_as_written
+from lowering.cpu.view_rules import RULES, stays
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive
 from lowering.program import Program
@@ -30,7 +30,7 @@ def run(program: Program, target: Target) -> Program:
 
     A program without transpositions and kernels stays as it is.
     """
-    if all(map(is_as_written, program.equations)):
+    if all(map(stays, program.equations)):
         return program
 
     def function(*arguments: Any) -> list[Any]:
@@ -88,7 +88,7 @@ def evaluated(
         if found is None:  # it takes tensors in their own layout
             found = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
         pairs = zip(equation.outvars, found if isinstance(found, list) else [found], strict=True)
-        arrays = [(x, stored(whole(x)) if v in kept else x.array) for v, x in pairs]
+        arrays = [(x, in_memory(whole(x)) if v in kept else x.array) for v, x in pairs]
         return [replace(x, array=array, known=known) for x, array in arrays]
 
     # Matrices of later products are then at hand.

@@ -16,13 +16,13 @@ from lowering import jaxprs
 from lowering.contexts import runs
 
 
-def stored(x: Array) -> Array:
-    """Return the array so that XLA computes it once for all loops that read it.
+def in_memory(x: Array) -> Array:
+    """Return the array, which XLA then computes once for all loops that read it.
 
     XLA computes in each loop anew what it reads of another loop's results, unless that has a
     division: nine times for a window of nine cells. Only the code generator sees that ours is by 1.
     """
-    if not runs("stored"):
+    if not runs("in_memory"):
         return x
     is_real = jnp.issubdtype(x.dtype, jnp.floating)
     most = np.inf if is_real else np.iinfo(x.dtype).max
@@ -56,4 +56,4 @@ def apart(x: Array) -> Array:
 
     The first ones are over its own axes then, whatever shape a product wants. It costs nothing.
     """
-    return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("stored") else x
+    return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("in_memory") else x

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import in_memory
 from lowering.kernels.windows import Windows, extend
 
 Cell = tuple[int, ...]
@@ -28,7 +28,7 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
         offsets = tuple(place % s for place, s in zip(places, windows.stride, strict=True))
         if offsets not in phases:
             phase = lax.slice(x, offsets, x.shape, windows.stride)
-            phases[offsets] = stored(phase)
+            phases[offsets] = in_memory(phase)
         start = [place // s for place, s in zip(places, windows.stride, strict=True)]
         stop = [first + n for first, n in zip(start, windows.downscaled, strict=True)]
         yield lax.slice(phases[offsets], start, stop)

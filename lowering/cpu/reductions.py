@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.contexts import runs
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import in_memory
 from lowering.extents import at_least, is_symbolic
 
 # XLA adds the items of a row one after the other, and keeps in memory first what it computes of
@@ -39,7 +39,7 @@ def sums_of_rows(x: Array) -> Array:
     """Sum over the last axis: first parts of it, then the items of their sum."""
     lanes = _lanes(x.shape[-1])
     parts = [lax.slice_in_dim(x, i, i + lanes, axis=-1) for i in range(0, x.shape[-1], lanes)]
-    return jnp.sum(stored(functools.reduce(lax.add, parts)), axis=-1)
+    return jnp.sum(in_memory(functools.reduce(lax.add, parts)), axis=-1)
 
 
 def _lanes(length: int) -> int:

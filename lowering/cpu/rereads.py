@@ -29,7 +29,7 @@ def reread(program: Program) -> set[Any]:
     reads would compute the norm anew. The encoder takes 0.96 and 0.88 of the time so (batch 1, 8),
     Swin-T 0.97. In passes of derivatives only products and sums count as readers.
     """
-    if not runs("stored"):
+    if not runs("in_memory"):
         return set()
     role = program.role
     readers = Counter(variables(program.results) if role == "forward" else ())

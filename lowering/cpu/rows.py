@@ -20,10 +20,10 @@ from lowering.extents import is_symbolic
 from lowering.kernels.windows import extend
 from lowering.program import Program
 
-# Channels whose loop is vectors alone, and not written out.
+# Channels whose loop is vectors alone, and not unrolled.
 _WIDE, _VECTOR = 32, 16
 
-# Items of a row: fewer are written out as well, of more the factors leave the first cache.
+# Items of a row: fewer are unrolled as well, of more the factors leave the first cache.
 _FEWEST, _MOST = 128, 8 << 10
 
 # Items of an array that are worth loops of their own before and after those of other kernels.

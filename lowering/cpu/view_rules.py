@@ -396,8 +396,8 @@ def _maximum_gradient(program: Program, equation: Any, *views: View) -> View | N
 
 @RULES(CONVOLUTION)
 def _convolution(program: Program, equation: Any, input: View, filter: View) -> View | None:
-    is_prepared = input.known and filter.known
-    return None if is_prepared else convolution(program, equation, input, filter)
+    is_early = input.known and filter.known
+    return None if is_early else convolution(program, equation, input, filter)
 
 
 # These rules bind the equation as it is where all operands are plain.
@@ -406,6 +406,6 @@ _FOLLOWING = (
 )  # fmt: skip
 
 
-def is_as_written(equation: Any) -> bool:
+def stays(equation: Any) -> bool:
     """Tell whether rules compute what an equation says where all operands are plain."""
     return RULES.of(equation) in _FOLLOWING and primitive(equation) != "reduce_sum"

@@ -141,7 +141,7 @@ def _computed(matcher: Matcher, equation: Any, function: Callable[..., Any], *re
 
 
 @_RULES("nextafter")
-def _as_written(matcher: Matcher, equation: Any) -> None:
+def _leave(matcher: Matcher, equation: Any) -> None:
     """Leave a function of the bits."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 from jax.lax import add, mul, sub  # tracing the operators of arrays takes three times as long
 
-from lowering.cpu.memory import stored
+from lowering.cpu.memory import in_memory
 from lowering.cpu.sliding_filter import Window, padded
 from lowering.kernels.windows import extend
 
@@ -94,7 +94,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
 
     by_rows = transform(*(rows(i) for i in range(4)))
     if by_rows[0].nbytes > _KEPT:
-        by_rows = map(stored, by_rows)
+        by_rows = map(in_memory, by_rows)
     tiles = [tile for row in by_rows for tile in transform(*(columns(row, j) for j in range(4)))]
     return [tile.reshape(batch * height * width, depth) for tile in tiles]
 

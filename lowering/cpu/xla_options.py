@@ -120,9 +120,9 @@ def of_program(program: Program, call: Any, is_alone: bool) -> dict[str, str]:
         {v.aval.dtype for v in e.invars} <= _BYTES for e in equations if primitive(e) in _PRODUCTS
     )
     is_narrow = 2 * narrow > total
-    written = (e for e in equations if primitive(e).startswith(("scatter", "dynamic_update")))
+    writes = (e for e in equations if primitive(e).startswith(("scatter", "dynamic_update")))
     in_place = (
-        is_alone and is_narrow and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in written)
+        is_alone and is_narrow and any(e.outvars[0].aval.dtype == jnp.bfloat16 for e in writes)
     )
     in_place = in_place and not computes_narrow(call.jaxpr)
     return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)

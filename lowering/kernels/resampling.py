@@ -62,7 +62,7 @@ _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, with a shift o
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
 # Scales have single precision: 1.7 is a little more there, 17 / 1.7 less than 10.
-_STORED = 2.0**-23
+_PRECISION = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def length(extent: int, scale: float) -> float:
     if not math.isfinite(exact):
         raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")
     whole = float(round(exact))
-    return whole if abs(exact - whole) <= whole * _STORED else exact
+    return whole if abs(exact - whole) <= whole * _PRECISION else exact
 
 
 def places(
@@ -154,7 +154,7 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
 
 def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
     xp, extent = where.__array_namespace__(), x.shape[axis]
-    items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _STORED)
+    items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _PRECISION)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
     if isinstance(items, np.ndarray):  # without a gather the gradient is fast
         count = len(items)

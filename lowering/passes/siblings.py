@@ -23,7 +23,7 @@ def run(program: Program, target: Target) -> Program:
     equal = _equal(program)
     groups: dict[Any, list[Any]] = defaultdict(list)
     for equation in program.equations:
-        if is_layer(equation, program.prepared):
+        if is_layer(equation, program.early):
             ((sums, _), _) = equation.params["dimension_numbers"]
             input = equation.invars[0]
             key = equal.get(input, input), sums, str(sorted(kind_of(equation).items()))
@@ -31,7 +31,7 @@ def run(program: Program, target: Target) -> Program:
     several = {id(g[0]): g for g in groups.values() if len(g) > 1}
 
     def joined(matcher: Matcher, equation: Any) -> Computed | None:
-        group = several.get(id(matcher.written))
+        group = several.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
     # All matrices are then at hand where the first of the products is.

@@ -36,7 +36,7 @@ def run(program: Program, target: Target) -> Program:
     sums = {id(x.add): x for x in _sums(program)}
 
     def add(matcher: Matcher, equation: Any) -> Computed | None:
-        sum = sums.get(id(matcher.written))
+        sum = sums.get(id(matcher.original))
         return None if sum is None else sum.computed()
 
     return rewritten(program, dict.fromkeys(_SUMS, add)) if sums else program
@@ -180,7 +180,7 @@ def _sums(program: Program) -> Iterator[_Sum]:
             if maker is not None and not after and primitive(maker) in _SUMS:
                 taken.add(id(maker))
                 pending += maker.invars
-            elif maker is not None and is_layer(maker, program.prepared):
+            elif maker is not None and is_layer(maker, program.early):
                 products.append(maker)
                 chains.append(after)
             else:

@@ -140,7 +140,7 @@ KERNELS: dict[str, Choice] = {
         "training step of MobileNetV2: 1.9; of ResNet-18: 1.3; of ConvNeXt-T: 1.75; "
         "EfficientNet-B0, batch 1: 1.06",
     ),
-    "stored": Choice(
+    "in_memory": Choice(
         "keeps XLA from computing in each loop anew what several read",
         "training step of MobileNetV2: 1.80; of ConvNeXt-T: 1.2; batch 8: 1.07",
     ),

@@ -385,7 +385,7 @@ def test_means_of_positions_are_no_reductions() -> None:
 
 def test_what_a_product_and_others_read_is_kept() -> None:
     kept = names_of(made_of(*read_by_a_product_and_others())).count("div")
-    with without("stored"):
+    with without("in_memory"):
         assert names_of(made_of(*read_by_a_product_and_others())).count("div") < kept
 
 
