@@ -94,7 +94,7 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
 
     import nnef_jax
     from lowering.cpu.xla_options import compiler_options
-    from lowering.pipeline import lower, traced, written
+    from lowering.pipeline import differentiable, lower, traced
     from lowering.prepare import prepared
     from lowering.targets.cpu import CPU
 
@@ -108,9 +108,9 @@ def _call(network: str, batch: int, folder: Path) -> Lowered:
     options = compiler_options(sum(x.nbytes for x in params))
     jit = partial(jax.jit, compiler_options=options)
     program, _, tree = traced(apply, params, arrays)
-    parts = lower(written(program), CPU)
+    parts = lower(differentiable(program), CPU)
     values = jax.eval_shape(parts.prepare, params)
-    texts = [parts.lowered(params), jit(parts.call).lower(values, arrays)]
+    texts = [parts.lower_first(params), jit(parts.call).lower(values, arrays)]
 
     def compiled() -> Callable[[], Any]:
         kept, run = prepared(parts, params), jit(parts.call)

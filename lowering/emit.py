@@ -1,8 +1,8 @@
 """A network in a traced function: one operation, whose kernels are chosen where it is lowered.
 
-What is traced holds the network as it is written, once, whatever the platform of the host. Its
-derivatives and batches are those of what is written, as one such operation each. Where it is
-lowered, the platform's target has the passes that rewrite it.
+The trace holds the network once, in its differentiable form, whatever the platform of the host. Its
+derivatives and batches are taken of that form, as one such operation each. Where it is lowered, the
+passes of the platform's target rewrite it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
 from lowering.machine import DEFAULT
-from lowering.pipeline import lower, rewrite, traced, written
+from lowering.pipeline import differentiable, lower, rewrite, traced
 from lowering.prepare import Split, assemble, prepared
 from lowering.program import Program, Role
 from lowering.targets import target_of
@@ -68,7 +68,7 @@ def network(
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
-        program = written(program)
+        program = differentiable(program)
         results = _bind(program, leaves, about, preparation=preparation, as_constants=True)
         return jax.tree.unflatten(tree, results)
 
@@ -87,7 +87,7 @@ def preparation(
     if not (target.has_kernels and program.has_items):
         return None
     arrays = leaves[: program.parameters]
-    parts = lower(written(program), target)
+    parts = lower(differentiable(program), target)
     are_traced = any(isinstance(x, Tracer) for x in arrays)
     values = parts.prepare(arrays) if are_traced else prepared(parts, arrays)
     computed = [x for x, source in zip(values, parts.sources, strict=True) if source is None]

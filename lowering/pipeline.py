@@ -1,7 +1,7 @@
 """The road from a function to XLA: it is traced, rewritten by the passes of a target, and split.
 
     program, arguments, tree = traced(function, parameters, inputs)
-    parts = lower(written(program), target)
+    parts = lower(differentiable(program), target)
 
 What passes make is checked where a fault of theirs is to be an error.
 """
@@ -25,7 +25,7 @@ from lowering.machine import profile, using
 from lowering.prepare import Split
 from lowering.program import Matcher, Program, rewritten
 from lowering.split import split
-from lowering.targets.portable import WRITTEN
+from lowering.targets.portable import DIFFERENTIABLE
 from lowering.targets.target import Target
 
 
@@ -58,8 +58,8 @@ def traced(
     return Program(closed, count, prepares=False), leaves, jax.tree.structure(shapes)
 
 
-def written(program: Program, target: Target = WRITTEN) -> Program:
-    """Return a traced program as derivatives are taken of it.
+def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
+    """Return a traced program after the passes that keep its derivatives, which are taken of it.
 
     It is for any platform, or for that of a mesh, and then its arguments are divided.
     """

@@ -52,7 +52,7 @@ class Split:
 
     Neither of them is compiled. `call` takes prepared values and inputs, each a list. `first` is
     None where all values are parameters as they are. `make_recipe` returns the recipe of others,
-    the same each time. `later` is the call as it is traced. `options` returns the compiler's for
+    the same each time. `later` is the call as a jaxpr. `options` returns the compiler's for
     the call, which is compiled alone (True) or in a function of a user's (False).
     """
 
@@ -99,13 +99,13 @@ class Split:
         """
         key = tuple(chosen)
         if key not in self._compiled:
-            self._compiled[key] = self.lowered(parameters, key).compile()
+            self._compiled[key] = self.lower_first(parameters, key).compile()
         return self._compiled[key]
 
-    def lowered(
+    def lower_first(
         self, parameters: Sequence[Any], chosen: Sequence[int] | None = None
     ) -> jax.stages.Lowered:
-        """Return `first`, or what computes some of its results, for such parameters.
+        """Lower `first` by jax, or the part that computes some of its results, for such parameters.
 
         It is compiled and run once. On CPUs compiling takes longer: ResNet-50 2.9 s, then 0.17 to
         run; unoptimised 1.7 and 0.3.

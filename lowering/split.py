@@ -42,9 +42,9 @@ def split(program: Program, platform: str | None = None) -> Split:
     closed, parameters = program.closed, program.arguments[: program.parameters]
     kept, later = _parted(program)
     narrow = _narrow(program, kept)
-    stored = [narrow.get(variable, variable) for variable in kept]
+    values = [narrow.get(variable, variable) for variable in kept]
     places = dict(zip(parameters, range(len(parameters)), strict=True))
-    computed = [*filterfalse(places.__contains__, stored)]
+    computed = [*filterfalse(places.__contains__, values)]
     early = filterfalse(program.is_late, program.equations)
     first = program.with_closed(
         jaxprs.of_equations(closed, [*early], computed, arguments=parameters)
@@ -52,14 +52,14 @@ def split(program: Program, platform: str | None = None) -> Split:
     if not narrow.keys().isdisjoint(computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
     arguments = [*kept, *program.arguments[len(parameters) :]]
-    traced = jaxprs.of_equations(closed, later, program.results, {}, arguments)
-    last = jaxprs.as_call(traced)
+    jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
+    last = jaxprs.as_call(jaxpr)
 
     def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         return last(*map(_as_read, values, kept), *inputs)
 
     recipe = cache(partial(recipe_of, first))
-    return Split(tuple(map(places.get, stored)), first, call, platform, recipe, traced)
+    return Split(tuple(map(places.get, values)), first, call, platform, recipe, jaxpr)
 
 
 def _as_read(x: Any, variable: Any) -> Any:

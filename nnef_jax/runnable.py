@@ -52,9 +52,9 @@ class Runnable:
         execution = self.execution
         if edit is None and capture is None:
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
-            if inputs is not None and (known := execution.known(inputs)):
+            if inputs is not None and (executable := execution.executable_for(inputs)):
                 try:
-                    return known(list(map(copied, inputs)))
+                    return executable(list(map(copied, inputs)))
                 except Exception:  # a NaN that jax looks for, or a function that it compiles now
                     if not (is_watched() or is_traced()):
                         raise

@@ -15,7 +15,7 @@ from lowering.extents import UNKNOWN, show
 from lowering.fallback import named
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
-from lowering.pipeline import traced, written
+from lowering.pipeline import differentiable, traced
 from lowering.targets import mesh_target
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
@@ -154,7 +154,7 @@ def found_divisions(
     except NnefError:
         return {}
     with named(definition.about):
-        program = written(program, mesh_target(platform))
+        program = differentiable(program, mesh_target(platform))
     found = divisions(program, count, least)
     return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
 

@@ -94,5 +94,5 @@ class Writable:
         """
         from nnef_jax.export import export
 
-        told = entry, platforms, batch, constraints, vjp_order, params, overwrite
-        export(self.execution, path, *told)
+        arguments = entry, platforms, batch, constraints, vjp_order, params, overwrite
+        export(self.execution, path, *arguments)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend import core
 
 from lowering.emit import network
-from lowering.pipeline import lower, rewrite, traced, written
+from lowering.pipeline import differentiable, lower, rewrite, traced
 from lowering.prepare import Split
 from lowering.program import Program, Role
 from lowering.targets.cpu import CPU
@@ -76,7 +76,7 @@ def program_of(
 ) -> tuple[Program, list[Any], Any]:
     """The program of a function of parameters; its leaves and result's tree."""
     program, leaves, tree = traced(function, parameters, inputs)
-    return replace(written(program), prepares=prepares), leaves, tree
+    return replace(differentiable(program), prepares=prepares), leaves, tree
 
 
 def optimised(

@@ -87,13 +87,13 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     }
     params = on_device(types)
     inputs = on_device(list(arrays))
-    parts, call = Executables(definition).lowered(
+    parts, call = Executables(definition).lower(
         model.execution.outputs, params, (inputs,), platform
     )
     assert parts.platform == platform
     stored = [*params.values()]
     values = on_device(jax.eval_shape(parts.prepare, stored))
-    stages = parts.lowered(stored), jax.jit(call).lower(values, inputs)
+    stages = parts.lower_first(stored), jax.jit(call).lower(values, inputs)
     return [stage.compile().memory_analysis().argument_size_in_bytes for stage in stages]
 
 
@@ -120,9 +120,9 @@ def moved(name: str, dtype: str) -> str:
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for n, x, s in pairs}
 
     places = layout.divided_places()
-    split = jax.eval_shape(layout.split, {label: model.params[label] for label in places})
+    opened = jax.eval_shape(layout.with_axes, {label: model.params[label] for label in places})
     params = typed(model.params, layout.of_parameter)
-    given = Prepared(params, typed(split, places.__getitem__), definition)
+    given = Prepared(params, typed(opened, places.__getitem__), definition)
 
     def call(params: Prepared, *inputs: Any) -> Any:
         sharded = model.with_params(params.params).shard(mesh, batch="data", params="model")

@@ -104,7 +104,7 @@ def compiler_options(
 
 
 def of_program(program: Program, call: Any, is_alone: bool) -> dict[str, str]:
-    """Return `jax.jit`'s options for a call, split of a program as it is written.
+    """Return `jax.jit`'s options for a call, split of a program before its passes.
 
     What else is compiled if it is not alone may compute in 16 bits.
     """

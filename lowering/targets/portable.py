@@ -6,5 +6,5 @@ from lowering.passes import detours, folding, inlining
 from lowering.targets.target import Target
 
 # Derivatives are taken of what these give.
-WRITTEN = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
+DIFFERENTIABLE = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
 PLAIN = Target("plain", (detours.run,))

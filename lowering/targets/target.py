@@ -21,7 +21,7 @@ class Target:
     Args:
         platform: as jax names it; None for a network whose platform is not known yet.
         passes: functions `run(program, target)`, in order.
-        options: returns the compiler's options for a program as it is written, the call that is
+        options: returns the compiler's options for a program before its passes, the call that is
             split of it, and whether this is all that is compiled; None where there are none.
         keeps_derivatives: whether derivatives are taken of what the passes give.
         has_kernels: whether it has kernels of its own: parameters are prepared for them, and they

@@ -24,10 +24,10 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
         return
     from lowering.pipeline import name_of, watched
     from lowering.targets import target_of
-    from lowering.targets.portable import WRITTEN
+    from lowering.targets.portable import DIFFERENTIABLE
     from nnef_jax.execution.places import default_device
 
-    passes = (*WRITTEN.passes, *target_of(default_device().platform).passes)
+    passes = (*DIFFERENTIABLE.passes, *target_of(default_device().platform).passes)
     known = [*dict.fromkeys(map(name_of, passes)), "all"]
     for name in names:
         if name not in known:

@@ -208,7 +208,7 @@ class Definition:
         before = {label: tuple(x.shape) for label, x in state.items()}
         return self.network.specialise([tuple(x.shape[time_axes:]) for x in inputs], before)
 
-    def traced(
+    def compute_in_trace(
         self,
         function: Function,
         params: Arrays | Prepared,

@@ -83,15 +83,15 @@ class Entry:
         compiles, what has values there is prepared for its platform.
         """
         definition = self.definition
-        traced = partial(definition.traced, self.function)
+        compute = partial(definition.compute_in_trace, self.function)
 
         def run(params: Any, state: Mapping[str, Any], inputs: Sequence[Any], probe: Probe) -> Any:
             arguments = params_of(params), state, inputs, probe
             if definition.layout or explicit_mesh(arguments):
                 with named(definition.about):
-                    results = over_mesh(traced, definition.layout, self.time_axes, *arguments)
+                    results = over_mesh(compute, definition.layout, self.time_axes, *arguments)
             else:
-                results = traced(*arguments)
+                results = compute(*arguments)
             return self.result(results, probe)
 
         run.__name__ = self.title

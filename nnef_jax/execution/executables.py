@@ -92,7 +92,7 @@ class Executables:
                 arrays = {x.label: _type(x.value) for x in (*graph.parameters, *graph.states)}
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
                 inputs = [_type(value) for value in graph.inputs]
-                parts, _ = self.lowered(Entry(definition, "outputs"), arrays, (inputs,), platform)
+                parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
             except NnefError:  # there is no such example
                 return {}
             return parts.options(False)
@@ -117,12 +117,12 @@ class Executables:
         entry, place and shapes. On disk it `keeps_values` that are prepared.
         """
         held: list[Any] = []  # what is prepared is kept while somebody holds it
-        stored = [*arrays.values()]
+        parameters = [*arrays.values()]
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
             disk = self._disk_for(place) if keeps_values else None
             by_disk = disk and partial(disk.computed, parts)
-            held.append(prepared(parts, stored, place, by_disk))
+            held.append(prepared(parts, parameters, place, by_disk))
             return held[-1]
 
         def make() -> tuple[Any, Preparing]:
@@ -131,7 +131,7 @@ class Executables:
                 graph = entry.specialised(arrays, arguments)
                 name, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
                 return disk.get(
-                    name, place.device, stored, arguments, tree, parts_and_jit, values_of
+                    name, place.device, parameters, arguments, tree, parts_and_jit, values_of
                 )
             parts, run = parts_and_jit()
             if not is_traced():  # jax would compile it for each thread
@@ -151,7 +151,7 @@ class Executables:
             return False
         return disk.has(self._key(entry, graph, arrays, arguments, place, measures=False))
 
-    def lowered(
+    def lower(
         self,
         entry: Entry,
         arrays: Mapping[str, Any],
@@ -165,15 +165,15 @@ class Executables:
         is compiled, nor need such a device be there.
         """
         definition = self.definition
-        function, stored = entry.of_lists([*arrays]), [*arrays.values()]
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(stored, *arguments)
+        function, parameters = entry.of_lists([*arrays]), [*arrays.values()]
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
-            from lowering.pipeline import lower, written
+            from lowering.pipeline import differentiable, lower
             from lowering.program import Program
 
-            program = Program(closed, len(stored), prepares=False)
-            program = written(program) if definition.optimize else program
+            program = Program(closed, len(parameters), prepares=False)
+            program = differentiable(program) if definition.optimize else program
             parts = lower(program, definition.target(platform, devices))
 
             def call(values: Sequence[Any], *arguments: Any) -> Any:
@@ -182,7 +182,7 @@ class Executables:
 
             return parts, call
 
-        return or_else(by_passes, lambda: (whole(function, len(stored)), function))
+        return or_else(by_passes, lambda: (whole(function, len(parameters)), function))
 
     def _in_parts(
         self,
@@ -193,13 +193,13 @@ class Executables:
     ) -> tuple[Split, Any]:
         """Return the parts of an entry, and `jax.jit` of its call, with options that suit it."""
         definition, platform = self.definition, place.device.platform
-        parts, call = self.lowered(entry, arrays, arguments, platform, place.devices)
+        parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
         options = parts.options(True)
         if definition.options.autotune and definition.has_kernels(platform):
             values = prepared(parts, [*arrays.values()], place)
             options = _fastest(call, (values, *arguments))
         donated = (2,) if entry.donates else ()  # the states
-        run: Any = _traced_alone(call, entry.title)
+        run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
 
     def _disk_for(self, place: Place) -> DiskCache | None:
@@ -236,21 +236,21 @@ def _fastest(call: Callable[..., Any], arguments: Sequence[Any]) -> dict[str, st
     return candidates()[fastest([trial(options) for options in candidates()])]
 
 
-def _traced_alone(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _in_trace_only(run: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Return a function under a name, which is compiled or fails, but never computes.
 
     To find a NaN, or where `jax.disable_jit` holds, jax computes a jitted function by each of its
     primitives: it must then be the network as it is written, whose operations have names.
     """
 
-    def traced(*arguments: Any) -> Any:
+    def in_trace(*arguments: Any) -> Any:
         leaves = jax.tree.leaves(arguments)
         if leaves and not any(isinstance(x, Tracer) for x in leaves):
             raise RuntimeError(f"{name} is for jax to trace")
         return run(*arguments)
 
-    traced.__name__ = name
-    return traced
+    in_trace.__name__ = name
+    return in_trace
 
 
 def _type(value: Value) -> jax.ShapeDtypeStruct:

@@ -128,7 +128,7 @@ class Execution:
         graph = self.network.specialise([x.shape for x in inputs])
         return self if total(graph) > _LONG else self.literal()
 
-    def known(self, inputs: tuple[Any, ...]) -> partial[Any] | None:
+    def executable_for(self, inputs: tuple[Any, ...]) -> partial[Any] | None:
         """Return the executable of the outputs for inputs of these types, or None.
 
         They need no binding, which takes up to 30 us with the search for what is compiled.

@@ -97,12 +97,12 @@ def measure(folder: str) -> MachineProfile | None:
     if not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        return read(folder) or _known.setdefault(folder, _measured_and_written(path_in(folder)))
+        return read(folder) or _known.setdefault(folder, _measure_and_write(path_in(folder)))
     finally:
         _lock.release()
 
 
-def _measured_and_written(path: str) -> MachineProfile:
+def _measure_and_write(path: str) -> MachineProfile:
     """Measure the host, and return what is in the file now; the shipped profile where that fails.
 
     Other processes would choose otherwise than this one by what is not kept.

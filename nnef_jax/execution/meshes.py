@@ -114,10 +114,12 @@ class Layout:
         places = {label: place for label, place in self.divided_places().items() if label in params}
         if not places:
             return {}
-        return jax.jit(self.split, out_shardings=places)({label: params[label] for label in places})
+        return jax.jit(self.with_axes, out_shardings=places)(
+            {label: params[label] for label in places}
+        )
 
     def divided_places(self) -> dict[str, NamedSharding]:
-        """Return how those parameters are sharded as `split` gives them, by label."""
+        """Return how those parameters are sharded as `with_axes` gives them, by label."""
         places: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
@@ -126,7 +128,7 @@ class Layout:
                 places[label] = NamedSharding(self.mesh, names)
         return places
 
-    def split(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def with_axes(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return parameters with an axis of its own for the factor that is divided."""
         arrays: dict[str, Any] = {}
         for label, x in params.items():
@@ -136,10 +138,10 @@ class Layout:
             arrays[label] = x.reshape(*outer, before, extent // before, *inner)
         return arrays
 
-    def division(self, label: str, is_split: bool) -> Division | None:
-        """Return how a parameter is divided, as it is or as `split` gives it; None if it is not."""
+    def division(self, label: str, has_axis: bool) -> Division | None:
+        """Return how a parameter is divided, by itself or `with_axes`; None if it is whole."""
         division = self._divisions.get(label)
-        if division is None or not is_split:
+        if division is None or not has_axis:
             return division
         return replace(division, axis=division.axis + 1, before=1)
 

@@ -85,24 +85,24 @@ def _divided(
 ) -> Any:
     """Compute with parameters that are divided for products, so that what follows stays so."""
     from lowering.parallel import Along, Divided, Division
-    from lowering.pipeline import traced, written
+    from lowering.pipeline import differentiable, traced
     from lowering.targets import mesh_target
 
     def joined(arrays: Mapping[str, Any], *others: Any) -> Any:
         whole = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
         return compute(whole, *others)
 
-    stored = {label: prepared.get(label, x) for label, x in params.items()}
-    program, arrays, tree = traced(joined, stored, *others)
+    operands = {label: prepared.get(label, x) for label, x in params.items()}
+    program, arrays, tree = traced(joined, operands, *others)
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
-    divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(stored))}
+    divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(operands))}
     extent = layout.extent([x.shape for x in others[1]], time_axes)
     batch: dict[int, Division] = {}
-    for i, x in enumerate(arrays[len(stored) :], len(stored)):
+    for i, x in enumerate(arrays[len(operands) :], len(operands)):
         if names := layout.beside(extent, x.shape, time_axes).spec:
             batch[i] = Division(len(names) - 1)
     parameters = {i: division for i, division in divisions.items() if division}
     along = Along(layout.along, parameters), Along(layout.batch, batch)
     target = mesh_target(platform_of(layout.mesh), Divided(layout.in_use(), *along))
-    return jax.tree.unflatten(tree, written(program, target)(*arrays))
+    return jax.tree.unflatten(tree, differentiable(program, target)(*arrays))

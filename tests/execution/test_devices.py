@@ -114,7 +114,7 @@ def test_parameters_are_put_on_a_device_once() -> None:
     for place in (None, SECOND, FIRST, NamedSharding(mesh, PartitionSpec("batch"))):
         x = jnp.asarray(X) if place is None else jax.device_put(X, place)
         model(x)
-        executable = model.execution.known((x,))
+        executable = model.execution.executable_for((x,))
         assert executable is not None and executable.args[0]
         for array in executable.args[0]:
             assert array.devices() == x.devices()

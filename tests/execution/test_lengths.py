@@ -92,8 +92,8 @@ def test_executables_are_limited() -> None:
     for length in (1, 2, 3, 1, 2):
         x = rows(length)
         np.testing.assert_allclose(net(x), expected(x, arrays()), rtol=1e-4, atol=1e-4)
-    assert net.execution.known((rows(2),)) is not None
-    assert net.execution.known((rows(3),)) is None
+    assert net.execution.executable_for((rows(2),)) is not None
+    assert net.execution.executable_for((rows(3),)) is None
 
 
 @pytest.mark.parametrize(

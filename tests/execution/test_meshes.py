@@ -60,7 +60,7 @@ def test_a_call_gathers_nothing(digits: nnef_jax.Model, mesh: Mesh) -> None:
     for probabilities in (digits(images), digits.apply(digits.params, images), *jitted):
         assert_close(probabilities, wanted)
         assert_along(probabilities, mesh, "batch")
-    executable = digits.execution.known((images,))
+    executable = digits.execution.executable_for((images,))
     if executable is not None:
         assert collectives(executable.func, *executable.args, [images]) == {}
 

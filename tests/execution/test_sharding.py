@@ -136,7 +136,7 @@ def test_prepared_parameters_serve_a_sharded_batch(digits: nnef_jax.Model, auto:
     assert_close(probabilities, digits(IMAGES))
     assert shard_shape(probabilities) == (4, 10)
     images = put(IMAGES, auto, "data")
-    executable = sharded.execution.known((images,))
+    executable = sharded.execution.executable_for((images,))
     assert executable is not None
     assert_close(sharded(images), probabilities)
     assert collectives(executable.func, *executable.args, [images]) == {}

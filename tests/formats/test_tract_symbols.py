@@ -166,7 +166,7 @@ def test_one_executable_for_each_shape() -> None:
     found = model(DYNAMIC)
     for length in (2, 3, 2, 3, 2):
         found(ones(1, length, 4))
-    executables = [found.execution.known((ones(1, length, 4),)) for length in (2, 3)]
+    executables = [found.execution.executable_for((ones(1, length, 4),)) for length in (2, 3)]
     assert len({*map(id, executables)}) == 2 and None not in executables
 
 
