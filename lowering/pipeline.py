@@ -103,7 +103,7 @@ def rewrite(program: Program, target: Target) -> Program:
     return program.pruned()
 
 
-def _without_empty(found: Matcher, equation: Any) -> Any:
+def _without_empty(matcher: Matcher, equation: Any) -> Any:
     """Join no operands without items, as an empty past of a language model."""
     operands = [v for v in equation.invars if 0 not in v.aval.shape]
     if not operands or len(operands) == len(equation.invars):

@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from lowering.extents import UNKNOWN, show
-from lowering.fallback import named
+from lowering.fallback import named, or_else
 from lowering.graph import Graph, Value
 from lowering.parallel import Division, divisions
 from lowering.pipeline import differentiable, traced
@@ -153,10 +153,13 @@ def found_divisions(
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
+
+    def by_place() -> dict[int, Division]:
+        return divisions(differentiable(program, mesh_target(platform)), count, least)
+
     with named(definition.about):
-        program = differentiable(program, mesh_target(platform))
-    found = divisions(program, count, least)
-    return {label: found[i] for i, label in enumerate(sorted(given)) if i in found}
+        chosen = or_else(by_place, dict[int, Division])
+    return {label: chosen[i] for i, label in enumerate(sorted(given)) if i in chosen}
 
 
 class ShardedParameter(NamedTuple):
