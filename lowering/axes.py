@@ -1,4 +1,4 @@
-"""The one table of what primitives do to axes: sharding, batches and layouts ask it.
+"""The one table of axes, which sharding, batches and layouts ask: a row for each primitive.
 
 Along a link's axes items stay apart: an item of a result is computed of the items at its place in
 the operands that have the axis, and of all items of the others. A primitive that the table lacks is
@@ -83,7 +83,7 @@ _ROWS: dict[str, Row] = {}
 
 
 def axes_of(equation: Any) -> LinkedAxes | None:
-    """Return what an equation does to axes, None where the table does not have its primitive."""
+    """Return the row of an equation: its linked axes, None where the table lacks its primitive."""
     row = _ROWS.get(name := primitive(equation))
     if row is not None:
         return row(equation)
@@ -94,13 +94,55 @@ def axes_of(equation: Any) -> LinkedAxes | None:
         return _removed(equation, fact.removes, is_sum=fact.reduces and not name.startswith("arg"))
     if fact.along:
         return _same(equation, [equation.params[fact.along]])
+    if fact.across:
+        return _same(equation, equation.params[fact.across])
     return _same(equation, _touched(equation, fact.per_axis)) if fact.per_axis else None
 
 
 def is_listed(name: str) -> bool:
     """Tell whether the table has a primitive."""
     fact = named(name)
-    return name in _ROWS or bool(fact.by_item or fact.removes or fact.along or fact.per_axis)
+    return name in _ROWS or bool(fact.removes or fact.keeps_axes)
+
+
+Places = Sequence[Sequence[int]]  # of each axis of an operand, the axes that it is now
+
+
+def renumbered(equation: Any, places: Sequence[Places]) -> dict[str, Any] | None:
+    """Return the parameters of an equation whose operands have each axis at another place.
+
+    An axis may be several. None where parameters do not tell of places, or cannot say them.
+    """
+    name, fact, params = primitive(equation), facts(equation), equation.params
+    if name == PRODUCT:
+        numbers = params["dimension_numbers"]
+        return {"dimension_numbers": tuple(tuple(map(spanned, places, x)) for x in numbers)}
+    first = next((x for x in places if x), ())  # scalars have no axes
+    if name == "transpose":
+        return {"permutation": spanned(first, params["permutation"])}
+    if fact.removes or fact.across:
+        listed = fact.removes or fact.across
+        axes = tuple(sorted(spanned(first, params[listed])))
+        return None if name.startswith("arg") and len(axes) > 1 else {listed: axes}
+    if fact.along:
+        axes = first[params[fact.along]]
+        return {fact.along: axes[0]} if len(axes) == 1 else None
+    changed: dict[str, Any] = {}
+    for key, neutral in fact.per_axis.items():
+        if params[key] is None:
+            continue
+        entries: dict[int, Any] = {}
+        for axes, entry in zip(first, params[key], strict=True):
+            if len(axes) != 1 and (neutral is None or entry != neutral):
+                return None
+            entries.update(dict.fromkeys(axes, entry))
+        changed[key] = tuple(entries[axis] for axis in sorted(entries))
+    return changed if changed or fact.by_item else None
+
+
+def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
+    """Return the places of some axes."""
+    return tuple(place for axis in axes for place in places[axis])
 
 
 def _row(*primitives: str) -> Callable[[Row], Row]:
@@ -263,12 +305,6 @@ def cuts(equation: Any) -> list[list[int | None]]:
         return [[start if stride == 1 else None for start, stride in pairs]]
     starts = [sum(params["sizes"][:i]) for i in range(len(params["sizes"]))]
     return [[start if i == params["axis"] else 0 for i in range(rank)] for start in starts]
-
-
-@_row("rev", "sort")
-def _along_some(equation: Any) -> LinkedAxes:
-    params = equation.params
-    return _same(equation, params.get("dimensions", [params.get("dimension")]))
 
 
 @_row("top_k")

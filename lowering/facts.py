@@ -19,6 +19,7 @@ class Facts(NamedTuple):
         moves: items of results are items of operands, as they are.
         reduces: items are computed of several ones of an operand.
         along: the parameter that names the one axis that it works along.
+        across: the parameter that names axes along which items change places.
         removes: the parameter that names axes that results lack.
         per_axis: parameters with an entry for each axis, and the entry that changes nothing.
         resized: the parameter that holds the extents of the result.
@@ -29,6 +30,7 @@ class Facts(NamedTuple):
     moves: bool = False
     reduces: bool = False
     along: str = ""
+    across: str = ""
     removes: str = ""
     per_axis: Mapping[str, Any] = {}
     resized: str = ""
@@ -36,7 +38,7 @@ class Facts(NamedTuple):
     @property
     def keeps_axes(self) -> bool:
         """Tell whether results have the axes of operands of their rank."""
-        return bool(self.by_item or self.along or self.per_axis)
+        return bool(self.by_item or self.along or self.across or self.per_axis)
 
 
 _OPAQUE = Facts()
@@ -84,7 +86,8 @@ _TABLE: dict[str, Facts] = {
         resized="limit_indices",
     ),
     "pad": Facts(moves=True, per_axis={"padding_config": (0, 0, 0)}),
-    "rev": Facts(moves=True),
+    "rev": Facts(moves=True, across="dimensions"),
+    "sort": Facts(along="dimension"),
     "tile": Facts(moves=True),
     "dynamic_slice": Facts(moves=True),
     "dynamic_update_slice": Facts(moves=True),
@@ -96,7 +99,7 @@ _TABLE: dict[str, Facts] = {
     ), _REDUCTION),
     **dict.fromkeys(("cumlogsumexp", "cummax", "cummin", "cumprod", "cumsum"), _RUNNING),
     **dict.fromkeys(("reduce_window_max", "reduce_window_min", "reduce_window_sum"), _WINDOW),
-    "select_and_gather_add": Facts(reduces=True),
+    "select_and_gather_add": _WINDOW,
     "select_and_scatter_add": Facts(
         reduces=True, per_axis={"window_dimensions": 1, "window_strides": 1, "padding": (0, 0)}
     ),

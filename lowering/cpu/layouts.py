@@ -14,10 +14,11 @@ from jax import Array, lax
 from lowering import jaxprs
 from lowering.contexts import runs
 from lowering.cpu.blocks import attended
+from lowering.cpu.kernel_rules import RULES
 from lowering.cpu.memory import in_memory, uninlined
 from lowering.cpu.pending_view import View, arranged, item_of, plain, stack_of, tensor, whole
 from lowering.cpu.rereads import reread
-from lowering.cpu.view_rules import RULES, stays
+from lowering.cpu.view_rules import stays
 from lowering.facts import facts
 from lowering.jaxprs import SCAN, is_literal, primitive
 from lowering.program import Program

@@ -16,9 +16,8 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lowering import jaxprs
-from lowering.axes import cuts
+from lowering.axes import UNLINKED, axes_of, cuts, number, renumbered, spanned
 from lowering.factors import Factor, FactorWalk, leaves, unite
-from lowering.facts import facts
 from lowering.jaxprs import PRODUCT, SCAN, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target
@@ -156,92 +155,73 @@ def _shaped(x: Any, shape: Sequence[int]) -> Any:
     return x if getattr(x, "shape", shape) == tuple(shape) else jnp.reshape(x, shape)
 
 
-_RULES = Rules()
-
-
 def _places(groups: Groups) -> list[list[int]]:
     """Return the numbers of the axes that each axis is."""
     ends = [sum(map(len, groups[: i + 1])) for i in range(len(groups))]
     return [[*range(end - len(axis), end)] for end, axis in zip(ends, groups, strict=True)]
 
 
-def _spanned(places: Sequence[Sequence[int]], axes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(place for axis in axes for place in places[axis])
+_RULES = Rules()
+
+
+@_RULES(PRODUCT, "transpose")
+@_RULES(removes=True, along=True, across=True, per_axis=True)
+def _at_other_places(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+    """Evaluate an equation at the axes that its axes are, if linked ones are the same."""
+    groups = list(map(spread.groups, equation.invars))
+    for link in (axes_of(equation) or UNLINKED).links:
+        runs = [[groups[i][number(x)] for x in run] for i, run in link.operands.items()]
+        if any(run != runs[0] for run in runs):
+            return None
+    params = renumbered(equation, list(map(_places, groups)))
+    return None if params is None else jaxprs.bind(equation, arrays, **params)
 
 
 @_RULES(by_item=True)
-def _by_item(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+def _by_item(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
     """Give axes of one item as many axes as the result has there."""
     target = spread.groups(equation.outvars[0])
-    arrays: list[Any] = []
-    for v, x in zip(equation.invars, given, strict=True):
-        own = spread.groups(v)
-        pairs = zip(own, target, strict=True) if own else ()
+    operands: list[Any] = []
+    for v, x in zip(equation.invars, arrays, strict=True):
+        groups = spread.groups(v)
+        pairs = zip(groups, target, strict=True) if groups else ()
         fits = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]
         if any(math.prod(a) > 1 and a != b for a, b in zip(fits, target, strict=False)):
             return None
-        arrays.append(_shaped(x, [n for axis in fits for n in axis]))
-    return [equation.primitive.bind(*arrays, **equation.params)]
-
-
-@_RULES("reshape", "squeeze", "expand_dims")
-def _reshape(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    return [given[0]]  # of its factors nothing moves
+        operands.append(_shaped(x, [n for axis in fits for n in axis]))
+    return [equation.primitive.bind(*operands, **equation.params)]
 
 
 @_RULES("optimization_barrier")
-def _barrier(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    return equation.primitive.bind(*given)
+def _barrier(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+    return equation.primitive.bind(*arrays)
 
 
-@_RULES("transpose")
-def _transpose(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    places = _places(spread.groups(equation.invars[0]))
-    return [lax.transpose(given[0], _spanned(places, equation.params["permutation"]))]
+@_RULES("reshape", "squeeze", "expand_dims")
+def _reshape(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+    return [arrays[0]]  # of its factors nothing moves
 
 
 @_RULES("broadcast_in_dim")
-def _broadcast(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    own, target = spread.groups(equation.invars[0]), spread.groups(equation.outvars[0])
+def _broadcast(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+    groups, target = spread.groups(equation.invars[0]), spread.groups(equation.outvars[0])
     axes, places = equation.params["broadcast_dimensions"], _places(target)
-    kept = [i for i, axis in enumerate(own) if math.prod(axis) > 1]
-    if any(own[i] != target[axes[i]] for i in kept):
+    kept = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
+    if any(groups[i] != target[axes[i]] for i in kept):
         return None
-    x = _shaped(given[0], [n for i in kept for n in own[i]])
+    x = _shaped(arrays[0], [n for i in kept for n in groups[i]])
     shape = spread.shape(equation.outvars[0])
-    return [lax.broadcast_in_dim(x, shape, _spanned(places, [axes[i] for i in kept]))]
-
-
-@_RULES(reduces=True)
-def _reduce(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    removed = facts(equation).removes
-    if not removed or primitive(equation).startswith("arg"):
-        return None
-    axes = _spanned(_places(spread.groups(equation.invars[0])), equation.params[removed])
-    return [equation.primitive.bind(*given, **equation.params | {removed: axes})]
-
-
-@_RULES(PRODUCT)
-def _dot(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
-    sides = [spread.groups(v) for v in equation.invars]
-    numbers = equation.params["dimension_numbers"]
-    for pairs in (zip(*part, strict=True) for part in numbers):
-        if any(sides[0][i] != sides[1][j] for i, j in pairs):
-            return None
-    places = list(map(_places, sides))
-    spanned = tuple(tuple(map(_spanned, places, part)) for part in numbers)
-    params = equation.params | {"dimension_numbers": spanned}
-    return [equation.primitive.bind(*given, **params)]
+    return [lax.broadcast_in_dim(x, shape, spanned(places, [axes[i] for i in kept]))]
 
 
 @_RULES("slice", "split")
-def _slice(spread: _Spread, equation: Any, given: Sequence[Any]) -> Any:
+def _slice(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
     """Cut the first of the axes that an axis is."""
-    own = spread.groups(equation.invars[0])
+    groups = spread.groups(equation.invars[0])
     results: list[Any] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
-        part, x, place = spread.groups(result), given[0], 0
-        for axis, fits, start in zip(own, part, starts, strict=True):
+        part, x, place = spread.groups(result), arrays[0], 0
+        for axis, fits, start in zip(groups, part, starts, strict=True):
             extent, size = math.prod(axis), math.prod(fits)
             inner = math.prod(axis[1:])
             if size < extent:

@@ -56,7 +56,7 @@ def test_the_equation_whose_kernel_fails_is_named(monkeypatch: pytest.MonkeyPatc
     def fails(*_: Any) -> Any:
         raise ArithmeticError("on purpose")
 
-    monkeypatch.setattr("lowering.cpu.view_rules.convolution", fails)
+    monkeypatch.setattr("lowering.cpu.kernel_rules.convolution", fails)
     place = r"conv_general_dilated of c .*graph.nnef:5"
     with pytest.raises(FailedPass, match=f"'layouts' fails: .*on purpose, at {place}"):
         jax.jit(model_of(NET, data=DATA, optimize="strict").apply)(DATA, X)
