@@ -238,8 +238,14 @@ def _broadcast(equation: Any) -> LinkedAxes:
 def _reshape(equation: Any) -> LinkedAxes:
     if equation.params.get("dimensions") is not None:
         return LinkedAxes(())
-    runs = runs_of(_shape(equation.invars[0]), _shape(equation.outvars[0])) or ()
-    return LinkedAxes([Link({0: old}, {0: new}) for old, new in runs])
+    shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
+    links: list[Link] = []
+    for runs in runs_of(*shapes) or ():
+        if max(map(len, runs)) > 1:  # beside others an axis of one item makes no difference
+            runs = [tuple(i for i in x if n[i] != 1) for x, n in zip(runs, shapes, strict=True)]
+        old, new = runs
+        links.append(Link({0: old}, {0: new}))
+    return LinkedAxes(links)
 
 
 def runs_of(

@@ -89,7 +89,7 @@ def trace(
             continue
         try:
             rule = operation.rule or rules[operation.kind]
-            results = _apply(operation, rule, context, values)
+            results = compute(operation, rule, context, values)
         except InvalidComputation:
             raise
         except Exception as error:
@@ -110,9 +110,11 @@ def trace(
     return values
 
 
-def _apply(
+def compute(
     operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
 ) -> list[Any]:
+    """Return the results of an operation, on the values that it reads."""
+
     def read(x: Any) -> Any:
         return values[x] if isinstance(x, Value) else x
 

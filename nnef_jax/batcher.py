@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering import jaxprs
-from lowering.cpu.batch_axes import NotSeparableError, batch_axes
+from lowering.batch_axes import NotSeparableError, batch_axes
 from lowering.extents import UNKNOWN, is_known
 from lowering.jaxprs import is_literal, primitive
 from lowering.program import Program

@@ -9,8 +9,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lowering.batch_axes import Axes, NotSeparableError, batch_axes
 from lowering.contexts import runs
-from lowering.cpu.batch_axes import Axes, NotSeparableError, batch_axes
 from lowering.facts import facts
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 from lowering.program import Program

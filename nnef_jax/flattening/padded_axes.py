@@ -10,15 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from lowering.graph import Value, is_float, is_integer
+from lowering.extents import UNKNOWN
+from lowering.graph import Operation, Value, is_float, is_integer
 from lowering.location import Span
+from lowering.ops import rules
 from nnef_jax.flattening.counts import Count, PaddedOperation
 from nnef_jax.flattening.emission import Emission, Given
-from nnef_jax.flattening.padded_kinds import followed
+from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
 from nnef_jax.trimming import length_name
+
+_DIVISIBLE = 5040  # by all numbers up to 10
 
 
 class CountedEmission(Emission):
@@ -33,16 +39,50 @@ class CountedEmission(Emission):
         span: Span | None, *calls: Any, **options: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation, and note which axes of its results are padded; see `Emission`."""
-        where: Count | None = None
-        if self.counts:
-            step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
-            where = followed(step) if step.counts else None
-            operands = step.operands
-        results = super().add(kind, operands, attributes, names, span, *calls, **options)
-        if where is not None:
+        if not self.counts:
+            return super().add(kind, operands, attributes, names, span, *calls, **options)
+        step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
+        where = followed(step) if step.counts else None
+        results = super().add(kind, step.operands, attributes, names, span, *calls, **options)
+        if where is TABLE:
+            self._pass(step, self.builder.operations[-1])
+        elif where is not None:
             for result in results:
                 self.counts.update(dict.fromkeys(_listed(result), where))
         return results
+
+    def _pass(self, step: PaddedOperation, operation: Operation) -> None:
+        """Note the axes of an operation's results in which items of padded operands stay apart.
+
+        Its rule is traced for that. An extent that is not known is a number that many divide.
+        """
+        from lowering.batch_axes import NotSeparableError, batch_axes
+        from lowering.program import Program
+        from lowering.trace import Context, compute
+
+        reads = list(dict.fromkeys(operation.reads()))
+
+        def results(*arrays: Any) -> list[Any]:
+            rule = operation.rule or rules[operation.kind]
+            values = compute(operation, rule, Context(), dict(zip(reads, arrays, strict=True)))
+            return jax.tree.leaves(values)
+
+        types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in reads]
+        program = Program(jax.make_jaxpr(results)(*types))
+        pairs = zip(program.arguments, reads, strict=True)
+        known = {v: self.counts[x].axis for v, x in pairs if x in self.counts}
+        try:
+            axes = batch_axes(program, known, resizes=False)
+        except NotSeparableError:
+            raise step.refusal() from None
+        for x, v in zip(operation.writes(), program.results, strict=True):
+            if v in axes:
+                self.counts[x] = Count(axes[v], step.first.items)
+
+    def _shape(self, x: Value) -> Sequence[Any]:
+        if self.symbolic is not None:
+            return self.symbolic.of(x)
+        return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def ended(self, x: Value, name: str, span: Span) -> Value:
         """Return an output of the network, with its length under a name of its own.
