@@ -351,6 +351,27 @@ def _dot(equation: Any) -> LinkedAxes:
     return LinkedAxes(links, weights=(0, 1))
 
 
+@_row("ragged_dot_general")
+def _ragged_dot(equation: Any) -> LinkedAxes:
+    """Link axes of a product whose rows are in groups, each of which has a matrix of its own."""
+    numbers = equation.params["ragged_dot_dimension_numbers"]
+    (sums, batches), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
+    (ragged,) = numbers.lhs_ragged_dimensions
+    if ragged in (*sums[0], *batches[0]):
+        return UNLINKED
+    links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
+    place = len(links)
+    for k, v in enumerate(equation.invars[:2]):
+        for i in range(len(_shape(v))):
+            if i in (*sums[k], *batches[k]) or (k == 1 and i in groups):
+                continue
+            if k == 1 or i != ragged:  # of a row its number tells the group
+                links.append(_one({k: i}, {0: place}))
+            place += 1
+    links += [_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True)]
+    return LinkedAxes(links, weights=(1,))
+
+
 @_row(CONVOLUTION)
 def _convolution(equation: Any) -> LinkedAxes:
     """Link items and channels; of groups the group alone, within which channels meet."""
