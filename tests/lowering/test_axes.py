@@ -124,8 +124,9 @@ def _windows(rng: np.random.Generator, x: Any) -> Any:
 def _written(rng: np.random.Generator, x: Any) -> Any:
     axis = _axis(rng, x)
     x = jnp.moveaxis(x, axis, 0)
-    x = x.at[jnp.asarray(rng.integers(0, x.shape[0], 2))].add(1)
-    return x.at[jnp.asarray(rng.integers(0, x.shape[0], 2)), ..., :1].add(1)
+    rows = jnp.asarray(rng.integers(0, x.shape[0], 2))
+    x = x.at[rows].add(1)
+    return x if x.ndim < 2 else x.at[rows, ..., :1].add(1)
 
 
 def _cut(rng: np.random.Generator, x: Any) -> Any:
