@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from lowering.extents import at_least
+from lowering.extents import runs_of
 from lowering.facts import facts, named
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 
@@ -103,46 +103,6 @@ def is_listed(name: str) -> bool:
     """Tell whether the table has a primitive."""
     fact = named(name)
     return name in _ROWS or bool(fact.removes or fact.keeps_axes)
-
-
-Places = Sequence[Sequence[int]]  # of each axis of an operand, the axes that it is now
-
-
-def renumbered(equation: Any, places: Sequence[Places]) -> dict[str, Any] | None:
-    """Return the parameters of an equation whose operands have each axis at another place.
-
-    An axis may be several. None where parameters do not tell of places, or cannot say them.
-    """
-    name, fact, params = primitive(equation), facts(equation), equation.params
-    if name == PRODUCT:
-        numbers = params["dimension_numbers"]
-        return {"dimension_numbers": tuple(tuple(map(spanned, places, x)) for x in numbers)}
-    first = next((x for x in places if x), ())  # scalars have no axes
-    if name == "transpose":
-        return {"permutation": spanned(first, params["permutation"])}
-    if fact.removes or fact.across:
-        listed = fact.removes or fact.across
-        axes = tuple(sorted(spanned(first, params[listed])))
-        return None if name.startswith("arg") and len(axes) > 1 else {listed: axes}
-    if fact.along:
-        axes = first[params[fact.along]]
-        return {fact.along: axes[0]} if len(axes) == 1 else None
-    changed: dict[str, Any] = {}
-    for key, neutral in fact.per_axis.items():
-        if params[key] is None:
-            continue
-        entries: dict[int, Any] = {}
-        for axes, entry in zip(first, params[key], strict=True):
-            if len(axes) != 1 and (neutral is None or entry != neutral):
-                return None
-            entries.update(dict.fromkeys(axes, entry))
-        changed[key] = tuple(entries[axis] for axis in sorted(entries))
-    return changed if changed or fact.by_item else None
-
-
-def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
-    """Return the places of some axes."""
-    return tuple(place for axis in axes for place in places[axis])
 
 
 def _row(*primitives: str) -> Callable[[Row], Row]:
@@ -246,32 +206,6 @@ def _reshape(equation: Any) -> LinkedAxes:
         old, new = runs
         links.append(Link({0: old}, {0: new}))
     return LinkedAxes(links)
-
-
-def runs_of(
-    old: Sequence[Any], new: Sequence[Any]
-) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes with those that a reshape makes of them.
-
-    Return None for an empty tensor, and where open extents do not tell.
-    """
-    if 0 in old:
-        return None
-    runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        first, other = i, j
-        left, i = (old[i], i + 1) if i < len(old) else (1, i)
-        right, j = (new[j], j + 1) if j < len(new) else (1, j)
-        while left != right:
-            if i < len(old) and at_least(right, left):
-                left, i = left * old[i], i + 1
-            elif j < len(new) and at_least(left, right):
-                right, j = right * new[j], j + 1
-            else:
-                return None
-        runs.append((tuple(range(first, i)), tuple(range(other, j))))
-    return runs
 
 
 @_row("stack")

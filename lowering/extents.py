@@ -148,3 +148,29 @@ def is_static(value: Any) -> bool:
 def is_zero(value: Any) -> bool:
     """Tell whether a value is the number 0, known on the host. An array of zeros is not."""
     return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)
+
+
+def runs_of(
+    old: Sequence[Any], new: Sequence[Any]
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
+    """Pair runs of axes with those that a reshape makes of them.
+
+    Return None for an empty tensor, and where open extents do not tell.
+    """
+    if 0 in old:
+        return None
+    runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        first, other = i, j
+        left, i = (old[i], i + 1) if i < len(old) else (1, i)
+        right, j = (new[j], j + 1) if j < len(new) else (1, j)
+        while left != right:
+            if i < len(old) and at_least(right, left):
+                left, i = left * old[i], i + 1
+            elif j < len(new) and at_least(left, right):
+                right, j = right * new[j], j + 1
+            else:
+                return None
+        runs.append((tuple(range(first, i)), tuple(range(other, j))))
+    return runs

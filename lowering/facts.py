@@ -6,7 +6,7 @@ primitive that is not in it is opaque: nothing is said of it, and no pass looks 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -117,3 +117,43 @@ def facts(equation: Any) -> Facts:
 def named(primitive: str) -> Facts:
     """Return the facts of a primitive."""
     return _TABLE.get(primitive, _OPAQUE)
+
+
+Places = Sequence[Sequence[int]]  # of each axis of an operand, the axes that it is now
+
+
+def renumbered(equation: Any, places: Sequence[Places]) -> dict[str, Any] | None:
+    """Return the parameters of an equation whose operands have each axis at another place.
+
+    An axis may be several. None where parameters do not tell of places, or cannot say them.
+    """
+    name, fact, params = equation.primitive.name, facts(equation), equation.params
+    if name == "dot_general":
+        numbers = params["dimension_numbers"]
+        return {"dimension_numbers": tuple(tuple(map(spanned, places, x)) for x in numbers)}
+    first = next((x for x in places if x), ())  # scalars have no axes
+    if name == "transpose":
+        return {"permutation": spanned(first, params["permutation"])}
+    if fact.removes or fact.across:
+        listed = fact.removes or fact.across
+        axes = tuple(sorted(spanned(first, params[listed])))
+        return None if name.startswith("arg") and len(axes) > 1 else {listed: axes}
+    if fact.along:
+        axes = first[params[fact.along]]
+        return {fact.along: axes[0]} if len(axes) == 1 else None
+    changed: dict[str, Any] = {}
+    for key, neutral in fact.per_axis.items():
+        if params[key] is None:
+            continue
+        entries: dict[int, Any] = {}
+        for axes, entry in zip(first, params[key], strict=True):
+            if len(axes) != 1 and (neutral is None or entry != neutral):
+                return None
+            entries.update(dict.fromkeys(axes, entry))
+        changed[key] = tuple(entries[axis] for axis in sorted(entries))
+    return changed if changed or fact.by_item else None
+
+
+def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
+    """Return the places of some axes."""
+    return tuple(place for axis in axes for place in places[axis])

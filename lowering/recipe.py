@@ -1,25 +1,30 @@
 """Recipes: how values are computed from parameters. Digests compare them, numpy runs them.
 
 Equal digests are equal values, for programs of any shape and in any process. Numpy needs no
-compiler: for ResNet-18 XLA takes 0.75 s, then 0.11 to run, numpy 0.09 in all. XLA computes what is
-not in the table of `by_numpy`.
+compiler: for ResNet-18 XLA takes 0.75 s, then 0.11 to run, numpy 0.09 in all.
+
+Primitives and types that are not in the table stay with XLA. So do comparisons and functions of
+real numbers: XLA on a CPU takes those below the least normal one for 0. So do conversions of real
+numbers to integers, which may be out of range.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.by_numpy import function_of
+from lowering.extents import MAX_RANK
 from lowering.host import ALIGNMENT, aligned
 from lowering.kernels.broadcast import broadcast_shapes
 
@@ -86,7 +91,7 @@ class Recipe:
         results = list(map(self.results.__getitem__, chosen))
         with jax.ensure_compile_time_eval():  # also where a function is traced
             values: dict[int, Any] = dict(enumerate(map(np.asarray, arrays)))
-            values |= {self.count + i: x.constant for i, x in enumerate(self.steps)}
+            values.update(enumerate(map(attrgetter("constant"), self.steps), self.count))
             groups = self._groups(sorted(self._dependencies(chosen)))
             with ThreadPoolExecutor() as pool:
                 computed = list(pool.map(partial(self._run, values, {*results}), groups))
@@ -147,7 +152,7 @@ def _digest(text: str) -> str:
 
 
 def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
-    function = function_of(step.primitive)
+    function = _BY_NUMPY[step.primitive].function
     if isinstance(function, np.ufunc):
         shape = broadcast_shapes(*(x.shape for x in operands))
         out = aligned(shape, operands[0].dtype) if is_result else None
@@ -172,3 +177,142 @@ def _for_device(x: Array) -> Array:
     """
     fits = x.flags.c_contiguous and x.flags.writeable and x.ctypes.data % ALIGNMENT == 0
     return x if fits else _copied(x)
+
+
+_COMPUTED = frozenset(map(np.dtype, (np.float32, np.float64)))
+_REAL = _COMPUTED | {np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}
+_WHOLE = frozenset(map(np.dtype, "bhilqBHILQ"))
+_BITS = _WHOLE | {np.dtype(np.bool_)}
+_FEW_BITS = frozenset(map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4)))
+_SMALL = _FEW_BITS | frozenset(map(np.dtype, (np.int8, np.uint8, np.bool_)))
+
+
+def _is_one_of(allowed: frozenset[Any], types: Sequence[Any]) -> bool:
+    return len({*types}) == 1 and types[0] in allowed
+
+
+_is_computed = partial(_is_one_of, _COMPUTED)
+_is_number = partial(_is_one_of, _COMPUTED | _WHOLE)
+_is_whole = partial(_is_one_of, _WHOLE)
+_is_bits = partial(_is_one_of, _BITS)
+
+
+def _is_compared(types: Sequence[Any]) -> bool:
+    return _is_bits(types[:-1])
+
+
+def _is_moved(types: Sequence[Any]) -> bool:
+    for x in {*types} - _REAL - _FEW_BITS:
+        if not isinstance(x, np.dtype) or x.kind not in "biufc":
+            return False
+    return True
+
+
+def _is_selected(types: Sequence[Any]) -> bool:
+    return len(types) == 4 and types[0] == np.bool_ and _is_moved(types)
+
+
+def _is_converted(types: Sequence[Any]) -> bool:
+    source, result = types
+    if source in _REAL:
+        return result in _REAL
+    # On their way to 16 bits, larger integers are rounded twice.
+    targets = _BITS | (_REAL if source in _SMALL else _COMPUTED)
+    return source in _BITS | _FEW_BITS and result in targets
+
+
+def _is_as_wide(types: Sequence[Any]) -> bool:
+    return {*types} <= _WHOLE | _REAL and len({x.itemsize for x in types}) == 1
+
+
+class Computation(NamedTuple):
+    """How numpy computes a primitive as XLA does.
+
+    Args:
+        function: a ufunc, whose result has the type of its operands; or a function of a sequence
+            of operands, and of parameters.
+        same_for: tells whether its items are XLA's, by the types of operands and of the result,
+            which is the last.
+        reads: the parameters that the function takes.
+    """
+
+    function: Any
+    same_for: Callable[[Sequence[Any]], bool] = _is_moved
+    reads: Sequence[str] = ()
+
+
+def _broadcast(operands: Sequence[Any], shape: Sequence[int], axes: Sequence[int]) -> Any:
+    extents = dict(zip(axes, operands[0].shape, strict=True))
+    aligned = [extents.get(axis, 1) for axis in range(len(shape))]
+    return np.broadcast_to(operands[0].reshape(aligned), shape)
+
+
+def _slice(operands: Sequence[Any], starts: Any, stops: Any, steps: Any) -> Any:
+    return operands[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
+
+
+def _iota(_: Sequence[Any], dtype: Any, shape: Sequence[int], axis: int) -> Any:
+    items = np.arange(shape[axis]).astype(dtype)
+    return _broadcast([items], shape, [axis])
+
+
+def _compared(function: np.ufunc) -> Computation:
+    return Computation(lambda x: function(*x), _is_compared)
+
+
+# fmt: off
+_BY_NUMPY: dict[str, Computation] = {
+    "add": Computation(np.add, _is_number),
+    "mul": Computation(np.multiply, _is_number),
+    "sub": Computation(np.subtract, _is_number),
+    "div": Computation(np.divide, _is_computed),
+    "rsqrt": Computation(lambda x: x[0].dtype.type(1) / np.sqrt(x[0]), _is_computed),
+    "max": Computation(np.maximum, _is_whole),
+    "min": Computation(np.minimum, _is_whole),
+    "neg": Computation(np.negative, _is_whole),
+    "and": Computation(np.bitwise_and, _is_bits),
+    "not": Computation(np.invert, _is_bits),
+    "or": Computation(np.bitwise_or, _is_bits),
+    "xor": Computation(np.bitwise_xor, _is_bits),
+    "eq": _compared(np.equal),
+    "ge": _compared(np.greater_equal),
+    "gt": _compared(np.greater),
+    "le": _compared(np.less_equal),
+    "lt": _compared(np.less),
+    "ne": _compared(np.not_equal),
+    "reduce_sum": Computation(lambda x, axes: x[0].sum(axes, x[0].dtype), _is_whole, ("axes",)),
+    "select_n": Computation(lambda x: np.where(x[0], x[2], x[1]), _is_selected),
+    "convert_element_type": Computation(
+        lambda x, dtype: x[0].astype(dtype), _is_converted, ("new_dtype",)
+    ),
+    "bitcast_convert_type": Computation(
+        lambda x, dtype: x[0].view(dtype), _is_as_wide, ("new_dtype",)
+    ),
+    "iota": Computation(_iota, _is_whole, ("dtype", "shape", "dimension")),
+    "broadcast_in_dim": Computation(_broadcast, reads=("shape", "broadcast_dimensions")),
+    "concatenate": Computation(np.concatenate, reads=("dimension",)),
+    "optimization_barrier": Computation(lambda x: x[0]),
+    "reshape": Computation(lambda x, shape: x[0].reshape(shape), reads=("new_sizes",)),
+    "rev": Computation(lambda x, axes: np.flip(x[0], axes), reads=("dimensions",)),
+    "slice": Computation(_slice, reads=("start_indices", "limit_indices", "strides")),
+    "squeeze": Computation(lambda x, axes: x[0].squeeze(axes), reads=("dimensions",)),
+    "stack": Computation(np.stack, reads=("axis",)),
+    "tile": Computation(lambda x, counts: np.tile(x[0], counts), reads=("reps",)),
+    "transpose": Computation(lambda x, axes: x[0].transpose(axes), reads=("permutation",)),
+}
+# fmt: on
+
+
+def params_of_numpy(equation: Any) -> tuple[Any, ...] | None:
+    """Return the parameters that numpy's function takes, None where XLA computes an equation."""
+    name, params = equation.primitive.name, equation.params
+    computation = _BY_NUMPY.get(name)
+    if computation is None or len(equation.outvars) > 1 or not {*computation.reads} <= {*params}:
+        return None
+    if name == "reshape" and params["dimensions"] is not None:
+        return None
+    types = list(map(attrgetter("aval"), (*equation.invars, *equation.outvars)))
+    if max(map(attrgetter("ndim"), types)) > MAX_RANK:
+        return None
+    is_same = computation.same_for(list(map(attrgetter("dtype"), types)))
+    return tuple(map(params.get, computation.reads)) if is_same else None

@@ -17,11 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering import jaxprs
-from lowering.by_numpy import params_of
 from lowering.jaxprs import is_literal, primitive, variables
 from lowering.prepare import Split
 from lowering.program import Program
-from lowering.recipe import Recipe, Step
+from lowering.recipe import Recipe, Step, params_of_numpy
 
 # Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
 _GROWTH = 4
@@ -42,7 +41,7 @@ def split(program: Program, platform: str | None = None) -> Split:
     closed, parameters = program.closed, program.arguments[: program.parameters]
     kept, later = _parted(program)
     narrow = _narrow(program, kept)
-    values = [narrow.get(variable, variable) for variable in kept]
+    values = list(map(narrow.get, kept, kept))
     places = dict(zip(parameters, range(len(parameters)), strict=True))
     computed = [*filterfalse(places.__contains__, values)]
     early = filterfalse(program.is_late, program.equations)
@@ -178,7 +177,7 @@ def recipe_of(program: Program) -> Recipe:
         is_key = jnp.issubdtype(x.dtype, jax.dtypes.extended)
         places[variable] = add(Step(_text(x), constant=None if is_key else np.asarray(x)))
     for equation in program.equations:
-        operands, params = tuple(map(place, equation.invars)), params_of(equation)
+        operands, params = tuple(map(place, equation.invars)), params_of_numpy(equation)
         name = "" if params is None else primitive(equation)
         text = _text_of_equation(equation)
         for index, variable in enumerate(equation.outvars):

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from jax import Array
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
@@ -82,16 +81,6 @@ class Model(Runnable, Writable):
         There are some where values decide that, as of `NonZero`, none otherwise.
         """
         return tuple(filter(is_length, self.graph.aliases))
-
-    @property
-    def params(self) -> dict[str, Array]:
-        """Return the parameters by label, a pytree: the first argument of `apply`.
-
-        It is a fresh dict each time: what is assigned to it changes no model, `with_params` makes
-        one of other arrays.
-        Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
-        """
-        return dict(self.execution.arrays.leaves()[0])
 
     @property
     def trainable(self) -> Model:

@@ -26,6 +26,16 @@ class Runnable:
 
     execution: Execution
 
+    @property
+    def params(self) -> dict[str, Array]:
+        """Return the parameters by label, a pytree: the first argument of `apply`.
+
+        It is a fresh dict each time: what is assigned to it changes no model, `with_params` makes
+        one of other arrays.
+        Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
+        """
+        return dict(self.execution.arrays.leaves()[0])
+
     @overload
     def __call__(
         self, *args: ArrayLike, edit: Edits | None = None, capture: None = None, **kwargs: ArrayLike

@@ -15,8 +15,13 @@ from lowering.graph import Graph, Value
 _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", "fake_quantize"))
 
 
+def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
+    """Return the names of operations that are computed in integers, where that gains something."""
+    return products_of_bytes(graph) | (sums_of_codes(graph) if gains else frozenset())
+
+
 @lru_cache(maxsize=16)
-def in_integers(graph: Graph) -> frozenset[str]:
+def sums_of_codes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that can be computed in integers, as sums of codes.
 
     An unknown extent counts as 1. Nothing is told of a graph that cannot be traced so.

@@ -9,7 +9,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from lowering.axes import renumbered
 from lowering.contexts import runs
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
@@ -28,6 +27,7 @@ from lowering.cpu.reductions import is_by_lanes, sums_of_rows
 from lowering.cpu.rows import may_be_in_rows
 from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, places_in, ranks, view_of
 from lowering.extents import at_least
+from lowering.facts import renumbered
 from lowering.jaxprs import CONVOLUTION, PRODUCT
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of

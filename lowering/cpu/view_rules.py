@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from lowering import jaxprs
-from lowering.axes import renumbered, runs_of
 from lowering.cpu.memory import apart
 from lowering.cpu.pending_view import Order, View, arranged, common_order, plain, tensor, whole
 from lowering.cpu.rows import apart_in_rows, in_rows, may_be_in_rows, repeated, row_of
-from lowering.facts import facts
+from lowering.extents import runs_of
+from lowering.facts import facts, renumbered
 from lowering.jaxprs import primitive
 from lowering.program import Program, Rules
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -57,30 +55,10 @@ _TINY = 1 << 20  # multiply-adds
 _PRODUCTS = (PRODUCT, CONVOLUTION)
 _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
-# Of a choice by trial: seconds for all candidates together, and runs of each at most.
-_TIME = 1.0
-_RUNS = 20
-
 
 def candidates() -> list[dict[str, str]]:
     """Return all options that may be the best for a network."""
     return [*map(_widest, (CPU, BFLOAT16, BYTES, {}))] if _knows(CPU | _WIDTH) else [{}]
-
-
-def fastest(runs: Sequence[Callable[[], Any]]) -> int:
-    """Return the index of the function that takes the least time, called in turns."""
-    for run in runs:
-        jax.block_until_ready(run())
-    best = [math.inf] * len(runs)
-    end = time.perf_counter() + _TIME
-    for _ in range(_RUNS):
-        for index, run in enumerate(runs):
-            start = time.perf_counter()
-            jax.block_until_ready(run())
-            best[index] = min(best[index], time.perf_counter() - start)
-        if time.perf_counter() > end:
-            break
-    return best.index(min(best))
 
 
 def compiler_options(

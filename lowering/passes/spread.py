@@ -16,8 +16,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lowering import jaxprs
-from lowering.axes import UNLINKED, axes_of, cuts, number, renumbered, spanned
+from lowering.axes import UNLINKED, axes_of, cuts, number
 from lowering.factors import Factor, FactorWalk, leaves, unite
+from lowering.facts import renumbered, spanned
 from lowering.jaxprs import PRODUCT, SCAN, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from lowering.cpu import attention, chunks, integers, layouts, widening, xla_options
+from lowering.cpu import (
+    attention,
+    chunks,
+    graphs,
+    integers,
+    layouts,
+    rates,
+    widening,
+    xla_options,
+)
 from lowering.passes import folding, gates, inlining, siblings, sums
 from lowering.targets.target import Target
 
@@ -23,6 +32,10 @@ CPU = Target(
         layouts.run,
     ),
     options=xla_options.of_program,
+    candidates=xla_options.candidates,
+    in_order=xla_options.in_order,
+    in_integers=graphs.in_integers,
+    measure=rates.measured,
     has_kernels=True,
 )
 

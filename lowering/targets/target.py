@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lowering.graph import Graph
 from lowering.machine import MachineProfile
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ class Target:
         is_open: whether programs of other shapes read the same parameters: then matrices are read
             as they lie, since each layout is one more copy.
         divided: how arguments are divided over a mesh of these devices; None where they are not.
+        candidates: returns all options of the compiler that may be the best for a network.
+        in_order: returns options for parameters that are gathered when they are read.
+        in_integers: returns the names of a graph's operations that are computed in integers, if
+            that gains something, or in any case.
+        measure: measures the rates of the process's machine, by so many threads.
         rates: of the machine, by which kernels are chosen; None for those that hold already.
     """
 
@@ -41,4 +47,8 @@ class Target:
     devices: int | None = 1
     is_open: bool = False
     divided: Divided | None = None
+    candidates: Callable[[], Sequence[dict[str, str]]] | None = None
+    in_order: Callable[[], dict[str, str]] | None = None
+    in_integers: Callable[[Graph, bool], frozenset[str]] | None = None
+    measure: Callable[[int], MachineProfile] | None = None
     rates: MachineProfile | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lowering.graph import Graph
+from lowering.targets import target_of
 from nnef_jax.execution.places import default_platform
 
 if TYPE_CHECKING:
@@ -16,24 +17,19 @@ def in_integers(
 ) -> frozenset[str]:
     """Return the names of operations that a platform, by default jax's, computes in integers."""
     platform = platform or default_platform()
-    if not definition.has_kernels(platform):
+    if not definition.has_kernels(platform) or not (names := target_of(platform).in_integers):
         return frozenset()
-    from lowering.cpu.graphs import in_integers, products_of_bytes
-
-    gains = definition.host.rates(platform).multiplies_bytes
-    return products_of_bytes(graph) | (in_integers(graph) if gains else frozenset())
+    return names(graph, definition.host.rates(platform).multiplies_bytes)
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
     """Tell which products jax's device computes in more bits than the network has."""
     platform = default_platform()
-    if not definition.has_kernels(platform):
+    if not definition.has_kernels(platform) or not (names := target_of(platform).in_integers):
         return []
-    from lowering.cpu.graphs import in_integers
-
     rates = definition.host.rates(platform)
     bfloat16 = _is_bfloat16(definition) and not rates.multiplies_bfloat16
-    codes = not rates.multiplies_bytes and in_integers(graph)
+    codes = not rates.multiplies_bytes and names(graph, True) > names(graph, False)
     kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]
     lines = [
         f"products of {kind} are computed in float32: by this machine's profile they gain nothing"

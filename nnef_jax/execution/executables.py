@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,11 @@ from nnef_jax.garbage import uncollected
 
 if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
+
+
+# Of a choice by trial: seconds for all candidates together, and runs of each at most.
+_TIME = 1.0
+_RUNS = 20
 
 
 class Executables:
@@ -195,9 +202,10 @@ class Executables:
         definition, platform = self.definition, place.device.platform
         parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
         options = parts.options(True)
-        if definition.options.autotune and definition.has_kernels(platform):
+        candidates = definition.target(platform).candidates if definition.options.autotune else None
+        if candidates:
             values = prepared(parts, [*arrays.values()], place)
-            options = _fastest(call, (values, *arguments))
+            options = _fastest(call, (values, *arguments), candidates())
         donated = (2,) if entry.donates else ()  # the states
         run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
@@ -225,15 +233,25 @@ class Executables:
         )
 
 
-def _fastest(call: Callable[..., Any], arguments: Sequence[Any]) -> dict[str, str]:
-    """Return the options for a CPU by which a call takes the least time, by trial."""
-    from lowering.cpu.xla_options import candidates, fastest
-
-    def trial(options: dict[str, str]) -> Callable[[], Any]:
+def _fastest(
+    call: Callable[..., Any], arguments: Sequence[Any], candidates: Sequence[dict[str, str]]
+) -> dict[str, str]:
+    """Return the options by which a call takes the least time, by trial in turns."""
+    runs: list[Callable[[], Any]] = []
+    for options in candidates:
         run: Any = jax.jit(call, compiler_options=options)
-        return partial(run.lower(*arguments).compile(), *arguments)
-
-    return candidates()[fastest([trial(options) for options in candidates()])]
+        runs.append(partial(run.lower(*arguments).compile(), *arguments))
+        jax.block_until_ready(runs[-1]())
+    best = [math.inf] * len(runs)
+    end = time.perf_counter() + _TIME
+    for _ in range(_RUNS):
+        for index, run in enumerate(runs):
+            start = time.perf_counter()
+            jax.block_until_ready(run())
+            best[index] = min(best[index], time.perf_counter() - start)
+        if time.perf_counter() > end:
+            break
+    return candidates[best.index(min(best))]
 
 
 def _in_trace_only(run: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ from lowering.graph import Graph
 from lowering.host import processor
 from lowering.machine import DEFAULT, Costs, MachineProfile
 from lowering.multiply_adds import total
+from lowering.targets import target_of
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
 from nnef_jax.execution.cache_key import compiler_versions
@@ -117,11 +118,11 @@ def _measure_and_write(path: str) -> MachineProfile:
 
 
 def _measured() -> MachineProfile:
-    from lowering.cpu.rates import measured
-
+    measure = target_of("cpu").measure
+    assert measure is not None
     # In a thread of its own nothing is traced, and nobody looks for NaN.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(measured, threads()).result()
+        return pool.submit(measure, threads()).result()
 
 
 def path_in(folder: str) -> str:

@@ -21,6 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
+from lowering.targets import target_of
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.places import Place, is_explicit
@@ -229,11 +230,8 @@ class Layout:
     def compiler_options(self) -> dict[str, str]:
         """Return XLA's options for the mesh: CPUs gather each parameter when it is read."""
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
-        if not is_gathered or platform_of(self.mesh) != "cpu":
-            return {}
-        from lowering.cpu.xla_options import in_order
-
-        return in_order()
+        in_order = target_of(platform_of(self.mesh)).in_order if is_gathered else None
+        return in_order() if in_order else {}
 
     def in_use(self) -> Any:
         """Return the mesh as functions that are traced now see it."""
