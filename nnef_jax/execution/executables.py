@@ -205,7 +205,7 @@ class Executables:
         candidates = definition.target(platform).candidates if definition.options.autotune else None
         if candidates:
             values = prepared(parts, [*arrays.values()], place)
-            options = _fastest(call, (values, *arguments), candidates())
+            options = _by_trial(call, (values, *arguments), candidates())
         donated = (2,) if entry.donates else ()  # the states
         run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
@@ -233,15 +233,22 @@ class Executables:
         )
 
 
-def _fastest(
+def _by_trial(
     call: Callable[..., Any], arguments: Sequence[Any], candidates: Sequence[dict[str, str]]
 ) -> dict[str, str]:
-    """Return the options by which a call takes the least time, by trial in turns."""
-    runs: list[Callable[[], Any]] = []
-    for options in candidates:
+    """Return the options by which a call takes the least time."""
+
+    def compiled(options: dict[str, str]) -> Callable[[], Any]:
         run: Any = jax.jit(call, compiler_options=options)
-        runs.append(partial(run.lower(*arguments).compile(), *arguments))
-        jax.block_until_ready(runs[-1]())
+        return partial(run.lower(*arguments).compile(), *arguments)
+
+    return candidates[fastest(list(map(compiled, candidates)))]
+
+
+def fastest(runs: Sequence[Callable[[], Any]]) -> int:
+    """Return the index of the function that takes the least time, called in turns."""
+    for run in runs:
+        jax.block_until_ready(run())
     best = [math.inf] * len(runs)
     end = time.perf_counter() + _TIME
     for _ in range(_RUNS):
@@ -251,7 +258,7 @@ def _fastest(
             best[index] = min(best[index], time.perf_counter() - start)
         if time.perf_counter() > end:
             break
-    return candidates[best.index(min(best))]
+    return best.index(min(best))
 
 
 def _in_trace_only(run: Callable[..., Any], name: str) -> Callable[..., Any]:

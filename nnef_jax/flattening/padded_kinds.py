@@ -17,7 +17,7 @@ from nnef_jax.flattening.counts import Count, PaddedOperation
 
 
 class Asks(Enum):
-    """Says that the table of axes is to be asked."""
+    """Leaves a kind to the table of axes, for want of a row here."""
 
     TABLE = "table"
 

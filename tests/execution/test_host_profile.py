@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from lowering.cpu import rates
 from lowering.machine import DEFAULT, MachineProfile, using
+from lowering.targets import cpu
 from nnef_jax.execution import host_profile
 from tests.cli_support import ok
 from tests.helpers import model_of
@@ -58,7 +58,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return HOST
 
     monkeypatch.setenv("NNEF_JAX_MEASURE", "1")
-    monkeypatch.setattr(rates, "measured", measured)
+    monkeypatch.setattr(cpu, "CPU", replace(cpu.CPU, measure=measured))
     monkeypatch.setattr(host_profile, "_known", {})
     yield found
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_measured_is_not_tried_again(
         tried.append(threads)
         raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: No such compile option")
 
-    monkeypatch.setattr(rates, "measured", fails)
+    monkeypatch.setattr(cpu, "CPU", replace(cpu.CPU, measure=fails))
     called()
     called()
     assert len(tried) == 1 and not files(home)

@@ -14,7 +14,7 @@ import pytest
 
 import nnef_jax
 from lowering.cpu import xla_options as options
-from lowering.cpu.xla_options import fastest
+from nnef_jax.execution import executables
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.programs import assert_close, assert_same, pooling_network, random
@@ -92,10 +92,10 @@ def test_the_fastest_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return call
 
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr(options, "time", clock)
+    monkeypatch.setattr(executables, "time", clock)
     # The first call does not count; one that was disturbed does not decide.
-    assert fastest([work(0.02), work(5.0, 0.5, 0.001), work(0.01)]) == 1
-    assert fastest([work(0.02, 0.02, 0.001), work(0.01)]) == 0
+    assert executables.fastest([work(0.02), work(5.0, 0.5, 0.001), work(0.01)]) == 1
+    assert executables.fastest([work(0.02, 0.02, 0.001), work(0.01)]) == 0
 
 
 @pytest.mark.parametrize("choice", (0, -1))
@@ -108,7 +108,7 @@ def test_options_are_chosen_by_trial(
         tried.append([np.asarray(run()) for run in runs])
         return range(len(runs))[choice]
 
-    monkeypatch.setattr(options, "fastest", fixed)
+    monkeypatch.setattr(executables, "fastest", fixed)
     text = "version 1.0; graph g( x ) -> ( y ) { x = external(shape=[2,3]); y = softmax(x); }"
     x = random(2, 3)
     for folder in (None, tmp_path, tmp_path):  # the last finds what was chosen
