@@ -1,1 +1,189 @@
-"""Lowers a flat graph to a pure JAX function; knows no file format and no parser."""
+"""A flat graph of tensors in JAX, and the road to XLA: what a reader of another format builds on.
+
+A graph is built one operation at a time. The rule of its kind infers the types of its results, and
+raises `InvalidOperation` where operands do not fit; whoever reads a document adds its `Span`.
+
+    >>> import jax
+    >>> import jax.numpy as jnp
+    >>> from lowering import Context, GraphBuilder, TensorType, network, trace
+    >>> builder = GraphBuilder()
+    >>> x = builder.input("x", TensorType((2, 3), "float32"))
+    >>> w = builder.variable("w", "weights", TensorType((4, 3), "float32"), None)
+    >>> turns = {"transposeA": False, "transposeB": True}
+    >>> (h,) = builder.operation("matmul", {"A": x, "B": w}, turns, ["h"])
+    >>> (y,) = builder.operation("relu", {"x": h}, {}, ["y"])
+    >>> graph = builder.graph("net", [y], ["y"])
+
+`trace` evaluates it under jax: on parameters and states by label, and on inputs in order. `network`
+makes one operation of such a function, whose kernels are chosen for the platform that it is lowered
+for. It is differentiated, batched and sharded as any function of jax.
+
+    >>> def function(parameters, x):
+    ...     return trace(graph, Context(), parameters, {}, [x])[y]
+    >>> parameters = {"weights": jnp.ones((4, 3))}
+    >>> jax.jit(network(function))(parameters, jnp.ones((2, 3))).shape
+    (2, 4)
+    >>> loss = lambda parameters, x: network(function)(parameters, x).sum()
+    >>> jax.grad(loss)(parameters, jnp.ones((2, 3)))["weights"]
+    Array([[2., 2., 2.],
+           ...
+
+Where parameters stay, `lower` gives two parts: what is prepared of them once, and the call. Types
+are enough for it, and the device of the target need not be there.
+
+    >>> from lowering import differentiable, lower, prepared, target_of, traced
+    >>> program, (weights, *_), _ = traced(function, parameters, jnp.ones((2, 3)))
+    >>> parts = lower(differentiable(program), target_of("cpu"))
+    >>> (result,) = parts.call(prepared(parts, [weights]), [jnp.ones((2, 3))])
+
+A name is imported when it is first used: the package itself loads no jax.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
+if TYPE_CHECKING:
+    from lowering.batches import NotSeparableError as NotSeparableError
+    from lowering.batches import batch_axes as batch_axes
+    from lowering.builder import GraphBuilder as GraphBuilder
+    from lowering.contexts import holding as holding
+    from lowering.emit import network as network
+    from lowering.emit import preparation as preparation
+    from lowering.errors import InvalidComputation as InvalidComputation
+    from lowering.errors import InvalidOperation as InvalidOperation
+    from lowering.errors import InvalidShape as InvalidShape
+    from lowering.extents import UNKNOWN as UNKNOWN
+    from lowering.fallback import About as About
+    from lowering.fallback import named as named
+    from lowering.fallback import or_else as or_else
+    from lowering.graph import Graph as Graph
+    from lowering.graph import Operation as Operation
+    from lowering.graph import Rule as Rule
+    from lowering.graph import TensorType as TensorType
+    from lowering.graph import Value as Value
+    from lowering.host import ALIGNMENT as ALIGNMENT
+    from lowering.host import aligned as aligned
+    from lowering.host import processor as processor
+    from lowering.kernels import broadcast as broadcast
+    from lowering.kernels import correlation as correlation
+    from lowering.kernels import resampling as resampling
+    from lowering.kernels import rounding as rounding
+    from lowering.kernels import windows as windows
+    from lowering.location import Source as Source
+    from lowering.location import Span as Span
+    from lowering.machine import DEFAULT as DEFAULT
+    from lowering.machine import Costs as Costs
+    from lowering.machine import MachineProfile as MachineProfile
+    from lowering.machine import held_profile as held_profile
+    from lowering.ops import rules as rules
+    from lowering.ops.elementwise import straight_through as straight_through
+    from lowering.parallel import Along as Along
+    from lowering.parallel import Divided as Divided
+    from lowering.parallel import Division as Division
+    from lowering.parallel import divisions as divisions
+    from lowering.pipeline import differentiable as differentiable
+    from lowering.pipeline import lower as lower
+    from lowering.pipeline import name_of as name_of
+    from lowering.pipeline import traced as traced
+    from lowering.pipeline import watched as watched
+    from lowering.prepare import Preparing as Preparing
+    from lowering.prepare import Split as Split
+    from lowering.prepare import prepared as prepared
+    from lowering.prepare import whole as whole
+    from lowering.program import Program as Program
+    from lowering.program_printing import described as described
+    from lowering.recipe import Recipe as Recipe
+    from lowering.registry import Registry as Registry
+    from lowering.targets import mesh_target as mesh_target
+    from lowering.targets import target_of as target_of
+    from lowering.targets.portable import DIFFERENTIABLE as DIFFERENTIABLE
+    from lowering.targets.target import Target as Target
+    from lowering.tracing import Context as Context
+    from lowering.tracing import compute as compute
+    from lowering.tracing import trace as trace
+    from lowering.work import is_mostly_bfloat16 as is_mostly_bfloat16
+    from lowering.work import multiply_adds as multiply_adds
+    from lowering.work import total as total
+
+_HOMES = {
+    "ALIGNMENT": "lowering.host",
+    "About": "lowering.fallback",
+    "Along": "lowering.parallel",
+    "Context": "lowering.tracing",
+    "Costs": "lowering.machine",
+    "DEFAULT": "lowering.machine",
+    "DIFFERENTIABLE": "lowering.targets.portable",
+    "Divided": "lowering.parallel",
+    "Division": "lowering.parallel",
+    "Graph": "lowering.graph",
+    "GraphBuilder": "lowering.builder",
+    "InvalidComputation": "lowering.errors",
+    "InvalidOperation": "lowering.errors",
+    "InvalidShape": "lowering.errors",
+    "MachineProfile": "lowering.machine",
+    "NotSeparableError": "lowering.batches",
+    "Operation": "lowering.graph",
+    "Preparing": "lowering.prepare",
+    "Program": "lowering.program",
+    "Recipe": "lowering.recipe",
+    "Registry": "lowering.registry",
+    "Rule": "lowering.graph",
+    "Source": "lowering.location",
+    "Span": "lowering.location",
+    "Split": "lowering.prepare",
+    "Target": "lowering.targets.target",
+    "TensorType": "lowering.graph",
+    "UNKNOWN": "lowering.extents",
+    "Value": "lowering.graph",
+    "aligned": "lowering.host",
+    "batch_axes": "lowering.batches",
+    "broadcast": "lowering.kernels",
+    "compute": "lowering.tracing",
+    "correlation": "lowering.kernels",
+    "described": "lowering.program_printing",
+    "differentiable": "lowering.pipeline",
+    "divisions": "lowering.parallel",
+    "held_profile": "lowering.machine",
+    "holding": "lowering.contexts",
+    "is_mostly_bfloat16": "lowering.work",
+    "lower": "lowering.pipeline",
+    "mesh_target": "lowering.targets",
+    "multiply_adds": "lowering.work",
+    "name_of": "lowering.pipeline",
+    "named": "lowering.fallback",
+    "network": "lowering.emit",
+    "or_else": "lowering.fallback",
+    "preparation": "lowering.emit",
+    "prepared": "lowering.prepare",
+    "processor": "lowering.host",
+    "resampling": "lowering.kernels",
+    "rounding": "lowering.kernels",
+    "rules": "lowering.ops",
+    "straight_through": "lowering.ops.elementwise",
+    "target_of": "lowering.targets",
+    "total": "lowering.work",
+    "trace": "lowering.tracing",
+    "traced": "lowering.pipeline",
+    "watched": "lowering.pipeline",
+    "whole": "lowering.prepare",
+    "windows": "lowering.kernels",
+}
+
+__all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'lowering' has no attribute {name!r}")
+    from importlib import import_module
+
+    home = _HOMES[name]
+    is_module = home == "lowering.kernels"
+    value: object = import_module(f"{home}.{name}" if is_module else home)
+    value = value if is_module else getattr(value, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

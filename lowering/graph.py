@@ -76,7 +76,7 @@ class Rule:
 
     `infer` takes types and attributes, and returns a `TensorType` for one result, a list for a
     result array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays
-    likewise, and takes a `lowering.trace.Context` as `ctx` if `wants_context`. `work` takes types
+    likewise, and takes a `lowering.tracing.Context` as `ctx` if `wants_context`. `work` takes types
     and attributes, with 1 for unknown extents, and `result`, the first result's type. None means 0.
     """
 

@@ -14,12 +14,21 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from typing import Any
 
 from lowering.contexts import holding
 
 
+class _Rates:
+    @classmethod
+    def names(cls) -> list[str]:
+        """Return the names of the rates, which are real numbers."""
+        these: Any = cls
+        return [field.name for field in fields(these) if field.type == "float"]
+
+
 @dataclass(frozen=True)
-class Costs:
+class Costs(_Rates):
     """Rates of float32 by which costs of kernels are reckoned, by all threads together.
 
     A kernel takes multiply-adds / rate + bytes / rate + starts * `start` seconds.
@@ -38,7 +47,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class MachineProfile:
+class MachineProfile(_Rates):
     """Rates of a machine.
 
     Args:
@@ -112,7 +121,7 @@ DEFAULT = MachineProfile(
 _profile: ContextVar[MachineProfile | None] = ContextVar("profile", default=None)
 
 
-def held() -> MachineProfile | None:
+def held_profile() -> MachineProfile | None:
     """Return the profile that somebody set, if any."""
     return _profile.get()
 
@@ -125,8 +134,3 @@ def profile() -> MachineProfile:
 def using(profile: MachineProfile) -> AbstractContextManager[None]:
     """Choose by a profile meanwhile."""
     return holding(_profile, profile)
-
-
-def names(of: type[MachineProfile] | type[Costs]) -> list[str]:
-    """Return the names of rates."""
-    return [field.name for field in fields(of) if field.type == "float"]

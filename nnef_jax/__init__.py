@@ -9,12 +9,12 @@ import nnef_jax.execution.forks  # noqa: F401  # pyright: ignore[reportUnusedImp
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
+    from lowering import Registry as Registry
     from lowering.errors import InvalidOperation as InvalidOperation
     from lowering.errors import InvalidShape as InvalidShape
     from lowering.graph import Graph as Graph
     from lowering.graph import Rule as Rule
     from lowering.graph import TensorType as TensorType
-    from lowering.registry import Registry as Registry
     from nnef_jax import analysis as analysis
     from nnef_jax import openvx as openvx
     from nnef_jax import serving as serving
@@ -56,7 +56,7 @@ _HOMES = {
     "Model": "nnef_jax.model",
     "NnefError": "nnef_jax.errors",
     "NnefSyntaxError": "nnef_jax.errors",
-    "Registry": "lowering.registry",
+    "Registry": "lowering",
     "Rule": "lowering.graph",
     "SemanticError": "nnef_jax.errors",
     "ShapeError": "nnef_jax.errors",

@@ -12,12 +12,9 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering import jaxprs
-from lowering.batch_axes import NotSeparableError, batch_axes
+from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
 from lowering.extents import UNKNOWN, is_known
 from lowering.jaxprs import is_literal, primitive
-from lowering.program import Program
-from lowering.program_printing import described
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution

@@ -13,10 +13,9 @@ import numpy as np
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
+from lowering import aligned, rounding
 from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
-from lowering.host import aligned
-from lowering.kernels.rounding import saturated
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
@@ -208,7 +207,11 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: 
             _require_range(what, array, dtype)
         if isinstance(array, jax.ShapeDtypeStruct):
             return array.update(dtype=dtype)
-        return saturated(array, dtype) if isinstance(array, np.ndarray) else _narrowed(array, dtype)
+        return (
+            rounding.saturated(array, dtype)
+            if isinstance(array, np.ndarray)
+            else _narrowed(array, dtype)
+        )
     return array
 
 

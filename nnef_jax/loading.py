@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 from numpy.typing import ArrayLike, DTypeLike
 
-from lowering.registry import Registry
+from lowering import Registry
 from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.formats.base import Expand, Progress

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike
 
-from lowering.registry import Registry
+from lowering import Registry
 from nnef_jax.errors import ArchiveError, InputError, NnefError
 from nnef_jax.foreign import as_readable
 from nnef_jax.formats import FORMATS, format_of, graphs, sole_member

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lowering import Registry
 from lowering.extents import show
-from lowering.registry import Registry
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member

@@ -11,12 +11,9 @@ from typing import Any, NamedTuple
 import jax
 from jax.sharding import AxisType, Mesh, PartitionSpec
 
+from lowering import Division, differentiable, divisions, mesh_target, named, or_else, traced
 from lowering.extents import UNKNOWN, show
-from lowering.fallback import named, or_else
 from lowering.graph import Graph, Value
-from lowering.parallel import Division, divisions
-from lowering.pipeline import differentiable, traced
-from lowering.targets import mesh_target
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout, has_names, platform_of

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from lowering import multiply_adds
 from lowering.extents import is_known, known, show, volume
 from lowering.graph import UNTYPED
-from lowering.multiply_adds import multiply_adds
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.module_names import ModuleNames
 from nnef_jax.network import Network

@@ -352,7 +352,7 @@ def _attempt(network: Callable[..., Any], family: str, seed: int, index: int) ->
 def _work(network: Callable[[Builder[str]], str]) -> int:
     """Return the multiply-adds of a network."""
     from benchmarks.builders.nnef_builder import NnefBuilder
-    from lowering.multiply_adds import total
+    from lowering.work import total
     from nnef_jax.reading import read
 
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from lowering.batch_axes import Axes, NotSeparableError, batch_axes, resized
+from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.cpu.attention import FEW
 from lowering.cpu.key_masks import Hidden, hidden_keys
 from lowering.cpu.pending_view import View, whole

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.batch_axes import Axes, NotSeparableError, batch_axes, resized
+from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.contexts import runs
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced

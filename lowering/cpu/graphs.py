@@ -49,7 +49,7 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
 def _found(graph: Graph) -> list[str]:
     from lowering import jaxprs
     from lowering.cpu.integers import names_of_products
-    from lowering.trace import Context, trace
+    from lowering.tracing import Context, trace
 
     def typed(value: Value) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(known(value.type.shape), np.dtype(value.type.dtype))

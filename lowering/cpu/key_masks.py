@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lowering.batch_axes import Axes, NotSeparableError, batch_axes
+from lowering.batches import Axes, NotSeparableError, batch_axes
 from lowering.contexts import runs
 from lowering.facts import facts
 from lowering.jaxprs import PRODUCT, is_literal, primitive, variables

@@ -30,7 +30,7 @@ from lowering.kernels.windows import (
     reverse,
 )
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _conv_type(

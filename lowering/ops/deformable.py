@@ -16,7 +16,7 @@ from lowering.graph import ABSENT, TensorType
 from lowering.kernels.windows import Padding, basic
 from lowering.ops import require, rules
 from lowering.ops.conv import conv_shape, conv_work
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _deformable_type(

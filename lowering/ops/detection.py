@@ -16,7 +16,7 @@ from lowering.kernels.precision import widened
 from lowering.kernels.suppression import overlap, rotated_overlap, softened, suppressed
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _INDICES = "its results are indices"
 _ROTATIONS = ("none", "clockwise", "counterclockwise")

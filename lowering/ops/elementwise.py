@@ -14,7 +14,7 @@ from lowering.graph import TensorType
 from lowering.kernels.broadcast import align, broadcast_shapes, clamped, maximum, minimum
 from lowering.kernels.rounding import straight_through
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 Infer = Callable[..., TensorType]
 

@@ -15,7 +15,7 @@ from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import require, rules
 from lowering.ops.activation import clamped_swiglu, gelu
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _ACTIVATIONS = {
     "silu": jax.nn.silu,

@@ -15,7 +15,7 @@ from lowering.extents import UNKNOWN, Shape, is_symbolic, show, volume
 from lowering.graph import Scalar, TensorType, is_integer
 from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _WORK = 4  # arrays of 64 bits that a range is made of
 

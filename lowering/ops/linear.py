@@ -20,7 +20,7 @@ from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.precision import accumulator as sums_of
 from lowering.kernels.precision import left_operand_anywhere, precision_of, widened
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:

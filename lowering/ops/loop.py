@@ -31,10 +31,10 @@ from jax import Array, lax
 from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Graph, TensorType
-from lowering.multiply_adds import total
 from lowering.ops import require, rules
 from lowering.ops.scan import Outputs, joined, require_body, require_constant_state, result_type
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
+from lowering.work import total
 
 
 def _loop_type(

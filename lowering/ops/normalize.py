@@ -17,7 +17,7 @@ from lowering.kernels.precision import widened
 from lowering.kernels.windows import Sliding
 from lowering.ops import require, rules
 from lowering.ops.window import box, pool_type
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:

@@ -24,7 +24,7 @@ from lowering.kernels.levels import noted
 from lowering.kernels.rounding import straight_through
 from lowering.ops import require, rules
 from lowering.ops.elementwise import TIES, rounded
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _quantized_type(

@@ -23,7 +23,7 @@ from lowering.kernels.correlation import Slide
 from lowering.kernels.windows import Sliding, basic
 from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _INTEGERS = "its operands are integers"
 _PARAMETERS = (

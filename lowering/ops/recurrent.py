@@ -14,7 +14,7 @@ from lowering.extents import differ, show, volume
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import wide_dtype
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:

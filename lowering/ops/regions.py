@@ -13,7 +13,7 @@ from lowering.extents import differ, show
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.windows import require_positive
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _MODES = ("average", "bilinear", "deformable")
 

@@ -22,7 +22,7 @@ from lowering.kernels.precision import widened
 from lowering.kernels.resampling import upsample_aligned, upsample_linear
 from lowering.kernels.windows import BORDERS, require_positive, require_reflection
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 METHODS = ("symmetric", "asymmetric", "aligned")
 

@@ -40,7 +40,7 @@ from lowering.kernels.resampling import (
 from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.ops.shape import cast
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _ROUNDING = 2.0**-20  # of a sum of a few products in float32
 

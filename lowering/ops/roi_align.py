@@ -16,7 +16,7 @@ from lowering.graph import TensorType
 from lowering.kernels.resampling import neighbours
 from lowering.ops import require, rules
 from lowering.ops.roi import bins_type
-from lowering.trace import Context
+from lowering.tracing import Context
 
 _MODES = ("avg", "max", "max_share")
 

@@ -33,10 +33,10 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Ints, Shape, shapes_differ, show, with_extent
 from lowering.graph import Graph, TensorType
 from lowering.kernels.resampling import merged
-from lowering.multiply_adds import total
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
+from lowering.work import total
 
 Outputs = tuple[tuple[str, int, int], ...]
 

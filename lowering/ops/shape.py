@@ -16,7 +16,7 @@ from lowering.graph import NARROW, TensorType, is_complex, is_float
 from lowering.kernels.broadcast import align, broadcast_shapes, expand
 from lowering.kernels.rounding import HALVES, rounded_to
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _known(shapes: Sequence[Shape]) -> Shape:

@@ -14,7 +14,7 @@ from lowering.graph import ABSENT, TensorType, is_float
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _require_trailing(name: str, found: Shape, whole: Shape, what: str) -> None:

@@ -31,7 +31,7 @@ from lowering.kernels.windows import (
     window_max_and_index,
 )
 from lowering.ops import require, rules
-from lowering.trace import Context
+from lowering.tracing import Context
 
 
 def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:

@@ -12,8 +12,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
-from lowering import jaxprs
-from lowering.program_printing import described
+from lowering import described, jaxprs
 from nnef_jax.analysis.attack import Bounds as Ends
 from nnef_jax.analysis.attribution import sizes_of
 from nnef_jax.analysis.intervals import Interval, NoBounds, interval

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lowering import Context
 from lowering.ops import rules
-from lowering.trace import Context
 from nnef_jax import Model
 from nnef_jax.analysis.layer_tensors import (
     LayerTensor,

@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from lowering import machine
+from lowering import DEFAULT, multiply_adds
 from lowering.extents import UNKNOWN, known, volume
 from lowering.graph import UNTYPED, Parameter, StateVariable, Value
-from lowering.multiply_adds import multiply_adds
 from nnef_jax.execution import host_profile
 from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.network import Network
@@ -104,14 +103,14 @@ def machine_lines(*, as_json: bool) -> list[str]:
     """
     folder = host_profile.users_folder() if host_profile.may_measure() else None
     found = folder and (host_profile.read(folder) or host_profile.measure(folder))
-    profile = found or machine.DEFAULT
+    profile = found or DEFAULT
     path = host_profile.path_in(folder) if folder else ""
     path = path if os.path.exists(path) else None
     if as_json:
         return [json.dumps({"file": path, **asdict(profile), "decisions": profile.decisions()})]
     lines = [("file", path or "none: the shipped rates hold"), ("threads", str(profile.threads))]
     for part in (profile, profile.costs):
-        lines += [(name, _rate(name, getattr(part, name))) for name in machine.names(type(part))]
+        lines += [(name, _rate(name, getattr(part, name))) for name in part.names()]
     decisions = profile.decisions().items()
     lines += [(name, "yes" if decided else "no") for name, decided in decisions]
     return [f"{name.replace('_', ' '):<21}{text}" for name, text in lines]

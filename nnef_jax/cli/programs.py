@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from lowering.program import Program
-    from lowering.targets.target import Target
+    from lowering import Program, Target
 
 
 @contextmanager
@@ -22,9 +21,7 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     if not names:
         yield []
         return
-    from lowering.pipeline import name_of, watched
-    from lowering.targets import target_of
-    from lowering.targets.portable import DIFFERENTIABLE
+    from lowering import DIFFERENTIABLE, name_of, target_of, watched
     from nnef_jax.execution.places import default_device
 
     passes = (*DIFFERENTIABLE.passes, *target_of(default_device().platform).passes)

@@ -18,8 +18,8 @@ from jaxlib.version import __version__ as jaxlib_version
 
 import lowering
 import nnef_jax
+from lowering import processor
 from lowering.graph import Graph, Value
-from lowering.host import processor
 
 if TYPE_CHECKING:
     from nnef_jax.network import Network

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.host import ALIGNMENT
+from lowering import ALIGNMENT
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage import files, protected_files
 

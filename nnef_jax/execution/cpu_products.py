@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lowering import target_of
 from lowering.graph import Graph
-from lowering.targets import target_of
 from nnef_jax.execution.places import default_platform
 
 if TYPE_CHECKING:
@@ -41,6 +41,6 @@ def remarks(definition: Definition, graph: Graph) -> list[str]:
 
 
 def _is_bfloat16(definition: Definition) -> bool:
-    from lowering.multiply_adds import is_mostly_bfloat16
+    from lowering import is_mostly_bfloat16
 
     return is_mostly_bfloat16(definition.network.graph, definition.options.precision)

@@ -12,12 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lowering import About, Context, Target, named, or_else, trace
 from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
-from lowering.fallback import About, named, or_else
 from lowering.graph import Graph, Parameter, StateVariable, Value
-from lowering.targets.target import Target
-from lowering.trace import Context, trace
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
 from nnef_jax.execution.host_profile import Host
@@ -188,7 +186,7 @@ class Definition:
         return {label: jnp.asarray(x) for label, x in starts.items()}
 
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
-        """Return the result of `lowering.trace.trace`; errors have their place in the document."""
+        """Return the result of `lowering.trace`; errors have their place in the document."""
         options, meter = self.options, Meter(self.network.options.meter.limits)
         through, refusal = options.straight_through, partial(_located, UnsupportedError)
         context = Context(options.precision, meter.fold, through, refusal)
@@ -227,7 +225,7 @@ class Definition:
         about = self.about._replace(rates=self.host.rates(default_platform()))
 
         def rewritten() -> Results:
-            from lowering.emit import network
+            from lowering import network
 
             return network(function, preparation, about)(*arguments)
 
@@ -252,7 +250,7 @@ class Definition:
 
     def target(self, platform: str, devices: int = 1) -> Target:
         """Return the target that the network is lowered for on devices of a platform."""
-        from lowering.targets import target_of
+        from lowering import target_of
 
         if not self.optimize:
             return Target(platform, ())
@@ -269,7 +267,7 @@ class Definition:
         arguments = params, self.state_of(state), list(inputs)
 
         def by_passes() -> Any:
-            from lowering.emit import preparation
+            from lowering import preparation
 
             return preparation(self.target(platform), function, *arguments, NOTHING)
 

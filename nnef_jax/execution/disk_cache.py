@@ -24,8 +24,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
-from lowering.prepare import Preparing, Split
-from lowering.recipe import Recipe
+from lowering import Preparing, Recipe, Split
 from nnef_jax.errors import InputError
 from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions

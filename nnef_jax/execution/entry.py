@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import jax
 
-from lowering.fallback import named
+from lowering import named
 from lowering.graph import Graph
 from nnef_jax.execution.definition import Definition, Function, Results
 from nnef_jax.execution.over_mesh import over_mesh

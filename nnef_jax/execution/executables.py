@@ -12,9 +12,8 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from lowering.fallback import named, or_else
+from lowering import Preparing, Split, named, or_else, prepared, whole
 from lowering.graph import Graph, Value
-from lowering.prepare import Preparing, Split, prepared, whole
 from nnef_jax.errors import NnefError
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Definition
@@ -176,8 +175,7 @@ class Executables:
         closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
-            from lowering.pipeline import differentiable, lower
-            from lowering.program import Program
+            from lowering import Program, differentiable, lower
 
             program = Program(closed, len(parameters), prepares=False)
             program = differentiable(program) if definition.optimize else program

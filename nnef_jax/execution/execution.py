@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from lowering.multiply_adds import total
+from lowering import total
 from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays

@@ -20,12 +20,16 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from lowering import machine
+from lowering import (
+    DEFAULT,
+    Costs,
+    MachineProfile,
+    held_profile,
+    processor,
+    target_of,
+    total,
+)
 from lowering.graph import Graph
-from lowering.host import processor
-from lowering.machine import DEFAULT, Costs, MachineProfile
-from lowering.multiply_adds import total
-from lowering.targets import target_of
 from nnef_jax.errors import ArchiveError
 from nnef_jax.execution import cache_folder
 from nnef_jax.execution.cache_key import compiler_versions
@@ -57,7 +61,7 @@ class Host:
         The host's are measured for large networks; small ones take them where they are known.
         They are kept in the folder of the options, by default the user's.
         """
-        if held := machine.held():
+        if held := held_profile():
             return held
         options = self._options
         if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
@@ -133,7 +137,7 @@ def path_in(folder: str) -> str:
 
 def _host() -> tuple[str, ...]:
     """Return the identity of a host, and of the compiler for it."""
-    names = ",".join((*machine.names(MachineProfile), *machine.names(Costs)))
+    names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
 
@@ -177,8 +181,8 @@ def _profile(content: Mapping[str, Any]) -> MachineProfile:
     """Return a profile of the fields of its file; raise TypeError or ValueError for others."""
     costs: Any = Costs(**content["costs"])
     profile = MachineProfile(**{**content, "costs": costs})
-    rates = [getattr(profile, name) for name in machine.names(MachineProfile)]
-    rates += [getattr(costs, name) for name in machine.names(Costs)]
+    rates = [getattr(profile, name) for name in MachineProfile.names()]
+    rates += [getattr(costs, name) for name in Costs.names()]
     if not all(type(x) is float and 0 < x < math.inf for x in rates):
         raise ValueError("a rate is no positive number")
     if type(profile.threads) is not int or profile.threads < 1:

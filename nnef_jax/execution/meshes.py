@@ -19,9 +19,9 @@ from jax.core import Tracer
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from lowering import target_of
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from lowering.targets import target_of
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.places import Place, is_explicit
@@ -29,7 +29,7 @@ from nnef_jax.execution.run_options import Prepared
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:  # importing it takes a while
-    from lowering.parallel import Division
+    from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
 

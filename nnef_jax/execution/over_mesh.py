@@ -10,7 +10,7 @@ import jax
 from jax.lax import with_sharding_constraint
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 
-from lowering.fallback import or_else
+from lowering import or_else
 from nnef_jax.execution.meshes import Layout, platform_of
 from nnef_jax.execution.places import explicit_mesh, is_watched
 from nnef_jax.execution.run_options import Prepared
@@ -84,9 +84,7 @@ def _divided(
     *others: Any,
 ) -> Any:
     """Compute with parameters that are divided for products, so that what follows stays so."""
-    from lowering.parallel import Along, Divided, Division
-    from lowering.pipeline import differentiable, traced
-    from lowering.targets import mesh_target
+    from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
     def joined(arrays: Mapping[str, Any], *others: Any) -> Any:
         whole = {label: x.reshape(params[label].shape) for label, x in arrays.items()}

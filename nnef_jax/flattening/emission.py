@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
-from lowering.builder import GraphBuilder
+from lowering import GraphBuilder
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Rule, Value, is_integer

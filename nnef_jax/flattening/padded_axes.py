@@ -56,9 +56,7 @@ class CountedEmission(Emission):
 
         Its rule is traced for that. An extent that is not known is a number that many divide.
         """
-        from lowering.batch_axes import NotSeparableError, batch_axes
-        from lowering.program import Program
-        from lowering.trace import Context, compute
+        from lowering import Context, NotSeparableError, Program, batch_axes, compute
 
         reads = list(dict.fromkeys(operation.reads()))
 

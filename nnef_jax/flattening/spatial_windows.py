@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lowering import windows
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, show
-from lowering.kernels.windows import spans
 from nnef_jax.flattening.site import Site
 
 Pairs = list[tuple[int, int]]  # what is before and after each axis
@@ -44,7 +44,7 @@ def _read_behind(
     shape, strides = site.shape()[2:], window["stride"]
     if any(n is UNKNOWN and s > 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
-    reach = spans(kernel, window["dilation"])
+    reach = windows.spans(kernel, window["dilation"])
     found: list[int] = []
     for n, (p, q), span, s in zip(shape, window["padding"], reach, strides, strict=True):
         left = n + p + q - span
@@ -84,7 +84,7 @@ def add_patches(
 ) -> Any:
     """Add patches up, [batch,channels*cells,patches], where they lie in an image of a size."""
     *batch, channels, patches = site.known_shape()
-    reach = spans(kernel, window["dilation"])
+    reach = windows.spans(kernel, window["dilation"])
     axes = zip(size, window["padding"], reach, window["stride"], strict=True)
     counts = [(n + p + q - span) // s + 1 for n, (p, q), span, s in axes]
     cells = math.prod(kernel)

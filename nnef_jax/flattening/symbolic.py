@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.builder import GraphBuilder
+from lowering import Context, GraphBuilder, trace
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import Graph, Operation, TensorType, Value
-from lowering.trace import Context, trace
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import TensorType, Value
-from lowering.kernels.rounding import saturated
 from lowering.location import Span
 from nnef_jax.flattening.padded_axes import CountedEmission
 from nnef_jax.formats.base import Options
@@ -174,4 +174,4 @@ def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     if array.dtype.kind in "iuO" and wanted.kind in "iu":
         ends = np.iinfo(wanted)
         return np.clip(array, ends.min, ends.max).astype(wanted)
-    return saturated(array, wanted)
+    return rounding.saturated(array, wanted)

@@ -15,12 +15,11 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import Registry, rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import Graph, Value
-from lowering.kernels.rounding import saturated
 from lowering.location import Span
-from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
@@ -91,7 +90,7 @@ class Options:
             raise InvalidShape(f"its value has the shape {found}, declared is [{extents}]")
         if wanted.kind in "iub" and array.dtype.kind not in "iub":
             raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
-        return saturated(array, wanted)
+        return rounding.saturated(array, wanted)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the one asked for, else the one declared.

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from lowering.multiply_adds import total
+from lowering import total
 from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.call_arguments import Example
 from nnef_jax.execution.places import default_device

@@ -18,9 +18,9 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lowering import multiply_adds
 from lowering.extents import known, volume
 from lowering.graph import Graph
-from lowering.multiply_adds import multiply_adds
 from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.places import is_watched

@@ -12,9 +12,9 @@ from jax import Array
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
+from lowering import Context
 from lowering.extents import Shape
 from lowering.graph import is_float
-from lowering.trace import Context
 from nnef_jax.analysis.question import require_model
 from nnef_jax.call_arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, raise_all

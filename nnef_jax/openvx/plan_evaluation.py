@@ -12,10 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from lowering import Context, straight_through, trace
 from lowering.graph import Operand, Operation, Value, is_float, python_name
 from lowering.ops import rules
-from lowering.ops.elementwise import straight_through
-from lowering.trace import Context, trace
 from nnef_jax.openvx.mapping.operation_site import NodeInputs, VxLayer
 from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices

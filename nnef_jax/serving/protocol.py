@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.kernels.rounding import saturated
+from lowering import rounding
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.options import shown
 from nnef_jax.serving.json_pieces import Pieces, dumped, flattened, loads
@@ -241,4 +241,4 @@ def _numbers(what: str, name: str, dtype: np.dtype[Any], items: list[Any]) -> ND
         array = np.array(items, bool if dtype.kind == "b" else np.float64)
     except OverflowError:  # of an integer
         raise InputError(f"data of {what} do not fit {name}") from None
-    return saturated(array, dtype)
+    return rounding.saturated(array, dtype)

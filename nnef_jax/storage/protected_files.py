@@ -11,7 +11,7 @@ import os
 from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 
-from lowering.contexts import holding
+from lowering import holding
 
 _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None)
 

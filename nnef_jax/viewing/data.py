@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from lowering import multiply_adds
 from lowering.extents import UNKNOWN, is_known, known, volume
 from lowering.graph import UNTYPED, Graph, Operand, Operation, Value
 from lowering.location import Span
-from lowering.multiply_adds import multiply_adds
 from lowering.ops import FAMILIES
 from nnef_jax.array_statistics import statistics_of
 from nnef_jax.garbage import uncollected

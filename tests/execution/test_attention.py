@@ -17,7 +17,7 @@ from lowering.contexts import without
 from lowering.cpu import blocks
 from lowering.emit import network
 from lowering.ops.transformer import attention
-from lowering.trace import Context
+from lowering.tracing import Context
 from tests.operation_checks import Together
 from tests.programs import optimised, random
 

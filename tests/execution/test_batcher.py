@@ -9,7 +9,7 @@ import pytest
 
 import nnef_jax
 from lowering import jaxprs
-from lowering.batch_axes import NotSeparableError, batch_axes
+from lowering.batches import NotSeparableError, batch_axes
 from lowering.program import Program
 from nnef_jax import InputError
 from tests.helpers import COMPOSITIONAL, model_of

@@ -18,7 +18,7 @@ from lowering.emit import network
 from lowering.ops.transformer import attention
 from lowering.program import Program
 from lowering.targets.cpu import CPU
-from lowering.trace import Context
+from lowering.tracing import Context
 from tests.lowering.passes.programs import program as inlined
 from tests.programs import optimised
 

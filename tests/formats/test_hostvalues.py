@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value, mapped, values_of
 from lowering.ops import rules
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
 from nnef_jax.flattening.hostvalues import KINDS, NotFolded, evaluate, host
 
 WHOLE = np.array([[3, -7, 5], [0, 2, -4]])

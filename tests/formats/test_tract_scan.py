@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, TensorType, Value
 from lowering.ops import rules
-from lowering.trace import Context
+from lowering.tracing import Context
 from tests.operation_checks import Together
 
 CONTEXT = Context()

@@ -18,8 +18,8 @@ from lowering.builder import GraphBuilder
 from lowering.errors import InvalidComputation, InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Graph, Operation, TensorType, Value
-from lowering.multiply_adds import multiply_adds
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
+from lowering.work import multiply_adds
 from nnef_jax.limits import Limits, Meter
 from tests.fuzz import Kind, Make
 from tests.fuzz.draw import INTEGERS, REALS, changed_list

@@ -16,7 +16,7 @@ from functools import cache, partial
 import numpy as np
 
 import nnef_jax
-from lowering.multiply_adds import total
+from lowering.work import total
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.tract import declarations
 from nnef_jax.reading import read

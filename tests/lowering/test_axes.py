@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 
 from lowering import jaxprs
 from lowering.axes import UNLINKED, Part, axes_of, is_listed, number
-from lowering.batch_axes import NotSeparableError, batch_axes
+from lowering.batches import NotSeparableError, batch_axes
 from lowering.bodies import bodies
 from lowering.cpu.layouts import evaluated
 from lowering.cpu.pending_view import View, plain, tensor

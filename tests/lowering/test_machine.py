@@ -15,7 +15,7 @@ from jax import Array, lax
 from lowering.cpu.rates import measured
 from lowering.cpu.xla_options import compiler_options
 from lowering.kernels.levels import noted
-from lowering.machine import DEFAULT, MachineProfile, held, names, profile, using
+from lowering.machine import DEFAULT, MachineProfile, held_profile, profile, using
 from tests.machines import RECORDS, profile_of
 from tests.programs import optimised
 
@@ -53,10 +53,10 @@ def test_one_thread_has_no_pairs() -> None:
 
 def test_a_profile_holds_for_a_while() -> None:
     other = profile_of(RECORDS["AMX"])
-    assert held() is None and profile() is DEFAULT
+    assert held_profile() is None and profile() is DEFAULT
     with using(other):
-        assert held() is profile() is other
-    assert held() is None
+        assert held_profile() is profile() is other
+    assert held_profile() is None
 
 
 def narrow(x: Array, w: Array) -> Array:
@@ -121,8 +121,8 @@ def test_no_profile_changes_values_beyond_rounding(name: str) -> None:
 def test_a_host_is_measured() -> None:
     found = measured(3)
     assert found.threads == 3
-    rates = [getattr(found, name) for name in names(MachineProfile)]
-    rates += [getattr(found.costs, name) for name in names(type(found.costs))]
+    rates = [getattr(found, name) for name in MachineProfile.names()]
+    rates += [getattr(found.costs, name) for name in found.costs.names()]
     assert len(rates) == 10 and all(type(x) is float and 0 < x < 1e15 for x in rates)
     # An operation takes more than a nanosecond to start, and less than a tenth of a second.
     assert 1e-9 < found.costs.start < 0.1

@@ -18,7 +18,7 @@ import pytest
 
 from lowering.graph import TensorType, python_name
 from lowering.ops import rules
-from lowering.trace import Context
+from lowering.tracing import Context
 from tests.openvino import reference
 from tests.operation_checks import Together
 

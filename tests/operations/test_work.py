@@ -11,10 +11,10 @@ from jax.extend import core
 
 import nnef_jax
 from lowering.graph import Graph, TensorType
-from lowering.multiply_adds import multiply_adds, total
 from lowering.ops import rules
 from lowering.registry import Registry
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
+from lowering.work import multiply_adds, total
 from tests.helpers import model_of
 from tests.op_cases import NNEF, TRACT, OpCase, document, inputs
 from tests.operation_checks import read_graph

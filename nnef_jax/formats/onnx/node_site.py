@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from lowering import rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import is_float
-from lowering.kernels.rounding import HALVES, saturated
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import NotFolded
@@ -191,7 +191,7 @@ class NodeSite(Site[NodeGraph]):
 
     def constant(self, items: Any, dtype: str) -> Constant:
         """Return a known tensor."""
-        return Constant(saturated(items, dtype), dtype, derived=True)
+        return Constant(rounding.saturated(items, dtype), dtype, derived=True)
 
     def numbers_of(self, items: Sequence[Any], dtype: str = "int64") -> Constant:
         """Return whole numbers, of which some may be symbolic, as a known tensor."""
@@ -204,7 +204,7 @@ class NodeSite(Site[NodeGraph]):
 
     def wide(self, x: Tensor) -> Any:
         """Return a tensor in 32 bits at least."""
-        return self.cast(x, "float32") if self.dtype_of(x) in HALVES else x
+        return self.cast(x, "float32") if self.dtype_of(x) in rounding.HALVES else x
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
         """Return a tensor of one number everywhere."""

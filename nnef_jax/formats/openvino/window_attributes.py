@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lowering import windows
 from lowering.errors import InvalidOperation
-from lowering.kernels.windows import spans
 from nnef_jax.flattening.spatial_windows import Pairs, same_padding
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
@@ -77,5 +77,5 @@ def window_of(
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank) if dilated else [1] * rank
-    padding = padding_of(site, shape, spans(kernel, dilations), strides)
+    padding = padding_of(site, shape, windows.spans(kernel, dilations), strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}

@@ -10,12 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.builder import GraphBuilder
+from lowering import GraphBuilder, aligned, rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import TensorType, Value
-from lowering.host import aligned
-from lowering.kernels.rounding import saturate
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.formats.base import ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
@@ -156,7 +154,7 @@ def convert(
     converted = aligned(array.shape, dtype)
     with np.errstate(over="ignore"):
         np.copyto(converted, array, casting="unsafe")
-    saturate(converted, array)
+    rounding.saturate(converted, array)
     return converted
 
 

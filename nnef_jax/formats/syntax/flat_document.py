@@ -20,7 +20,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
-from nnef_jax.formats.syntax.standard_resampling import resampling
+from nnef_jax.formats.syntax.standard_resampling import standard_resampling
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
@@ -181,7 +181,7 @@ class FlatWriter:
         """Return how the document invokes an operation, None where it does not."""
         kind = operation.kind
         given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
-        if kind == "resize" and operation.rule is None and (said := resampling(operation)):
+        if kind == "resize" and operation.rule is None and (said := standard_resampling(operation)):
             kind, given = said
         declaration = standard().get(kind)
         if declaration is None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import rounding
 from lowering.graph import Graph, Operation, StateVariable
-from lowering.kernels.rounding import saturated
 from nnef_jax.errors import UnsupportedError
 from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
 from nnef_jax.formats.syntax.custom_operations import KeepingWriter
@@ -58,7 +58,9 @@ class GraphFrontend(Frontend):
                 continue  # it starts with what the network computes
             array = self._data[variable.label]
             dtype = np.dtype(variable.value.type.dtype)
-            found[variable.label] = array if array.dtype == dtype else saturated(array, dtype)
+            found[variable.label] = (
+                array if array.dtype == dtype else rounding.saturated(array, dtype)
+            )
         return Stored(found, self)
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import broadcast
 from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import TensorType
-from lowering.kernels.broadcast import align, expand
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError, SemanticError, ShapeError, UnsupportedError
 from nnef_jax.formats.syntax import tree as s
@@ -171,7 +171,7 @@ def _in_order(low: Any, high: Any) -> bool:
     """Tell whether each minimum is below its maximum, where it is clear which belong together."""
     if isinstance(low, list) != isinstance(high, list) and np.size(low) > 1 and np.size(high) > 1:
         return True
-    low, high = align(np.asarray(low), np.asarray(high))
+    low, high = broadcast.align(np.asarray(low), np.asarray(high))
     try:
         return bool(np.all(low < high))
     except ValueError:
@@ -222,7 +222,7 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     value = quantizer.value(name, shape, variable=True)
     if not isinstance(value, np.ndarray):
         return value
-    value = expand(value, len(shape))
+    value = broadcast.expand(value, len(shape))
     pairs = zip(value.shape, shape, strict=False)
     if value.ndim != len(shape) or any(a not in (1, b) for a, b in pairs):
         shown = f"'{name}' of shape {show(value.shape)}"

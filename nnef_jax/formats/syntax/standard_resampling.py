@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from lowering import resampling
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
-from lowering.kernels.resampling import length
 
 Resampling = tuple[str, dict[str, Any]]  # a kind, and its arguments
 
@@ -52,7 +52,7 @@ _METHODS = {
 _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
-def resampling(operation: Operation) -> Resampling | None:
+def standard_resampling(operation: Operation) -> Resampling | None:
     """Return the operation of NNEF that computes the same as a resize, None without one."""
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
@@ -60,7 +60,7 @@ def resampling(operation: Operation) -> Resampling | None:
         return None
     # An open extent counts as 1: scales are the same factors for all extents.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
-    lengths = list(map(length, shape, attributes["scales"])) or attributes["sizes"]
+    lengths = list(map(resampling.length, shape, attributes["scales"])) or attributes["sizes"]
     mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
     key, is_linear = (coordinates, attributes["nearest_mode"]), mode == "linear"
     ups, downs = _factors(lengths, shape), _factors(shape, lengths)

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import jax.numpy as jnp
 
+from lowering import resampling
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, is_known, padded, show
 from lowering.graph import is_float
-from lowering.kernels.resampling import COORDINATES, CROP, length
 from lowering.ops import require
 from lowering.ops.require import normal_axes
 from nnef_jax.formats.tract import geometry
@@ -187,14 +187,18 @@ def core_resize(draft: Draft) -> None:
     draft.operands["roi"] = False
     given, shape = draft.attributes, draft.shape("input")
     mode = given["coordinate_transformation_mode"]
-    require.one_of("coord_transformer", mode, tuple(name for name in COORDINATES if name != CROP))
+    require.one_of(
+        "coord_transformer",
+        mode,
+        tuple(name for name in resampling.COORDINATES if name != resampling.CROP),
+    )
     if mode == "pytorch_half_pixel":  # no exception for a single item
         given["coordinate_transformation_mode"] = "half_pixel"
     scales = given["scales"]
     whole = mode == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if whole and not given["sizes"] and all(0 < scale < math.inf for scale in scales):
         # The last item is aligned where the scale leaves a part of one over.
-        given["sizes"], given["scales"] = tuple(map(int, map(length, shape, scales))), ()
+        given["sizes"], given["scales"] = tuple(map(int, map(resampling.length, shape, scales))), ()
 
 
 def response(draft: Draft) -> None:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_known, show, volume
 from lowering.graph import TensorType, Value, is_float
-from lowering.kernels.rounding import saturated
 from lowering.location import Span
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening.emission import computed
@@ -110,7 +110,7 @@ class FlatGraph(Emitter):
             raise LimitError(f"a state of {items} items", hint=raising("tensor_items"))
         self.meter.expand(items * np.dtype(type.dtype).itemsize, f"state '{name}'")
         data = np.zeros(type.shape, type.dtype) if initial is None else initial
-        self.data.setdefault(label, saturated(data, type.dtype))
+        self.data.setdefault(label, rounding.saturated(data, type.dtype))
         return self.builder.variable(self.builder.unreserved(name), label, type, span)
 
     def shape_of(self, value: Value) -> Sequence[Any]:
@@ -154,7 +154,7 @@ class FlatGraph(Emitter):
         try:
             item = value.ravel()[0]
             if is_float(dtype):
-                return saturated(item, dtype)[()]
+                return rounding.saturated(item, dtype)[()]
             # A real beyond the type would be cast with a warning alone.
             return jnp.dtype(dtype).type(int(item) if isinstance(item, float) else item)
         except (OverflowError, ValueError):
@@ -170,7 +170,7 @@ class FlatGraph(Emitter):
                 self.literal(host(extreme), dtype)
         elif wanted != np.bool_:
             known = known.astype(np.float64)
-        return tuple(saturated(known, wanted).ravel().tolist())
+        return tuple(rounding.saturated(known, wanted).ravel().tolist())
 
 
 def _items(value: Any) -> Iterator[Any]:

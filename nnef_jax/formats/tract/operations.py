@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache, partial
 
-from lowering.kernels.resampling import CUBIC
+from lowering import resampling
 from lowering.ops import rules
 from nnef_jax.formats.base import Expand
 from nnef_jax.formats.syntax.standard import standard
@@ -178,7 +178,7 @@ _MEANINGS: dict[str, Meaning] = {
     "tract_core_resize": Meaning(
         "resize", _RESIZE,
         {
-            "cubic_coeff_a": CUBIC, "exclude_outside": False, "antialias": False,
+            "cubic_coeff_a": resampling.CUBIC, "exclude_outside": False, "antialias": False,
             "extrapolation_value": 0.0,
         },
         composites.core_resize,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from lowering import Registry
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Span
-from lowering.registry import Registry
 from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.invocation import refuse

@@ -10,7 +10,7 @@ from functools import partial
 import jax
 from jax import Array
 
-from lowering.kernels.correlation import Slide
+from lowering import correlation
 from lowering.kernels.exact_sums import Factors, base_for, narrow, sums_of_products, total
 from lowering.kernels.stepwise import Steps, stepwise
 from nnef_jax.openvx import layer_checks as checks
@@ -41,7 +41,7 @@ def multiply_accumulate(
     x: Tensor,
     weights: StaticWeights,
     biases: Tensor | None,
-    slide: Slide,
+    slide: correlation.Slide,
     shape: tuple[int, ...],
     arithmetic: Arithmetic,
     report_overflow: bool,
@@ -113,7 +113,7 @@ def _exact(
     factors: Factors,
     biases: Array | None,
     *,
-    slide: Slide,
+    slide: correlation.Slide,
     base: int,
     up: int,
     shift: int,

@@ -7,7 +7,7 @@ from functools import partial
 
 from jax import Array
 
-from lowering.kernels.correlation import Slide
+from lowering import correlation
 from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx import shapes
 from nnef_jax.openvx.layers.accumulation import (
@@ -78,7 +78,7 @@ def convolution_layer(
     before = [p - l for p, l in zip(padding[::-1], late, strict=True)]
     spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
-    slide = Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
+    slide = correlation.Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
 
 
@@ -131,7 +131,7 @@ def deconvolution_layer(
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
     before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
     pads = tuple(map(ends, x.shape[-2:], before, size, shape[-2:], (1, 1), upscale[::-1]))
-    slide = Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
+    slide = correlation.Slide((1, 1), pads, upscale[::-1], (1, 1), groups)
     return multiply_accumulate(x, filter, biases, slide, shape, arithmetic, report_overflow)
 
 
@@ -175,4 +175,6 @@ def fully_connected_layer(
         )
     shape = (*x.shape[: -cores[0]], count)
     flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
-    return multiply_accumulate(flat, filter, biases, Slide(), shape, arithmetic, report_overflow)
+    return multiply_accumulate(
+        flat, filter, biases, correlation.Slide(), shape, arithmetic, report_overflow
+    )

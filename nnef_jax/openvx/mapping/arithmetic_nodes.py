@@ -9,9 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from lowering import broadcast
 from lowering.graph import python_name
 from lowering.kernels import exact_sums
-from lowering.kernels.broadcast import align
 from lowering.ops import rules
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
@@ -158,7 +158,7 @@ def _line(site: OperationSite) -> tuple[float, float] | None:
 
 def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Computed:
     """Add, subtract or multiply raw integers, then round and cut off once."""
-    x, y = align(*(tensor.data.astype(np.int32) for tensor in tensors))
+    x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     before = [tensor.fixed_point_position for tensor in tensors]
     if kind == "mul":
         position, terms, largest = sum(before), [(x * y, 0)], 1 << 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lowering.kernels.windows import basic
+from lowering import windows
 from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer
 from nnef_jax.openvx.mapping import maps
@@ -27,22 +27,22 @@ def pool(site: OperationSite) -> VxLayer:
     shape, pool = site.require_planes("input"), dict(site.attributes)
     if not pool.pop("normalize", True):
         raise Unfit("it sums, the layer averages")
-    windows = basic(shape, **pool)
-    if any(n != 1 for n in (*windows.size[:2], *windows.stride[:2])) or any(
-        pads != (0, 0) for pads in windows.padding[:2]
+    window = windows.basic(shape, **pool)
+    if any(n != 1 for n in (*window.size[:2], *window.stride[:2])) or any(
+        pads != (0, 0) for pads in window.padding[:2]
     ):
         raise Unfit("its windows span batch or channels")
-    if any(d != 1 for d in windows.dilation):
-        raise Unfit(f"its dilation is {list(windows.dilation[2:])}, the layer has none")
-    padding = symmetric(windows, windows.border)
-    require_smallest_strides(windows, padding)
+    if any(d != 1 for d in window.dilation):
+        raise Unfit(f"its dilation is {list(window.dilation[2:])}, the layer has none")
+    padding = symmetric(window, window.border)
+    require_smallest_strides(window, padding)
     if any(padding):
-        _require_border(site, kind, windows.border)
+        _require_border(site, kind, window.border)
     attributes: dict[str, Any] = {
         "pooling_type": kind,
-        "pooling_size": pair(windows.size[2:], 1),
+        "pooling_size": pair(window.size[2:], 1),
         "pooling_padding": pair(padding[2:], 0),
-        "skip": pair(windows.stride[2:], 1),
+        "skip": pair(window.stride[2:], 1),
     }
     return _pooling(site, attributes)
 

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from lowering import correlation, windows
 from lowering.extents import volume
-from lowering.kernels.correlation import transposed_filter
-from lowering.kernels.windows import Windows, basic, reverse
 from nnef_jax.openvx.layers.product_layers import (
     convolution_layer,
     deconvolution_layer,
@@ -39,14 +38,14 @@ def convolution(site: OperationSite) -> VxLayer:
     site.require_fixed("filter", "bias")
     shape, filter = site.require_planes("input"), site.shape("filter")
     sliding = _sliding(site)
-    windows = basic(shape[2:], filter[2:], **sliding)
-    padding = symmetric(windows, windows.border)
-    require_smallest_strides(windows, padding)
+    window = windows.basic(shape[2:], filter[2:], **sliding)
+    padding = symmetric(window, window.border)
+    require_smallest_strides(window, padding)
     groups = site.attributes["groups"] or shape[1]
     attributes: dict[str, Any] = {
         "padding": pair(padding, 0),
-        "dilation": pair([d - 1 for d in windows.dilation], 0),
-        "skip": pair(windows.stride, 1),
+        "dilation": pair([d - 1 for d in window.dilation], 0),
+        "skip": pair(window.stride, 1),
         "groups": groups,
     }
     rank = len(shape)
@@ -72,16 +71,16 @@ def deconvolution(site: OperationSite) -> VxLayer:
     site.require_fixed("filter", "bias")
     shape, filter = site.require_planes("input"), site.shape("filter")
     output, given = site.result.shape, site.attributes["output_shape"]
-    windows = reverse(shape[2:], given[2:], filter[2:], **_sliding(site))
+    window = windows.reverse(shape[2:], given[2:], filter[2:], **_sliding(site))
     groups = output[1] // filter[1]
-    if any(d != 1 for d in windows.dilation):
-        raise Unfit(f"its dilation is {list(windows.dilation)}, the layer has none")
-    if windows.border not in ("constant", "ignore"):
-        raise Unfit(f"its border is '{windows.border}', the layer pads with zeros")
-    before = [p for p, _ in windows.padding]
+    if any(d != 1 for d in window.dilation):
+        raise Unfit(f"its dilation is {list(window.dilation)}, the layer has none")
+    if window.border not in ("constant", "ignore"):
+        raise Unfit(f"its border is '{window.border}', the layer pads with zeros")
+    before = [p for p, _ in window.padding]
     extra: list[int] = []
     for extent, up, size, stride, p in zip(
-        shape[2:], output[2:], filter[2:], windows.stride, before, strict=True
+        shape[2:], output[2:], filter[2:], window.stride, before, strict=True
     ):
         a = up - ((extent - 1) * stride + size - 2 * p)
         if extent == 1:
@@ -94,7 +93,7 @@ def deconvolution(site: OperationSite) -> VxLayer:
     attributes: dict[str, Any] = {
         "padding": pair(before, 0),
         "a": pair(extra, 0),
-        "upscale": pair(windows.stride, 1),
+        "upscale": pair(window.stride, 1),
         "groups": groups,
     }
     rank = len(shape)
@@ -107,7 +106,7 @@ def deconvolution(site: OperationSite) -> VxLayer:
         return _as_rank(deconvolution_layer(x, weights, biases, **options), rank)
 
     def turned(filter: Array) -> Array:
-        return transposed_filter(filter, groups)
+        return correlation.transposed_filter(filter, groups)
 
     def scaled(filter: Any, factor: Any) -> Any:
         inputs, each, *size = filter.shape
@@ -247,17 +246,17 @@ def _matrices(x: Tensor, is_transposed: bool, dims: Any) -> Tensor:
     return Tensor(jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:]), x.fixed_point_position)
 
 
-def symmetric(windows: Windows, border: str) -> list[int]:
+def symmetric(window: windows.Windows, border: str) -> list[int]:
     """Return the padding of each axis, which OpenVX has alike on both sides, of zeros."""
-    for p, q in windows.padding:
+    for p, q in window.padding:
         if p != q:
             raise Unfit(f"its padding {(p, q)} is not the same on both sides")
         if p and border not in ("constant", "ignore"):
             raise Unfit(f"its border is '{border}', the layer pads with zeros")
-    return [p for p, _ in windows.padding]
+    return [p for p, _ in window.padding]
 
 
-def require_smallest_strides(windows: Windows, padding: list[int]) -> None:
+def require_smallest_strides(window: windows.Windows, padding: list[int]) -> None:
     """Refuse strides that OpenVX would not find from the extents: it takes the smallest.
 
     It is given how extents are rounded, to the floor or the ceiling: one for all axes.
@@ -265,7 +264,7 @@ def require_smallest_strides(windows: Windows, padding: list[int]) -> None:
     found: list[str] = []
     is_exact = True  # whether the ceiling is the floor
     for extent, span, stride, p, out in zip(
-        windows.upscaled, windows.dilated, windows.stride, padding, windows.downscaled, strict=True
+        window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
         way = extent + 2 * p - span
         smallest = way // out + 1

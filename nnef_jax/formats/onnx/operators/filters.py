@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from lowering.kernels.windows import spans
 from nnef_jax.flattening.spatial_windows import Pairs, add_patches, halves, same_padding
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
@@ -62,7 +62,7 @@ def windows_of(
     """Return the attributes of windows of so many spatial items, on input 0 by default."""
     strides, dilations = (spatial(site, name, len(kernel)) for name in ("strides", "dilations"))
     extents = site.shape()[2:] if shape is None else shape
-    padding = _padding(site, extents, spans(kernel, dilations), strides)
+    padding = _padding(site, extents, windows.spans(kernel, dilations), strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
@@ -91,7 +91,7 @@ def _conv_transpose(site: NodeSite, x: Any, filter: Any, bias: Any = None) -> An
     kernel = kernel_of(site)
     rank, mode = len(kernel), _auto_pad(site)
     strides, dilations = (spatial(site, name, rank) for name in ("strides", "dilations"))
-    more, reach = spatial(site, "output_padding", rank, 0), spans(kernel, dilations)
+    more, reach = spatial(site, "output_padding", rank, 0), windows.spans(kernel, dilations)
     axes = list(zip(strides, reach, more, strict=True))
 
     def first(total: int) -> int:

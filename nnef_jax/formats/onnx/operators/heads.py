@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from lowering.kernels.rounding import HALVES
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
@@ -111,7 +111,7 @@ def attended(
     """
     step, dtype, softcap = site.step, site.dtype_of(query), site.number("softcap", 0)
     scale = site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1))
-    wide = "float32" if dtype in HALVES else dtype
+    wide = "float32" if dtype in rounding.HALVES else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
         given = False if mask is None else mask
         return step.attention(query, key, value, given, scale=scale, is_causal=False), None
@@ -185,7 +185,7 @@ def _flex_attention(site: NodeSite, query: Any, key: Any, value: Any) -> Any:
     """Attend; graphs may change scores and weights, which have the precision of the softmax."""
     dtype, code = site.dtype_of(query), site.int("softmax_precision", 0)
     # Graphs have types of the file: float32 is what it is computed in, as `load(dtype=)` says.
-    first = dtype_of(code) if code else "float32" if dtype in HALVES else ""
+    first = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
     wide = site.computed(first) if first else dtype
     scale = site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)

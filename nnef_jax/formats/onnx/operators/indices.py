@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from lowering import rounding
 from lowering.errors import InvalidOperation
-from lowering.kernels.rounding import saturated
 from nnef_jax.flattening.along_axes import cropped, sliced
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
@@ -67,7 +67,7 @@ def _padded(
     given: dict[str, Any] = {"padding": around, "border": _BORDERS[mode]}
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
-        if float(saturated(number, np.float32)) == number or number != number:
+        if float(rounding.saturated(number, np.float32)) == number or number != number:
             value = float(number)
     if isinstance(value, float) or mode != "constant":
         return site.last.pad(x, **given, value=value if mode == "constant" else 0.0)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from lowering import rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic, volume
 from lowering.graph import Value, is_float, is_integer
-from lowering.kernels.rounding import saturated
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ends_of
@@ -83,7 +83,7 @@ def _one_hot(site: LayerSite) -> Value:
         known = not any(isinstance(site.operand(i), Value) for i in (2, 3))
         values = [site.scalar(i) for i in (2, 3)] if known else []
     if values:
-        values = [float(saturated(x, dtype)) if is_float(dtype) else x for x in values]
+        values = [float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values]
         given = {"axis": axis, "depth": depth, "on_value": values[0], "off_value": values[1]}
         hot = site.step_or_last(dtype == "float32").one_hot(indices, **given)
         return hot if dtype == "float32" else site.last.cast(hot, dtype=dtype)

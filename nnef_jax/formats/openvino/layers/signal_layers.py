@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
-from lowering.kernels.windows import spans
 from nnef_jax.flattening.spatial_windows import add_patches
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers import opsets
@@ -59,7 +59,7 @@ def _extract_patches(site: LayerSite, x: Value) -> Value:
     """Return the items of windows as channels, the window's cells slowest."""
     sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
     channels = x.type.shape[1]
-    padding = padding_of(site, x.type.shape[2:], spans(sizes, rates), strides)
+    padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
     # A convolution with filters of one 1 each: for every cell of the window, then every channel.
     count = math.prod(sizes) * channels
     site.spend(count**2 // 4)

@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lowering import Context, rounding, trace
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
-from lowering.kernels.rounding import saturated
-from lowering.trace import Context, trace
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.symbolic import opened
 from nnef_jax.flattening.tensor_graph import Constant
@@ -46,7 +45,7 @@ def _variable(
     _require_outermost(site)
     if label not in graph.data:
         initial = _zeros(site, type.shape, type.dtype) if initial is None else initial
-        graph.data[label] = saturated(initial, type.dtype)
+        graph.data[label] = rounding.saturated(initial, type.dtype)
     return graph.builder.variable(graph.builder.unreserved(label), label, type, site.layer.span)
 
 

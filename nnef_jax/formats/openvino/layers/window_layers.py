@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from lowering import windows
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from lowering.kernels.windows import spans
 from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
@@ -89,7 +89,7 @@ def _transposed(site: LayerSite) -> Value:
     elif is_legacy and mode in ("same_upper", "same_lower"):
         extents = site.declared[2:]
     if extents is not None:
-        shape, reach = site.known_shape(x)[2:], spans(kernel, dilations)
+        shape, reach = site.known_shape(x)[2:], windows.spans(kernel, dilations)
         axes = zip(shape, strides, reach, more, extents, begin, strict=True)
         padding = [
             _cut_off(mode, (n - 1) * s + span + m - wanted, first, is_legacy=is_legacy)

@@ -10,9 +10,9 @@ import pytest
 from lowering.builder import GraphBuilder
 from lowering.errors import InvalidComputation
 from lowering.graph import TensorType
-from lowering.multiply_adds import multiply_adds, total
 from lowering.registry import Registry
-from lowering.trace import Context, trace
+from lowering.tracing import Context, trace
+from lowering.work import multiply_adds, total
 
 REAL = TensorType((2,), "float32")
 X = np.float32([1, -2])

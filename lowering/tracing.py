@@ -20,8 +20,8 @@ from lowering.extents import differ, is_static, is_symbolic, known, show, volume
 from lowering.forward_only import forward_only
 from lowering.graph import NARROW, Graph, Operation, Result, Rule, Value, mapped, python_name
 from lowering.location import Span
-from lowering.multiply_adds import multiply_adds
 from lowering.ops import rules
+from lowering.work import multiply_adds
 
 _PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
 _TRACING = 20_000  # items that take as long to compute as a few operations of jax to trace
