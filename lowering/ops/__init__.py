@@ -1,8 +1,11 @@
-"""Registers the rules, a file for each family of operations; `rules` has them all, by kind."""
+"""Registers the rules, a file for each family of operations; `rules` has them all, by kind.
+
+Whoever has kinds of their own adds them to `rules`, under dotted names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 
 from lowering.graph import Rule
@@ -36,7 +39,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     ),
     "linear": ("matmul", "linear", "einsum", "inverse", "determinant"),
     "loop": ("loop", "branch"),
-    "lookup": ("direct_lookup", "reverse_lookup", "tract.tree_ensemble"),
+    "lookup": ("direct_lookup", "reverse_lookup", "tree_ensemble"),
     "normalize": (
         "l1_normalization", "l2_normalization", "local_variance_normalization",
         "batch_normalization", "rms_norm", "local_response_normalization",
@@ -73,8 +76,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "cast", "bitcast", "copy_n", "add_n",
     ),
     "signal": (
-        "fft", "rfft", "stft", "pairs_to_complex", "complex_to_pairs", "tract.exp_unit_norm",
-        "tract.exp_mean_norm", "tract.pulse_mask",
+        "fft", "rfft", "stft", "pairs_to_complex", "complex_to_pairs",
     ),
     "generators": ("constant", "range"),
     "window": (
@@ -93,13 +95,18 @@ class Families(Registry):
 
     def __init__(self, families: Mapping[str, tuple[str, ...]], package: str) -> None:
         super().__init__()
-        self._package = package
-        self._family_of = {kind: family for family, kinds in families.items() for kind in kinds}
+        self._module_of: dict[str, str] = {}
+        for family, kinds in families.items():
+            self.add(f"{package}.{family}", kinds)
+
+    def add(self, module: str, kinds: Iterable[str]) -> None:
+        """Say which module has the rules of some kinds."""
+        self._module_of.update(dict.fromkeys(kinds, module))
 
     def get(self, kind: str) -> Rule | None:
         """Return the rule of a kind, None where there is none."""
-        if kind not in self._rules and kind in self._family_of:
-            import_module(f"{self._package}.{self._family_of[kind]}")
+        if kind not in self._rules and kind in self._module_of:
+            import_module(self._module_of[kind])
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
@@ -109,13 +116,13 @@ class Families(Registry):
         return rule
 
     def __contains__(self, kind: object) -> bool:
-        return kind in self._family_of
+        return kind in self._module_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._family_of)
+        return iter(self._module_of)
 
     def __len__(self) -> int:
-        return len(self._family_of)
+        return len(self._module_of)
 
 
 rules = Families(FAMILIES, __name__)

@@ -92,7 +92,7 @@ def _ensemble_type(
 
 
 @rules.rule(
-    "tract.tree_ensemble",
+    "tree_ensemble",
     _ensemble_type,
     not_differentiable="its result does not change but in steps",
 )

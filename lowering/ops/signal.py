@@ -1,4 +1,4 @@
-"""Fourier transforms of pairs [re,im], in float32 at least; tract's averages and masks."""
+"""Fourier transforms of pairs [re,im], in float32 at least."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, show, volume, with_extent
 from lowering.graph import ABSENT, TensorType
 from lowering.kernels.precision import widened
-from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
 
@@ -60,7 +59,8 @@ def complex_to_pairs(input: Any) -> Array:
     return _pairs(x, jnp.real(x).dtype)
 
 
-def _signal_axis(input: TensorType, axis: int) -> int:
+def signal_axis(input: TensorType, axis: int) -> int:
+    """Return which axis of pairs [re,im] an attribute means: any but the last."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -71,7 +71,7 @@ def _signal_axis(input: TensorType, axis: int) -> int:
 
 
 def _fft_type(input: TensorType, axis: int) -> TensorType:
-    _signal_axis(input, axis)
+    signal_axis(input, axis)
     return input
 
 
@@ -100,7 +100,7 @@ def rfft(input: Any, axis: int) -> Array:
 def _stft_type(
     input: TensorType, window: TensorType, axis: int, frame_length: int, frame_step: int
 ) -> TensorType:
-    axis = _signal_axis(input, axis)
+    axis = signal_axis(input, axis)
     require.int32(frame_length=frame_length, frame_step=frame_step)
     if frame_length < 1 or frame_step < 1:
         raise InvalidOperation(
@@ -143,81 +143,3 @@ def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int)
         weights = jnp.pad(weights, (left, frame_length - weights.size - left))
         frames *= jnp.expand_dims(weights, [i for i in range(frames.ndim) if i != axis + 1])
     return _pairs(jnp.fft.fft(_complex(frames), axis=axis + 1), input.dtype)
-
-
-def _average_type(
-    input: TensorType, state: TensorType, axis: int, skip: int, complex: bool
-) -> TensorType:
-    if complex:
-        axis = _signal_axis(input, axis)
-    axis = normal_axis(axis, len(input.shape))
-    require.same_dtype(require.real, input=input, state=state)
-    require.not_negative(skip=skip)
-    why = f"it is 'input' {show(input.shape)} without axis {axis}"
-    wanted = with_extent(input.shape, axis)
-    if complex:
-        why, wanted = f"{why} and without the last one", wanted[:-1]
-    require.shape("state", state, wanted, why)
-    return input
-
-
-def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
-    """Return s <- (1 - alpha) x + alpha s along the first axis, s unchanged for `skip` items."""
-    items = x[skip:] * (1 - alpha)
-    decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
-
-    def after(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
-        return first[0] * second[0], second[0] * first[1] + second[1]
-
-    decays, sums = lax.associative_scan(after, (decays, items))
-    start = jnp.asarray(state, x.dtype)[None]
-    idle = jnp.broadcast_to(start, (min(skip, x.shape[0]), *start.shape[1:]))
-    return jnp.concatenate([idle, decays * start + sums])
-
-
-@rules.rule("tract.exp_unit_norm", _average_type)
-def exp_unit_norm(
-    input: Any, state: Any, axis: int, alpha: float, skip: int, complex: bool, epsilon: float
-) -> Array:
-    """Return x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
-
-    s begins with the state; `skip` items leave it. If `complex` |x| is that of pairs [re,im].
-    """
-    x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
-    if complex:
-        squares = jnp.sum(jnp.square(x), axis=-1)
-        # sqrt has no finite derivative at 0, not even where it is not selected.
-        small = squares <= epsilon * epsilon
-        sizes = jnp.where(small, epsilon, jnp.sqrt(jnp.where(small, 1.0, squares)))
-    else:
-        sizes = jnp.maximum(jnp.abs(x), epsilon)
-    roots = jnp.sqrt(_averages(sizes, state, alpha, skip))
-    result = x / (roots[..., None] if complex else roots)
-    return jnp.moveaxis(result, 0, axis).astype(input.dtype)
-
-
-def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> TensorType:
-    return _average_type(input, state, axis, skip, complex=False)
-
-
-@rules.rule("tract.exp_mean_norm", _mean_type)
-def exp_mean_norm(
-    input: Any, state: Any, axis: int, alpha: float, skip: int, scaling_factor: float
-) -> Array:
-    """Return (x - s) / scaling_factor; s averages x itself, as in `exp_unit_norm`."""
-    x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
-    result = (x - _averages(x, state, alpha, skip)) / scaling_factor
-    return jnp.moveaxis(result, 0, axis).astype(input.dtype)
-
-
-def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
-    normal_axis(axis, len(input.shape))
-    return input
-
-
-@rules.rule("tract.pulse_mask", _pulse_mask_type)
-def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
-    """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
-    x = jnp.asarray(input)
-    places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    return jnp.where((places >= begin) & (places < end), x, saturated(value, x.dtype))

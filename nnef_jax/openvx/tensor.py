@@ -14,7 +14,7 @@ from jax import Array
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from lowering.kernels.exact_sums import Factors, factors
+from nnef_jax.openvx.exact_sums import Factors, factors
 from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.similar import did_you_mean, listed

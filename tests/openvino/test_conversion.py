@@ -193,6 +193,30 @@ def test_a_body_within_itself() -> None:
         nnef_jax.load(packed({"graph.nnef": text.encode()}))
 
 
+@pytest.mark.parametrize("kind", ["tree_ensemble", "tract__tree_ensemble"])
+def test_a_kind_by_the_name_that_earlier_documents_have(kind: str) -> None:
+    half, two, seven = np.float32([0.5, 2, 7]).view(np.int32).tolist()
+    text = (
+        HEAD
+        + f"""fragment nnef_jax_{kind}( input: tensor<scalar>, trees: tensor<integer>,
+    nodes: tensor<integer>, leaves: tensor<integer>, classes: integer, aggregate: string )
+    -> ( y: tensor<scalar> );
+graph G( x ) -> ( y )
+{{
+    x = external(shape = [2,1]);
+    trees = constant<integer>(shape = [1], value = [0]);
+    nodes = constant<integer>(
+        shape = [3,5], value = [0,1,2,{half},3, 0,1,0,0,0, 1,2,0,0,0]);
+    leaves = constant<integer>(shape = [2,2], value = [0,{two}, 0,{seven}]);
+    y = nnef_jax_{kind}(x, trees, nodes, leaves, classes = 1, aggregate = 'SUM');
+}}
+"""
+    )
+    model = nnef_jax.load(packed({"graph.nnef": text.encode()}))
+    assert {operation.kind for operation in model.graph.operations} == {"tree_ensemble", "constant"}
+    np.testing.assert_array_equal(model(np.float32([[0.25], [0.75]])), [[2], [7]])
+
+
 def packed(members: dict[str, bytes]) -> bytes:
     from tests.openvino.test_files import tar
 

@@ -29,6 +29,7 @@ _PREFIX = "nnef_jax_"
 _BODY = f"{_PREFIX}body"
 REAL = "real"  # the dtype that is the reader's choice
 _NUMBER = re.compile(r"_\d+$")
+_FORMER = {"tract.tree_ensemble": "tree_ensemble"}  # kinds by names that earlier documents have
 _Declared = Sequence[tuple[str, t.Type]]  # names with types
 
 
@@ -37,7 +38,8 @@ def kept_kind(fragment: s.Fragment) -> str:
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
-    return next((kind for kind in (name, _NUMBER.sub("", name)) if kind in rules), "")
+    kinds = (_FORMER.get(kind, kind) for kind in (name, _NUMBER.sub("", name)))
+    return next((kind for kind in kinds if kind in rules), "")
 
 
 def is_body(value: Any) -> bool:

@@ -170,7 +170,7 @@ _MEANINGS: dict[str, Meaning] = {
     ),
     "tract_onnx_non_zero": Meaning("non_zero", {"count_symbol": None}),
     "tract_onnx_ml_tree_ensemble_classifier": Meaning(
-        "tract.tree_ensemble", {"n_classes": "classes", "aggregate_fn": "aggregate"},
+        "tree_ensemble", {"n_classes": "classes", "aggregate_fn": "aggregate"},
         rewrite=composites.tree_ensemble,
     ),
     # Signals

@@ -11,10 +11,10 @@ import jax
 from jax import Array
 
 from lowering import correlation
-from lowering.kernels.exact_sums import Factors, base_for, narrow, sums_of_products, total
-from lowering.kernels.stepwise import Steps, stepwise
 from nnef_jax.openvx import layer_checks as checks
+from nnef_jax.openvx.exact_sums import Factors, base_for, narrow, sums_of_products, total
 from nnef_jax.openvx.profiles import OVERFLOW, ROUNDING, SEMANTICS
+from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 

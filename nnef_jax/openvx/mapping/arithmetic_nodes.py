@@ -11,8 +11,8 @@ import numpy as np
 
 from lowering import broadcast
 from lowering.graph import python_name
-from lowering.kernels import exact_sums
 from lowering.ops import rules
+from nnef_jax.openvx import exact_sums
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
 from nnef_jax.openvx.mapping import maps

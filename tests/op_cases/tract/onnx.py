@@ -118,7 +118,7 @@ _FEATURES = Given(
 def _ensemble(name, input, aggregate, classes=3):
     return row(
         f"tree_ensemble_{name}",
-        "tract.tree_ensemble",
+        "tree_ensemble",
         input,
         _TREES,
         _NODES,

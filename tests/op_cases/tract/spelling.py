@@ -96,7 +96,7 @@ SPELLINGS: dict[str, Spelling] = {
     "non_zero": Spelling("tract_onnx_non_zero"),
     "direct_lookup": Spelling("tract_onnx_ml_direct_lookup"),
     "reverse_lookup": Spelling("tract_onnx_ml_reverse_lookup"),
-    "tract.tree_ensemble": Spelling(
+    "tree_ensemble": Spelling(
         "tract_onnx_ml_tree_ensemble_classifier",
         {"classes": "n_classes", "aggregate": "aggregate_fn"},
         lambda case: {"max_used_feature": 2},

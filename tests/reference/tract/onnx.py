@@ -78,5 +78,5 @@ OPERATIONS = {
     "tract_onnx_lrn": lrn,
     "direct_lookup": direct_lookup,
     "reverse_lookup": reverse_lookup,
-    "tract.tree_ensemble": tree_ensemble,
+    "tree_ensemble": tree_ensemble,
 }

@@ -1,4 +1,4 @@
-"""Ensembles of trees: the tables of nodes and leaves that the kind `tract.tree_ensemble` reads."""
+"""Ensembles of trees: the tables of nodes and leaves that the kind `tree_ensemble` reads."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _scores(
     operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
     is_mean = aggregate == "AVERAGE"  # over trees
     scores = site.insert(
-        "tract.tree_ensemble", {"input": x, **operands}, classes=count,
+        "tree_ensemble", {"input": x, **operands}, classes=count,
         aggregate="SUM" if is_mean else aggregate,
     )  # fmt: skip
     scores = site.cast(scores, site.computed("float32"))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from lowering.kernels.correlation import Slide
-from lowering.kernels.stepwise import Steps, stepwise
+from nnef_jax.openvx.stepwise import Steps, stepwise
 from tests.openvx.reference import fitted, quotient
 
 RNG = np.random.default_rng(3)

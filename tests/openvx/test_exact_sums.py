@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowering.kernels import correlation, exact_sums
+from lowering.kernels import correlation
+from nnef_jax.openvx import exact_sums
 from tests.openvx.reference import POLICIES, fitted, rounded
 
 COUNT = 64
