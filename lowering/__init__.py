@@ -69,6 +69,8 @@ if TYPE_CHECKING:
     from lowering.kernels import resampling as resampling
     from lowering.kernels import rounding as rounding
     from lowering.kernels import windows as windows
+    from lowering.kernels.correlation import Slide as Slide
+    from lowering.kernels.precision import widened as widened
     from lowering.location import Source as Source
     from lowering.location import Span as Span
     from lowering.machine import DEFAULT as DEFAULT
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from lowering.machine import held_profile as held_profile
     from lowering.ops import rules as rules
     from lowering.ops.elementwise import straight_through as straight_through
+    from lowering.ops.signal import signal_axis as signal_axis
     from lowering.parallel import Along as Along
     from lowering.parallel import Divided as Divided
     from lowering.parallel import Division as Division
@@ -128,6 +131,7 @@ _HOMES = {
     "Recipe": "lowering.recipe",
     "Registry": "lowering.registry",
     "Rule": "lowering.graph",
+    "Slide": "lowering.kernels.correlation",
     "Source": "lowering.location",
     "Span": "lowering.location",
     "Split": "lowering.prepare",
@@ -159,6 +163,7 @@ _HOMES = {
     "resampling": "lowering.kernels",
     "rounding": "lowering.kernels",
     "rules": "lowering.ops",
+    "signal_axis": "lowering.ops.signal",
     "straight_through": "lowering.ops.elementwise",
     "target_of": "lowering.targets",
     "total": "lowering.work",
@@ -166,6 +171,7 @@ _HOMES = {
     "traced": "lowering.pipeline",
     "watched": "lowering.pipeline",
     "whole": "lowering.prepare",
+    "widened": "lowering.kernels.precision",
     "windows": "lowering.kernels",
 }
 

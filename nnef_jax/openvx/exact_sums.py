@@ -22,7 +22,7 @@ import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
 
-from lowering.kernels.correlation import Slide, by_cells, correlate
+from lowering import Slide, correlation
 
 _EXACT = 1 << 24
 _JOIN = 32  # what joining one sum of digits costs, in multiply-adds
@@ -166,12 +166,12 @@ def _conv(x: Array, filter: Array, slide: Slide) -> Array:
         alone = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
         return jnp.concatenate([_conv(*pair, alone) for pair in pairs], 1)
-    return correlate(x, filter, slide, _HIGHEST)
+    return correlation.correlate(x, filter, slide, _HIGHEST)
 
 
 def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
     with jax.default_matmul_precision("highest"):
-        return by_cells(x, filter, slide, x.dtype)
+        return correlation.by_cells(x, filter, slide, x.dtype)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["base"])

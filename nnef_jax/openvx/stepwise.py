@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.correlation import Slide
+from lowering import Slide
 
 _UNROLLED = 32  # products that one loop adds
 _CHUNK = 16  # of more of them

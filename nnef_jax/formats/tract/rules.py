@@ -7,13 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 
+from lowering import rounding, signal_axis, widened
 from lowering.extents import show, with_extent
 from lowering.graph import TensorType
-from lowering.kernels.precision import widened
-from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.ops.require import normal_axis
-from lowering.ops.signal import signal_axis
 
 
 def _average_type(
@@ -91,4 +89,4 @@ def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value
     """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
     x = jnp.asarray(input)
     places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    return jnp.where((places >= begin) & (places < end), x, saturated(value, x.dtype))
+    return jnp.where((places >= begin) & (places < end), x, rounding.saturated(value, x.dtype))

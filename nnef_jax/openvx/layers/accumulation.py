@@ -10,7 +10,7 @@ from functools import partial
 import jax
 from jax import Array
 
-from lowering import correlation
+from lowering import Slide
 from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.exact_sums import Factors, base_for, narrow, sums_of_products, total
 from nnef_jax.openvx.profiles import OVERFLOW, ROUNDING, SEMANTICS
@@ -41,7 +41,7 @@ def multiply_accumulate(
     x: Tensor,
     weights: StaticWeights,
     biases: Tensor | None,
-    slide: correlation.Slide,
+    slide: Slide,
     shape: tuple[int, ...],
     arithmetic: Arithmetic,
     report_overflow: bool,
@@ -113,7 +113,7 @@ def _exact(
     factors: Factors,
     biases: Array | None,
     *,
-    slide: correlation.Slide,
+    slide: Slide,
     base: int,
     up: int,
     shift: int,
