@@ -257,7 +257,7 @@ def _top_k(equation: Any) -> LinkedAxes:
 def _tile(equation: Any) -> LinkedAxes:
     repeats = equation.params["reps"]
     pairs = enumerate(zip(repeats, _shape(equation.invars[0]), strict=True))
-    alike = frozenset(i for i, (count, n) in pairs if count > n == 1)
+    alike = frozenset(i for i, (count, n) in pairs if n == 1 and count != 1)
     return LinkedAxes(_same(equation, [i for i, n in enumerate(repeats) if n != 1]).links, alike)
 
 
@@ -291,7 +291,8 @@ def _ragged_dot(equation: Any) -> LinkedAxes:
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (sums, batches), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
     (ragged,) = numbers.lhs_ragged_dimensions
-    if ragged in (*sums[0], *batches[0]):
+    sizes = _shape(equation.invars[2])
+    if ragged in (*sums[0], *batches[0]) or len(sizes) > 1:  # sizes may be an item's own
         return UNLINKED
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
     place = len(links)

@@ -61,7 +61,9 @@ def batch_axes(
             results = [x for x in within if x]
             if any(x != results[0] for x in results):  # branches
                 raise NotSeparableError(equation)
-            axes.update((v, axis) for v, axis in results[0].items() if axis is not None)
+            places = {**results[0]} if results else {}  # none of a function for its effects
+            taken = following.union(equation.outvars)
+            axes.update((v, x) for v, x in places.items() if x is not None and v in taken)
             continue
         links = _links(equation, operands, has_items, resizes=resizes)
         for starts, ends in links:
@@ -143,7 +145,10 @@ def _axes_within(
     operands: Sequence[int | None],
     has_items: Callable[[Any, int], bool],
 ) -> dict[Any, int | None]:
-    """Return the axes of results of a function within, in each turn of which items are apart."""
+    """Return the axes of results of a function within, in each turn of which items are apart.
+
+    Also those of the operands that a loop carries at first.
+    """
     inside = replace(program, closed=body.closed)
     arguments, carried = inside.arguments, [*body.again.values()]
     if {i for i, x in enumerate(operands) if x is not None} - {x.place for x in body.arguments}:
@@ -159,7 +164,9 @@ def _axes_within(
         for i, j in body.again.items():
             after[j] = axes.get(arguments[j], ends[i])
         if after == before and all(ends[i] == before[j] for i, j in body.again.items()):
-            return _outside(equation, body, ends)
+            first = {i: equation.invars[body.arguments[i].place] for i in carried}
+            taken = {v: before[i] for i, v in first.items() if not is_literal(v)}
+            return taken | _outside(equation, body, ends)
         for i in carried:
             v, axis = equation.invars[body.arguments[i].place], after[i]
             is_alike = axis is not None and not is_literal(v) and has_items(v, axis)

@@ -28,6 +28,8 @@ def sliced(site: Site[Any], x: Any, parts: Mapping[int, Part], *, final: bool = 
     for axis, (begin, end, step) in sorted(parts.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
+        if any(n is not None and not is_symbolic(n) and n < 0 for n in (begin, end)):
+            site.graph.require_items(x, [axis])  # whose end is that of the items
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
             begin = 0 if begin is None else begin

@@ -26,6 +26,15 @@ class Count:
     marked: bool = False
 
 
+def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
+    """Return the error of what reads the padding of a tensor."""
+    return InvalidOperation(
+        f"axis {count.axis} of '{name}' has as many items as values say, and is padded: "
+        f"{reader} would take padding for items",
+        "cut the network before it",
+    )
+
+
 class PaddedOperation:
     """An operation that reads padded tensors: `counts` are by operand."""
 
@@ -50,12 +59,7 @@ class PaddedOperation:
 
     def refusal(self) -> InvalidOperation:
         """Return the error of an operation that reads padding."""
-        name, count = next(iter(self.counts.items()))
-        return InvalidOperation(
-            f"axis {count.axis} of '{name}' has as many items as values say, and is padded: "
-            f"'{self.kind}' would take padding for items",
-            "cut the network before it",
-        )
+        return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
 
     def only(self, *names: str) -> Count:
         """Return the count of some operands; raise where others are padded, or none of them."""

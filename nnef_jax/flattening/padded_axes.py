@@ -7,7 +7,7 @@ real ones where it is `ended`, and anything before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Operation, Value, is_float, is_integer
 from lowering.location import Span
 from lowering.ops import rules
-from nnef_jax.flattening.counts import Count, PaddedOperation
+from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
@@ -57,6 +57,7 @@ class CountedEmission(Emission):
         Its rule is traced for that. An extent that is not known is a number that many divide.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
+        from lowering.jaxprs import is_literal
 
         reads = list(dict.fromkeys(operation.reads()))
 
@@ -74,8 +75,15 @@ class CountedEmission(Emission):
         except NotSeparableError:
             raise step.refusal() from None
         for x, v in zip(operation.writes(), program.results, strict=True):
-            if v in axes:
-                self.counts[x] = Count(axes[v], step.first.items)
+            if is_literal(v) or v not in axes:  # made from the padded extent alone
+                raise step.refusal()
+            self.counts[x] = Count(axes[v], step.first.items)
+
+    def require_items(self, x: Any, axes: Collection[int]) -> None:
+        """Raise InvalidOperation where a tensor is padded along one of some axes."""
+        count = self.counts.get(x)
+        if count is not None and count.axis in axes:
+            raise refusal(x.name, count, "it")
 
     def _shape(self, x: Value) -> Sequence[Any]:
         if self.symbolic is not None:

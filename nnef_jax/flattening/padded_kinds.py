@@ -149,6 +149,18 @@ def _chosen(step: PaddedOperation) -> None:
     step.mask("input", 0)
 
 
+def _adapted(step: PaddedOperation) -> Place:
+    """Divide positions into as many windows as an attribute says, whatever their number."""
+    if step.first.axis > 1:
+        raise step.refusal()
+    return TABLE
+
+
+def _entered(step: PaddedOperation) -> Place:
+    """Refuse an operation whose graph was made before, with the padding's extent as a number."""
+    raise step.refusal()
+
+
 _FOLLOWED: dict[str, Callable[[PaddedOperation], Place]] = {
     **dict.fromkeys((
         "all_reduce", "any_reduce", "argmax_reduce", "argmin_reduce", "max_reduce", "mean_reduce",
@@ -157,5 +169,7 @@ _FOLLOWED: dict[str, Callable[[PaddedOperation], Place]] = {
     **dict.fromkeys(("gather_elements", "gather_nd"), _gathered_at),
     **dict.fromkeys(("scatter_elements", "scatter_nd"), _scattered),
     **dict.fromkeys(("max_roi_pool", "roi_align"), _regions),
+    **dict.fromkeys(("adaptive_avg_pool", "adaptive_max_pool"), _adapted),
+    **dict.fromkeys(("branch", "loop", "scan"), _entered),
     "gather": _gathered, "non_zero": _chosen, "slice": _sliced, "topk": _best,
 }  # fmt: skip

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.export
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
@@ -355,6 +356,48 @@ def test_a_row_is_all_that_a_primitive_needs() -> None:
     assert rows == Division(1, 1, 1, True, "rows", "1 all-reduce")
     with pytest.raises(NotSeparableError):
         batch_axes(program, {program.arguments[2]: 0}, resizes=False)
+
+
+def axis_in_result(function: Any, x: Any, axis: int = 0) -> int | None:
+    """The axis of the result that has the items along an axis of the argument."""
+    program = Program(jaxprs.inlined(jax.make_jaxpr(function)(x)))
+    axes = batch_axes(program, {program.arguments[0]: axis}, resizes=False)
+    return axes.get(program.results[0])
+
+
+def test_groups_of_rows_may_be_an_items_own() -> None:
+    """Rows of an item stay with its numbers of rows, as `jax.vmap` makes them."""
+    rows, matrices = np.ones((3, 4, 5), np.float32), np.ones((3, 2, 5, 6), np.float32)
+    experts = jax.vmap(lax.ragged_dot)
+    (equation,) = jax.make_jaxpr(experts)(rows, matrices, np.full((3, 2), 2, np.int32)).eqns
+    assert axes_of(equation) == UNLINKED
+
+
+def test_a_loop_in_a_loop_starts_with_items_that_are_alike() -> None:
+    """The inner loop starts with the carry of the outer one, which differs by item."""
+
+    def function(x: Any) -> Any:
+        def outer(carry: Any, row: Any) -> Any:
+            last, _ = lax.scan(lambda c, _: (c + row, None), carry, None, length=2)
+            return jnp.zeros(3), last
+
+        return lax.scan(outer, jnp.arange(3.0), x)[1]
+
+    with pytest.raises(NotSeparableError):
+        axis_in_result(function, np.ones((4, 3), np.float32), axis=1)
+
+
+def test_functions_without_results_have_no_axes() -> None:
+    def function(x: Any) -> Any:
+        lax.scan(lambda c, row: (c, jax.debug.callback(lambda _: None, row)), (), x.T)
+        return 2 * x
+
+    assert axis_in_result(function, np.ones((3, 2), np.float32)) == 0
+
+
+def test_open_extents_may_repeat() -> None:
+    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("a,b"), np.float32)
+    assert axis_in_result(lambda x: lax.tile(x, (1, 2)), x) == 0
 
 
 @pytest.mark.parametrize("part", range(5))

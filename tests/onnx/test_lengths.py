@@ -27,7 +27,8 @@ BOOL = 9
 WEIGHTS: dict[str, Any] = {
     "zero": np.array([0]), "one": np.array([1]), "pair": np.float32([[2, 3]]),
     "column": np.float32([[1], [1]]), "shape": np.array([1, 2, -1]), "flat": np.array([-1]),
-    "rows": X[:, :1],
+    "rows": X[:, :1], "last": np.array([-1]), "none": np.array(0),
+    "pair_of": X[0], "sizes": np.array([3, 2]),
 }  # fmt: skip
 
 
@@ -90,6 +91,10 @@ def test_what_is_done_to_items_that_values_choose() -> None:
         node("Gemm", "it it", transA=1),
         node("Gather", "it one", axis=0),
         node("Unique", "it", axis=0),
+        node("Slice", "it zero last zero"),
+        node("EyeLike", "it"),
+        node("Hardmax", "it", axis=0),
+        node("Resize", "it _ _ sizes"),
     ],
     ids=lambda step: step.op_type,
 )
@@ -97,6 +102,22 @@ def test_padding_is_never_taken_for_items(step: Any) -> None:
     with pytest.raises(NnefError, match="as many items as values say") as caught:
         chosen([step])
     assert step.op_type in str(caught.value) and "cut the network" in str(caught.value)
+
+
+def test_a_result_without_items_is_refused() -> None:
+    """Nothing of it is computed from the items, so that their axis cannot be followed."""
+    nodes = [node("Cast", "it", "i", to=7), node("OneHot", "i none pair_of")]
+    with pytest.raises(NnefError, match="would take padding for items"):
+        chosen(nodes)
+
+
+def test_a_body_knows_no_number_of_items() -> None:
+    """The extent within it would be that of the padding."""
+    inner = [node("Size", "state", "size"), node("Identity", "state", "after")]
+    ends = [[tensor(n, None) for n in names] for names in (("state", "item"), ("after", "size"))]
+    body = helper.make_graph(inner, "body", *ends)
+    with pytest.raises(NnefError, match="'scan' would take padding for items"):
+        chosen([node("Scan", "it x", "after y", body=body, num_scan_inputs=1)])
 
 
 def test_distinct_items() -> None:

@@ -77,6 +77,7 @@ def _hardmax(site: NodeSite, x: Any) -> Any:
     """Return 1 at the first largest item along an axis, else 0; before 13 along all behind it."""
     axis = site.axis_of("axis", -1 if site.version >= 13 else 1)
     axes = (axis,) if site.version >= 13 else tuple(range(axis, site.rank()))
+    site.graph.require_items(x, axes)
     shape = site.known_shape()
     places: Any = site.places(site.volume([shape[a] for a in axes]))
     places = site.reshaped(places, [n if i in axes else 1 for i, n in enumerate(shape)])

@@ -73,6 +73,7 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
     """Return the extents wanted, or the one scale by which axes come next to them."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
+    site.graph.require_items(site.operand(0), axes)
     shape, sizes = site.known_shape(), site.integers(3)
     wanted = _of_all_axes(sizes, axes, shape)
     if policy == "stretch":

@@ -154,6 +154,7 @@ def _eye_like(site: NodeSite) -> Any:
     """Return ones on a diagonal of a matrix, zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
+    site.graph.require_items(site.operand(0), (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if "dtype" in site.node.attributes else site.dtype_of()
     row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
