@@ -41,6 +41,8 @@ A name is imported when it is first used: the package itself loads no jax.
 
 from __future__ import annotations
 
+from lowering.lazy import imported
+
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
     from lowering.batches import NotSeparableError as NotSeparableError
@@ -179,16 +181,7 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'lowering' has no attribute {name!r}")
-    from importlib import import_module
-
-    home = _HOMES[name]
-    is_module = home == "lowering.kernels"
-    value: object = import_module(f"{home}.{name}" if is_module else home)
-    value = value if is_module else getattr(value, name)
-    globals()[name] = value
-    return value
+    return imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,7 @@ A name is imported when it is first used: the package itself loads neither jax n
 from __future__ import annotations
 
 import nnef_jax.execution.forks  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from lowering.lazy import imported
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
@@ -87,19 +88,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'nnef_jax' has no attribute {name!r}")
-    from importlib import import_module
-
     from nnef_jax.garbage import uncollected
 
-    home = _HOMES[name]
-    is_module = home == __name__
     with uncollected():
-        value: object = import_module(f"{home}.{name}" if is_module else home)
-    value = value if is_module else getattr(value, name)
-    globals()[name] = value
-    return value
+        return imported(__name__, _HOMES, name)
 
 
 def __dir__() -> list[str]:

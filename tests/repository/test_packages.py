@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import lowering
 import nnef_jax
 from nnef_jax import formats
 
@@ -221,13 +222,13 @@ def test_public_names_resolve_and_are_all_there_is() -> None:
         nnef_jax.lode  # noqa: B018
 
 
-def test_a_type_checker_sees_the_names_where_they_are_found() -> None:
-    tree = ast.parse(Path(nnef_jax.__file__).read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", [nnef_jax, lowering])
+def test_a_type_checker_sees_the_names_where_they_are_found(package: Any) -> None:
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     seen = {alias.name: node.module for node in imports for alias in node.names}
-    for name in ("annotations", "import_module", "uncollected"):
-        del seen[name]
-    assert seen == nnef_jax._HOMES
+    ours = {"annotations", "imported", "uncollected"}
+    assert {name: home for name, home in seen.items() if name not in ours} == package._HOMES
 
 
 def test_errors_are_one_tree() -> None:
