@@ -9,6 +9,7 @@ import sys
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import pytest
 
