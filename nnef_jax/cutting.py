@@ -31,8 +31,9 @@ def cut(network: Network, inputs: Any, outputs: Any, stored: Callable[[str], Any
     frontend = PartFrontend(whole, part, pairs)
     return Network(
         frontend,
-        replace(network.options, input_shapes={}),
+        replace(network.options, input_shapes={}, values={}),
         with_pairs(frontend.graph, pairs),
+        frontend.graph,
         {label: stored(label) for label in labels},
         pairs,
         frontend.declared(),

@@ -39,6 +39,7 @@ class Network:
     frontend: Frontend
     options: Options
     graph: Graph
+    unpaired: Graph  # with the pairs among its inputs and outputs, as the document has them
     data: Mapping[str, NDArray[Any]]
     pairs: Mapping[str, str]
     declared: Graph | None  # for the document's own shapes, where others were asked for
@@ -72,9 +73,9 @@ class Network:
             if found.frontend is not frontend:
                 frontend = found.frontend
                 graph, declared, is_guessed = _flatten_and_check(frontend, options)
-        graph = with_pairs(graph, pairs)
+        unpaired, graph = graph, with_pairs(graph, pairs)
         stored = {**stored, **_zeros(graph, pairs, frontend)}
-        return cls(frontend, options, graph, stored, pairs, declared, is_guessed)
+        return cls(frontend, options, graph, unpaired, stored, pairs, declared, is_guessed)
 
     @cached_property
     def is_open(self) -> bool:

@@ -9,7 +9,7 @@ from nnef_jax.errors import UnsupportedError
 from nnef_jax.network import Network
 from nnef_jax.options import require_flags, require_keywords, require_path
 from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, with_network
-from nnef_jax.saving import require_readable_members
+from nnef_jax.saving import require_readable
 from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_archive
 
@@ -64,11 +64,11 @@ def convert(
             )
         data = network.data if stores else None
         is_flat = flat or options.expand == "all" or bool(options.input_shapes)
-        members = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
+        made = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
         if path is not None:
-            require_readable_members(network, members)
-            write_archive(path, members, overwrite=overwrite)
-        text = next(iter(members.values()))
+            require_readable(network, made)
+            write_archive(path, made.members, overwrite=overwrite)
+        text = next(iter(made.members.values()))
         assert isinstance(text, bytes)
         return text.decode()
 

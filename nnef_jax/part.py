@@ -11,10 +11,9 @@ from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.flattening.emission import Emission, refused
-from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
-from nnef_jax.storage.writer import Member
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
@@ -76,7 +75,7 @@ class PartFrontend(Frontend):
         self._part = Part((*part.inputs, *pairs), tuple(named))
         self.inputs, self.outputs = self._part.inputs, self._part.outputs
         self.whole = whole
-        self.graph = self._part.of(_without_states(whole.graph, whole.pairs))[0]
+        self.graph = self._part.of(whole.unpaired)[0]
         self.describe_as(whole.frontend)
         is_open = whole.is_guessed or any(map(_has_unknown, self.graph.operations))
         if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):
@@ -134,32 +133,20 @@ class PartFrontend(Frontend):
         """Return the names of tensors of the part, by what a saved graph.quant calls them."""
         return self.whole.frontend.identifiers(graph)
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the archive of the part as a flat document, with rounding as operations.
 
         Raises UnsupportedError, naming all that such a document cannot say.
         """
         whole = self.whole
-        options = replace(whole.options, meter=Meter(whole.options.meter.limits))
-        try:
-            return whole.frontend.flat_members(options, self._part.of, arrays, quantization)
-        except ExtentNeeded:
+        if whole.is_guessed:
             raise UnsupportedError(
                 "the structure of the part depends on an open extent, no flat document has that",
                 hint="give it by load(..., input_shapes=...) before the network is cut",
-            ) from None
-
-
-def _without_states(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """Return the graph with the states that are pairs among its inputs and outputs again."""
-    states = [state for state in graph.states if state.label in pairs]
-    return replace(
-        graph,
-        inputs=(*graph.inputs, *(state.value for state in states)),
-        outputs=(*graph.outputs, *(state.update for state in states)),
-        output_names=(*graph.output_names, *(pairs[state.label] for state in states)),
-        states=tuple(state for state in graph.states if state.label not in pairs),
-    )
+            )
+        options = replace(whole.options, meter=Meter(whole.options.meter.limits))
+        part = whole.unpaired, options, self._part.of
+        return whole.frontend.flat_members(*part, arrays, quantization)
 
 
 def _has_unknown(operation: Operation) -> bool:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowering import Registry
 from lowering.extents import show
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
-from nnef_jax.formats.base import Options
+from nnef_jax.formats.base import Options, Written
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
@@ -60,9 +60,9 @@ def save(
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
     network = network_of_text(text, Options(rules or Registry()))
-    members = members_of(network, params, quantization)
-    require_readable_members(network, members)
-    write_archive(path, members, overwrite=overwrite)
+    made = written(network, params, quantization)
+    require_readable(network, made)
+    write_archive(path, made.members, overwrite=overwrite)
 
 
 def write_network(
@@ -80,8 +80,9 @@ def write_network(
         if isinstance(x, jax.Array) and not x.is_fully_addressable
     }
     held = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
-    members = members_of(network, {**arrays, **held}, quantization)
-    require_readable_members(network, members)
+    made = written(network, {**arrays, **held}, quantization)
+    require_readable(network, made)
+    members = made.members
     if not spread:
         write_archive(path, members, overwrite=overwrite)
         return
@@ -97,11 +98,15 @@ def write_network(
     write_jointly(path, members, parts, overwrite=overwrite)
 
 
-def require_readable_members(network: Network, members: Mapping[str, Member]) -> None:
+def require_readable(network: Network, written: Written) -> None:
     """Raise UnsupportedError or DataError where `load` would refuse an archive of a network.
 
-    A document that stays as it was is read with the shapes that it was read with.
+    It is read, unless it is known to read alike. A document that stays as it was is read with the
+    shapes that it was read with.
     """
+    if written.reads_alike:
+        return
+    members = written.members
     name, text = next(iter(members.items()))
     meter = Meter(network.options.meter.limits)
     options = replace(network.options, meter=meter, values={}, progress=None)
@@ -140,9 +145,7 @@ def _image(member: Member) -> memoryview:
     return memoryview(image)
 
 
-def members_of(
-    network: Network, arrays: Mapping[str, Any], quantization: str | None
-) -> dict[str, Member]:
+def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
     """Return the archive of a network with these arrays for its variables.
 
     `quantization` is the text of its graph.quant; None keeps what was read. Raises for all the
@@ -170,11 +173,21 @@ def members_of(
                 shapes = f"has shape {show(array.shape)}, declared is {show(type.shape)}"
                 raise DataError(f"{what} {shapes}")
             require_kind(array, np.dtype(type.dtype), what)
+            require_range(array, np.dtype(type.dtype), what)
             stored[label] = array
         except DataError as error:
             errors.append(error)
     raise_all(errors)
-    if network.options.values:  # the document has inputs for these, a flat one has constants
-        options, frontend = network.options, network.frontend
-        return frontend.flat_members(options, lambda graph: (graph, {}), stored, quantization)
-    return network.frontend.members(stored, quantization)
+    frontend = network.frontend
+    # The document has inputs for values that are fixed, a flat one has constants.
+    if not (frontend.is_saved_flat or network.options.values):
+        return frontend.members(stored, quantization)
+    raise_all(frontend.unsavable())
+    if network.is_guessed:
+        raise UnsupportedError(
+            "the graph depends on open extents of inputs, which NNEF cannot say",
+            hint=f"close them by {frontend.closing()}",
+        )
+    options = replace(network.options, meter=Meter(network.options.meter.limits))
+    flat = network.unpaired, options, lambda graph: (graph, {})
+    return frontend.flat_members(*flat, stored, quantization)

@@ -8,10 +8,9 @@ from typing import Any
 
 from lowering.builder import GraphBuilder
 from lowering.graph import Graph, TensorType
-from nnef_jax.formats.base import Frontend, Options, Stored
+from nnef_jax.formats.base import Frontend, Options, Stored, Written
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.tensorfile import read_tensor
-from nnef_jax.storage.writer import Member
 
 GRAPHS = ("toy.json",)
 ALONE: dict[str, bytes] = {}
@@ -52,6 +51,6 @@ class Toy(Frontend):
         labels = [parameter.label for parameter in graph.parameters]
         return Stored({x: read_tensor(self.archive.open_tensor(f"{x}.dat")) for x in labels}, self)
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         text = json.dumps(self.document).encode()
-        return {"toy.json": text} | {f"{label}.dat": array for label, array in arrays.items()}
+        return Written({"toy.json": text, **{f"{label}.dat": x for label, x in arrays.items()}})

@@ -20,7 +20,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, show
 from lowering.graph import Graph, Value
 from lowering.location import Span
-from nnef_jax.errors import UnsupportedError
+from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.limits import Meter
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
@@ -132,6 +132,7 @@ class Frontend(ABC):
     synonyms: Mapping[str, str] = {}  # other names of inputs and outputs, each with the one above
     quantizes: bool = False  # whether tensors are rounded once they are computed
     integer: str = "int32"  # the dtype of literals that are whole numbers
+    is_saved_flat: bool = False  # as all is that is no text in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
         """Say of this what is said of another front end, of the same document."""
@@ -198,7 +199,11 @@ class Frontend(ABC):
         """Return the names of tensors of its graph, by what a saved graph.quant calls them."""
         return {name: name for name in self.spans() if name in graph.values}
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+    def unsavable(self) -> Sequence[NnefError]:
+        """Return errors for what the whole network has that a flat document cannot say."""
+        return ()
+
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the archive of the document with other data for its variables, by label.
 
         `quantization` is the text of a graph.quant, None keeps the document's own.
@@ -206,18 +211,21 @@ class Frontend(ABC):
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
 
     def flat_members(
-        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
-    ) -> dict[str, Member]:
+        self,
+        graph: Graph,
+        options: Options,
+        cut: Cut,
+        arrays: Mapping[str, Any],
+        quantization: str | None,
+    ) -> Written:
         """Return the archive of a part of the document, flat, with rounding as operations.
 
-        `options` are those that it was read with. Raises UnsupportedError, naming all that the
-        format cannot say.
+        `graph` is the graph of the whole document for `options`, with which it was read. Raises
+        UnsupportedError, naming all that the format cannot say.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
-    def converted(
-        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
-    ) -> dict[str, Member]:
+    def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the archive of the document as its format is written today, the graph first.
 
         The document is as it is, or flat. `graph` and `data` are those that it was read into; data
@@ -226,6 +234,15 @@ class Frontend(ABC):
         all that the format cannot say.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An archive to be written: its members by name, the graph first."""
+
+    members: Mapping[str, Member]
+    # Whether `load` is known to make the same graph of it. Otherwise it is read to be checked.
+    reads_alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,4 +101,4 @@ def test_all_that_has_no_flat_form_is_named() -> None:
 
 def test_a_document_that_is_not_to_be_flat_is_kept() -> None:
     source = ROOT / "tract_archives/recurrent.nnef.tgz"
-    assert convert(source) == read(source).frontend.members({}, None)["graph.nnef"].decode()
+    assert convert(source) == read(source).frontend.members({}, None).members["graph.nnef"].decode()

@@ -17,6 +17,8 @@ pytest.importorskip("onnx")
 import ml_dtypes
 from onnx import TensorProto, numpy_helper
 
+from nnef_jax.formats.nnef.frontend import StandardFrontend
+from nnef_jax.formats.onnx.frontend import OnnxFrontend
 from tests.onnx.models import model, node, tensor
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -165,3 +167,28 @@ graph net( x ) -> ( y )
         nnef_jax.save(tmp_path / "net", text, {"w": large}, overwrite=True)
     stored = nnef_jax.read_tensor(tmp_path / "net/w.dat")
     np.testing.assert_array_equal(stored, [[1, 2]])
+
+
+def test_saving_flattens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("Add", "h x", "a"), node("Reshape", "a s", "b"), node("Neg", "b", "y")]
+    inputs = [tensor("h"), tensor("s", (2,), TensorProto.INT64), tensor("x")]
+    source = model(nodes, inputs, [tensor("y", (3, 2)), tensor("a")])
+    values = {"s": np.array([3, 2])}
+    found = nnef_jax.load(source, values=values, state={"h": "a"})
+    part = nnef_jax.load(source, values=values).cut(inputs=["a"], outputs=["y"])
+    with monkeypatch.context() as patched:
+        patched.setattr(OnnxFrontend, "flatten", None)
+        patched.setattr(StandardFrontend, "flatten", None)
+        found.save(tmp_path / "found")
+        part.save(tmp_path / "part")
+    # What is state in a load is an input and an output in the document, in its order.
+    again = nnef_jax.load(tmp_path / "found")
+    assert [x.name for x in again.inputs] == ["h", "x"]
+    np.testing.assert_array_equal(again(X, 2 * X).y, -3 * X.reshape(3, 2))
+    np.testing.assert_array_equal(nnef_jax.load(tmp_path / "part")(X), -X.reshape(3, 2))
+
+
+def test_each_save_has_the_limits_of_a_load(tmp_path: Path) -> None:
+    found = nnef_jax.load(model([node("Relu", "x", "y")]), limits=nnef_jax.Limits(steps=3000))
+    for _ in range(100):
+        found.save(tmp_path / "saved", overwrite=True)

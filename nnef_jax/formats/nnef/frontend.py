@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from lowering.location import Source
 from nnef_jax.errors import DataError, NnefError, SemanticError, UnsupportedError, raise_all
-from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Options, Shapes, Stored
+from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Options, Shapes, Stored, Written
 from nnef_jax.formats.nnef.flatten import evaluate, flatten
 from nnef_jax.formats.nnef.parser import parse
 from nnef_jax.formats.nnef.quantization import QuantizationReader
@@ -141,14 +141,16 @@ class StandardFrontend(TextFrontend):
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
-    def flat_text(self, options: Options, cut: Cut) -> str:
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
+        """Return the archive of the document, whose graph its data do not change."""
+        return replace(super().members(arrays, quantization), reads_alike=True)
+
+    def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
         """Return a flat document of 1.0 final of a part of the graph."""
-        part, _ = cut(self.flatten(options))
+        part, _ = cut(graph)
         return print_document(FlatWriter(part, options.meter).write())
 
-    def converted(
-        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
-    ) -> dict[str, Member]:
+    def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
         conversion = _Conversion(self.document, graph, self._entries)
         if flat or self.document.provisional:
@@ -176,7 +178,7 @@ class StandardFrontend(TextFrontend):
         quantization = "\n".join(filter(None, entries))
         if quantization:
             members[QUANTIZATION] = quantization.encode()
-        return members
+        return Written(members)
 
     def _file(self, member: str) -> TensorFile:
         data, meter = self.archive.open_tensor(member), self.options.meter

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph
 from lowering.location import Span
-from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.formats.base import Options, Shapes
 from nnef_jax.formats.openvino.document import CONSTANTS, Net, read_net
 from nnef_jax.formats.openvino.element_types import Weights, computed
@@ -68,11 +68,11 @@ class OpenvinoFrontend(GraphFrontend):
         """Return the title of each layer, in bodies too, by its place in the text."""
         return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
-    def require_savable(self) -> None:
-        """Raise UnsupportedError for variables that start anew, or change their shape."""
+    def unsavable(self) -> Sequence[NnefError]:
+        """Return errors for variables that start anew, or change their shape."""
         why = "starts with what is computed, or changes its shape, which NNEF cannot say"
         found = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
-        raise_all([UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in found])
+        return [UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in found]
 
 
 def _weights(archive: Archive) -> Weights:

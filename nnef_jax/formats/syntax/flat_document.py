@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from lowering.extents import UNKNOWN
-from lowering.graph import Graph, Operation, Value, is_complex, is_integer
+from lowering.graph import Graph, Operation, Value, is_complex, is_integer, values_of
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
@@ -192,10 +192,14 @@ class FlatWriter:
             if defaults.get(name, value) != value:  # the standard has the default alone
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         for parameter in declaration.parameters:
-            value, type = given.get(parameter.name), parameter.type
+            value, type = given.get(parameter.name, ()), parameter.type
+            type = type.item if isinstance(type, t.ArrayOf) else type
             item = type.item if isinstance(type, t.Tensor) else None
-            if isinstance(value, Value) and item in _ITEMS and item_of(value.type.dtype) != item:
-                self.refuse(f"'{kind}' of items of {value.type.dtype} is not NNEF", operation)
+            if item not in _ITEMS:
+                continue
+            dtypes = {x.type.dtype for x in values_of(value)}
+            if wrong := next((x for x in sorted(dtypes) if item_of(x) != item), ""):
+                self.refuse(f"'{kind}' of items of {wrong} is not NNEF", operation)
                 break
         if kind == "constant" and 0 in given["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
+from lowering.graph import Graph
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError
-from nnef_jax.formats.base import Cut, Frontend, Options
+from nnef_jax.formats.base import Cut, Frontend, Options, Written
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.writer import Member
 
 GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
@@ -62,26 +62,29 @@ class TextFrontend(Frontend):
         """Return the entries of the document's graph.quant; NnefError for what is wrong with it."""
 
     @abstractmethod
-    def flat_text(self, options: Options, cut: Cut) -> str:
+    def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
         """Return a flat document of a part of the graph; UnsupportedError for what has none."""
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the archive of the document with other data for its variables, by label."""
         if quantization is None and self.quantization is not None:
             quantization = self.quantization.text
         return self._archive(self._source.text, arrays, quantization)
 
     def flat_members(
-        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
-    ) -> dict[str, Member]:
+        self,
+        graph: Graph,
+        options: Options,
+        cut: Cut,
+        arrays: Mapping[str, Any],
+        quantization: str | None,
+    ) -> Written:
         """Return the archive of a part of the document, flat, with rounding as operations."""
-        return self._archive(self.flat_text(options, cut), arrays, quantization)
+        return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
-    def _archive(
-        self, text: str, arrays: Mapping[str, Any], quantization: str | None
-    ) -> dict[str, Member]:
-        found: dict[str, Member] = {GRAPH: text.encode()}
+    def _archive(self, text: str, arrays: Mapping[str, Any], quantization: str | None) -> Written:
+        found: dict[str, Any] = {GRAPH: text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))
             found[QUANTIZATION] = quantization.encode()
-        return found | tensor_members(arrays)
+        return Written(found | tensor_members(arrays))

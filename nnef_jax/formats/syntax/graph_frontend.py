@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from numpy.typing import NDArray
 
 from lowering import rounding
 from lowering.graph import Graph, Operation, StateVariable
-from nnef_jax.errors import UnsupportedError
-from nnef_jax.formats.base import Arrays, Cut, ExtentNeeded, Frontend, Options, Stored
+from nnef_jax.errors import UnsupportedError, raise_all
+from nnef_jax.formats.base import Arrays, Cut, Frontend, Options, Stored, Written
 from nnef_jax.formats.syntax.custom_operations import KeepingWriter
 from nnef_jax.formats.syntax.flat_document import FlatWriter
 from nnef_jax.formats.syntax.frontend import GRAPH, QUANTIZATION, tensor_members
 from nnef_jax.formats.syntax.printing import print_document
 from nnef_jax.formats.syntax.tree import Document
+from nnef_jax.limits import Limits
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
@@ -30,11 +32,14 @@ _INTEGERS = {
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
+_SHORT = 1 << 20  # characters; reading takes at most six steps for each
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 
 class GraphFrontend(Frontend):
     """A network whose weights stay in files until they are computed with, and its options."""
+
+    is_saved_flat = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -46,9 +51,6 @@ class GraphFrontend(Frontend):
     @abstractmethod
     def titles(self) -> Titles:
         """Return the title of each layer or node, as errors show it, by its place in the text."""
-
-    def require_savable(self) -> None:
-        """Raise UnsupportedError for what the whole network has that NNEF cannot say."""
 
     def stored(self, graph: Graph) -> Stored:
         """Return the weights, viewed in the file where the graph has them as they are stored."""
@@ -74,49 +76,53 @@ class GraphFrontend(Frontend):
                 found.setdefault(writer.names[value], name)
         return found
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
-        """Return the network as an archive of NNEF 1.0, flat, with other weights by label."""
-        self.require_savable()
-        return self._archive(self._whole(self._options), arrays, quantization)
-
     def flat_members(
-        self, options: Options, cut: Cut, arrays: Mapping[str, Any], quantization: str | None
-    ) -> dict[str, Member]:
-        """Return a part of the network as an archive of NNEF 1.0, flat."""
-        return self._archive(cut(self._whole(options))[0], arrays, quantization)
-
-    def converted(
-        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
-    ) -> dict[str, Member]:
-        """Return the network as one of NNEF 1.0, always flat."""
-        self.require_savable()
-        return self._archive(graph, data or {}, keep=keep)
-
-    def _archive(
         self,
         graph: Graph,
+        options: Options,
+        cut: Cut,
         arrays: Mapping[str, Any],
-        quantization: str | None = None,
-        *,
-        keep: bool = False,
-    ) -> dict[str, Member]:
-        options = self._options
-        if keep:
-            document = KeepingWriter(graph, options.meter, options.real, None).write()
-        else:
-            document = _TitledWriter(graph, self.titles(), options).write()
-        stored = {name: _as_member(x) for name, x in tensor_members(arrays).items()}
-        texts = {GRAPH: print_document(document), QUANTIZATION: quantization}
-        return {member: text.encode() for member, text in texts.items() if text} | stored
+        quantization: str | None,
+    ) -> Written:
+        """Return a part of the network as an archive of NNEF 1.0, flat."""
+        part, _ = cut(graph)
+        text = print_document(_TitledWriter(part, self.titles, options).write())
+        members = _members(text, arrays)
+        if quantization is None:
+            return Written(members, _reads_alike(part, text, options))
+        return Written(members | {QUANTIZATION: quantization.encode()})
 
-    def _whole(self, options: Options) -> Graph:
-        try:
-            return self.flatten(options)
-        except ExtentNeeded:
-            raise UnsupportedError(
-                "the graph depends on open extents of inputs, which NNEF cannot say",
-                hint=f"close them by {self.closing()}",
-            ) from None
+    def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
+        """Return the network as one of NNEF 1.0, always flat."""
+        raise_all(self.unsavable())
+        options, arrays = self._options, data or {}
+        if not keep:
+            return self.flat_members(graph, options, lambda graph: (graph, {}), arrays, None)
+        document = KeepingWriter(graph, options.meter, options.real, None).write()
+        return Written(_members(print_document(document), arrays))
+
+
+def _members(text: str, arrays: Mapping[str, Any]) -> dict[str, Member]:
+    stored = {name: _as_member(x) for name, x in tensor_members(arrays).items()}
+    return {GRAPH: text.encode()} | stored
+
+
+def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
+    """Tell whether `load` is known to make this graph again of its flat document.
+
+    It gives operations the same operands, of the same types, where all tensors have items and
+    extents as declarations have them, which say 0 for an open extent. Whether it keeps to limits
+    of one's own is not known.
+    """
+    operations = (value for operation in graph.operations for value in operation.writes())
+    variables = (variable.value for variable in (*graph.parameters, *graph.states))
+    types = {value.type for value in (*graph.inputs, *variables, *operations)}
+    return (
+        options.meter.limits == Limits()
+        and len(text) <= _SHORT
+        and {type.dtype for type in types} <= {options.real, "int32", "bool"}
+        and all(extent > 0 for type in types for extent in type.shape)  # no open one is
+    )
 
 
 def _as_member(array: Any) -> Member:
@@ -134,9 +140,9 @@ def _as_member(array: Any) -> Member:
 class _TitledWriter(FlatWriter):
     """Says of what NNEF does not have which part of the text it is in."""
 
-    def __init__(self, graph: Graph, titles: Titles, options: Options) -> None:
+    def __init__(self, graph: Graph, titles: Callable[[], Titles], options: Options) -> None:
         super().__init__(graph, options.meter)
-        self._titles, self._real = titles, options.real
+        self._titles, self._real = cache(titles), options.real
         self._refused = set[int]()
 
     def write(self) -> Document:
@@ -151,7 +157,7 @@ class _TitledWriter(FlatWriter):
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
         """Record an operation that cannot be written, once for each part of the source."""
         span = operation.span if operation else None
-        title = self._titles.get(span.offset) if span else None
+        title = self._titles().get(span.offset) if span else None
         if span is None or title is None:
             super().refuse(message, operation, hint)
         elif span.offset not in self._refused:

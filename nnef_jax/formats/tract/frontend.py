@@ -18,7 +18,7 @@ from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Graph, Operation, Value
 from lowering.location import Source
 from nnef_jax.flattening.emission import computed
-from nnef_jax.formats.base import Arrays, Cut, Options, Stored
+from nnef_jax.formats.base import Arrays, Cut, Options, Stored, Written
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
 from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, integers, invocation
@@ -34,7 +34,6 @@ from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.unit import Unit
 from nnef_jax.storage.archive import Archive
-from nnef_jax.storage.writer import Member
 
 _IDENTIFIER = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _NUMBERS = ("inf", "nan")
@@ -101,18 +100,19 @@ class TractFrontend(TextFrontend):
         """Return the entries of a graph.quant."""
         return read_quantization(source, self.document.names, self.options.meter)
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> dict[str, Member]:
+    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the archive with other data, and with the networks and JSON that it has read."""
-        members = super().members(arrays, quantization)
-        return members | {x: text for x, text in self._unit.texts().items() if x not in members}
+        members = {**super().members(arrays, quantization).members}
+        return Written(members | {x: y for x, y in self._unit.texts().items() if x not in members})
 
-    def flat_text(self, options: Options, cut: Cut) -> str:
-        """Return a flat document of the dialect of a part of the graph."""
+    def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
+        """Return a flat document of the dialect of a part of the graph.
+
+        It is flattened anew: a graph does not have what the document said of each operation.
+        """
         return self._flat(options, self._data, cut)[1]
 
-    def converted(
-        self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool
-    ) -> dict[str, Member]:
+    def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the text as it was read, or a flat one with its graph.quant written out."""
         if not flat:
             return self.members(data or {}, None)
