@@ -15,7 +15,7 @@ from lowering import Registry
 from nnef_jax.errors import ArchiveError, InputError, NnefError
 from nnef_jax.foreign import as_readable
 from nnef_jax.formats import FORMATS, format_of, graphs, sole_member
-from nnef_jax.formats.base import Expand, Options, Progress
+from nnef_jax.formats.base import NO_RULES, Expand, Options, Progress
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Limits, Meter, within_memory
 from nnef_jax.network import Network
@@ -86,7 +86,7 @@ class ReadingOptions:
                 "dtype='float64' needs jax's x64 mode: jax.config.update('jax_enable_x64', True)"
             )
         return Options(
-            rules=self.rules or Registry(),
+            rules=self.rules or NO_RULES,
             format=self.dialect,
             expand=self.expand,
             real=dtype,

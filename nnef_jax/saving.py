@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowering import Registry
 from lowering.extents import show
 from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
-from nnef_jax.formats.base import Options, Written
+from nnef_jax.formats.base import NO_RULES, Options, Written
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
@@ -59,7 +59,7 @@ def save(
     require("quantization", quantization, str | None, "the text of graph.quant")
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
-    network = network_of_text(text, Options(rules or Registry()))
+    network = network_of_text(text, Options(rules or NO_RULES))
     made = written(network, params, quantization)
     require_readable(network, made)
     write_archive(path, made.members, overwrite=overwrite)

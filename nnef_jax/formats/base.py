@@ -36,6 +36,8 @@ Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
 EXPORT_KNOWN = "export it for known shapes"
 
+NO_RULES = Registry()  # of one's own
+
 
 class ExtentNeeded(Exception):
     """The structure of the graph depends on an extent that the document leaves open."""
@@ -45,7 +47,7 @@ class ExtentNeeded(Exception):
 class Options:
     """Says how to flatten: which operations stay whole, what the document's tensors become."""
 
-    rules: Registry = field(default_factory=Registry)  # a user's own, by the document's names
+    rules: Registry = NO_RULES  # a user's own, by the document's names
     format: str = "auto"  # its name, or "auto" for the one that recognises the document
     expand: Expand = "auto"
     real: str = "float32"

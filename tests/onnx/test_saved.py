@@ -176,16 +176,19 @@ def test_saving_flattens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     values = {"s": np.array([3, 2])}
     found = nnef_jax.load(source, values=values, state={"h": "a"})
     part = nnef_jax.load(source, values=values).cut(inputs=["a"], outputs=["y"])
+    document = nnef_jax.load("examples/digits/model")
     with monkeypatch.context() as patched:
         patched.setattr(OnnxFrontend, "flatten", None)
         patched.setattr(StandardFrontend, "flatten", None)
         found.save(tmp_path / "found")
         part.save(tmp_path / "part")
+        document.save(tmp_path / "document")
     # What is state in a load is an input and an output in the document, in its order.
     again = nnef_jax.load(tmp_path / "found")
     assert [x.name for x in again.inputs] == ["h", "x"]
     np.testing.assert_array_equal(again(X, 2 * X).y, -3 * X.reshape(3, 2))
     np.testing.assert_array_equal(nnef_jax.load(tmp_path / "part")(X), -X.reshape(3, 2))
+    assert nnef_jax.load(tmp_path / "document").summary() == document.summary()
 
 
 def test_each_save_has_the_limits_of_a_load(tmp_path: Path) -> None:

@@ -17,8 +17,7 @@ from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
-from nnef_jax.formats.onnx.node_graph import NodeGraph
-from nnef_jax.formats.onnx.node_site import NodeSite
+from nnef_jax.formats.onnx.node_site import NodeGraph, NodeSite
 from nnef_jax.formats.onnx.operators import (
     Meaning,
     defined,
