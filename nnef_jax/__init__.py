@@ -6,7 +6,7 @@ A name is imported when it is first used: the package itself loads neither jax n
 from __future__ import annotations
 
 import nnef_jax.execution.forks  # noqa: F401  # pyright: ignore[reportUnusedImport]
-from lowering.lazy import imported
+from lowering import imported
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
