@@ -142,6 +142,10 @@ class _Spread:
         constants, start, stacks = jaxprs.scan_parts(equation, given)
         _, before, _ = jaxprs.scan_parts(equation, equation.invars)
         start = [_shaped(x, v.aval.shape) for x, v in zip(start, before, strict=True)]
+        _, _, items = jaxprs.scan_parts(equation, body.program.arguments)
+        length = equation.params["length"]
+        pairs = zip(stacks, items, strict=True)
+        stacks = [_shaped(x, (length, *inside.shape(v))) for x, v in pairs]
 
         def step(*operands: Any) -> Sequence[Any]:
             results = body.program.evaluated(operands, inside._compute)
@@ -170,6 +174,9 @@ _RULES = Rules()
 def _at_other_places(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
     """Evaluate an equation at the axes that its axes are, if linked ones are the same."""
     groups = list(map(spread.groups, equation.invars))
+    counts = {tuple(map(len, axes)) for axes in groups if axes}
+    if len(counts) > 1 and primitive(equation) != PRODUCT:
+        return None
     for link in (axes_of(equation) or UNLINKED).links:
         runs = [[groups[i][number(x)] for x in run] for i, run in link.operands.items()]
         if any(run != runs[0] for run in runs):

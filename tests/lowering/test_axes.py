@@ -23,6 +23,7 @@ from lowering.batches import NotSeparableError, batch_axes
 from lowering.bodies import bodies
 from lowering.cpu.layouts import evaluated
 from lowering.cpu.pending_view import View, plain, tensor
+from lowering.fallback import About, named
 from lowering.parallel import Along, Divided, Division, divisions
 from lowering.pipeline import rewrite
 from lowering.program import Program
@@ -124,6 +125,7 @@ def _windows(rng: np.random.Generator, x: Any) -> Any:
 
 def _written(rng: np.random.Generator, x: Any) -> Any:
     axis = _axis(rng, x)
+    x = x if x.ndim > 1 else x[:, None]
     x = jnp.moveaxis(x, axis, 0)
     rows = jnp.asarray(rng.integers(0, x.shape[0], 2))
     x = x.at[rows].add(1)
@@ -356,6 +358,32 @@ def test_a_row_is_all_that_a_primitive_needs() -> None:
     assert rows == Division(1, 1, 1, True, "rows", "1 all-reduce")
     with pytest.raises(NotSeparableError):
         batch_axes(program, {program.arguments[2]: 0}, resizes=False)
+
+
+def _pairs(x: Any) -> Any:
+    return lax.reduce_window(x, -jnp.inf, lax.max, (1, 2), (1, 2), "SAME")
+
+
+MATRIX = np.arange(36, dtype=np.float32).reshape(3, 12)
+DIVIDED: list[Callable[[Any, Any], Any]] = [
+    lambda w, x: jnp.concatenate([x, x @ w], 1),
+    lambda w, x: lax.sort((x @ w[:, :1] * jnp.ones((1, 12)), x @ w), dimension=1)[1],
+    lambda w, x: jax.grad(lambda y: _pairs(y).sum())(x @ w),
+    lambda w, x: lax.scan(lambda c, row: (c, row @ x), 0.0, w.T)[1],
+]
+
+
+@pytest.mark.parametrize("function", DIVIDED)
+def test_axes_that_are_to_be_whole_may_be_divided(function: Any) -> None:
+    """As they are where another network has chosen what is divided."""
+    x = np.arange(9, dtype=np.float32).reshape(3, 3)
+    program = Program(jaxprs.inlined(jax.make_jaxpr(function)(MATRIX, x)), 1, prepares=False)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
+    divided = Along(("model",), {0: Division(1, 3)})
+    with named(About(is_strict=True)):
+        over = rewrite(program, mesh_target("cpu", Divided(mesh, divided, Along((), {}))))
+    wanted, found = (jax.jit(f)(MATRIX, x)[0] for f in (program, over))
+    np.testing.assert_array_equal(found, wanted)
 
 
 def axis_in_result(function: Any, x: Any, axis: int = 0) -> int | None:
