@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN, Shape, is_known, is_symbolic, show
 from lowering.graph import Graph, Operation, StateVariable, TensorType, Value, substituted
+from lowering.ops import rules
 from nnef_jax.errors import InputError, SemanticError, ShapeError, UnsupportedError, raise_all
+from nnef_jax.formats import KINDS
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Meter
@@ -24,6 +26,9 @@ from nnef_jax.tensor_spec import TensorSpec, spec_of
 # Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
 _GUESSES = (1, 64)
 _EXAMPLE = 8  # of an example, which tells axes of a reshaped tensor apart
+
+for _module, _kinds in KINDS.items():
+    rules.add(_module, _kinds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ import re
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from lowering.ops import rules
 from nnef_jax.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -24,11 +23,15 @@ FORMATS = {
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds that one format alone has, which a graph names wherever it was read.
-rules.add(
-    "nnef_jax.formats.tract.rules",
-    ("tract.exp_unit_norm", "tract.exp_mean_norm", "tract.pulse_mask"),
-)
+# Kinds that one format alone has, by the module of their rules: a graph names them wherever it was
+# read.
+KINDS = {
+    "nnef_jax.formats.tract.rules": (
+        "tract.exp_unit_norm",
+        "tract.exp_mean_norm",
+        "tract.pulse_mask",
+    ),
+}
 
 
 def graphs() -> tuple[str, ...]:

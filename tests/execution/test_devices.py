@@ -161,7 +161,7 @@ def test_kernels_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> Non
         traced.append(default_device() == FIRST)
         return target_of(platform if traced[-1] else "other", *arguments, **options)
 
-    monkeypatch.setattr("lowering.targets.target_of", spy)
+    monkeypatch.setattr("lowering.target_of", spy)
     for device in (FIRST, SECOND):
         np.testing.assert_allclose(model(jax.device_put(X, device)), Y, rtol=1e-4, atol=1e-4)
         assert set(traced) == {device == FIRST}
