@@ -1,17 +1,29 @@
 """A flat graph of tensors in JAX, and the road to XLA: what a reader of another format builds on.
 
-A graph is built one operation at a time. The rule of its kind infers the types of its results, and
-raises `InvalidOperation` where operands do not fit; whoever reads a document adds its `Span`.
+A graph is built one operation at a time, and `rules` has a rule for each kind of operation. Their
+names are `list(rules)`. `rules[kind].parameters` names the operands and attributes of a kind, and
+`help(rules[kind].lower)` describes them. The rule infers the types of results. It raises
+`InvalidOperation` where operands do not fit. The error has no place in the document: the reader
+catches it and adds the `Span`, which it gives to the operation too.
 
     >>> import jax
     >>> import jax.numpy as jnp
-    >>> from lowering import Context, GraphBuilder, TensorType, network, trace
+    >>> from lowering import UNKNOWN, Context, GraphBuilder, InvalidOperation, Source, Span
+    >>> from lowering import TensorType, network, rules, trace
+    >>> rules["matmul"].parameters
+    ('A', 'B', 'transposeA', 'transposeB')
+    >>> span = Span(Source("net.toy", "h = matmul x w"), offset=4, length=6)
     >>> builder = GraphBuilder()
-    >>> x = builder.input("x", TensorType((2, 3), "float32"))
+    >>> x = builder.input("x", TensorType((UNKNOWN, 3), "float32"))
     >>> w = builder.variable("w", "weights", TensorType((4, 3), "float32"), None)
     >>> turns = {"transposeA": False, "transposeB": True}
-    >>> (h,) = builder.operation("matmul", {"A": x, "B": w}, turns, ["h"])
+    >>> (h,) = builder.operation("matmul", {"A": x, "B": w}, turns, ["h"], span)
     >>> (y,) = builder.operation("relu", {"x": h}, {}, ["y"])
+    >>> try:
+    ...     builder.operation("softmax", {"x": y}, {"axes": (2,)}, ["z"], span)
+    ... except InvalidOperation as error:
+    ...     print(f"{span}: {error}; {error.hint}")
+    net.toy:1:5: 'axes' must lie in [0,2), it has 2; axes count from 0, the last one is 1
     >>> graph = builder.graph("net", [y], ["y"])
 
 `trace` evaluates it under jax: on parameters and states by label, and on inputs in order. `network`
@@ -20,21 +32,32 @@ for. It is differentiated, batched and sharded as any function of jax.
 
     >>> def function(parameters, x):
     ...     return trace(graph, Context(), parameters, {}, [x])[y]
-    >>> parameters = {"weights": jnp.ones((4, 3))}
-    >>> jax.jit(network(function))(parameters, jnp.ones((2, 3))).shape
+    >>> parameters, x = {"weights": jnp.ones((4, 3))}, jnp.ones((2, 3))
+    >>> jax.jit(network(function))(parameters, x).shape
     (2, 4)
-    >>> loss = lambda parameters, x: network(function)(parameters, x).sum()
-    >>> jax.grad(loss)(parameters, jnp.ones((2, 3)))["weights"]
+    >>> jax.grad(lambda parameters: network(function)(parameters, x).sum())(parameters)["weights"]
     Array([[2., 2., 2.],
            ...
 
-Where parameters stay, `lower` gives two parts: what is prepared of them once, and the call. Types
-are enough for it, and the device of the target need not be there.
+Where parameters stay, `lower` gives two parts: what is prepared of them once, and the call. Both
+take lists of arrays: `leaves` are those of all arguments, the parameters first.
 
     >>> from lowering import differentiable, lower, prepared, target_of, traced
-    >>> program, (weights, *_), _ = traced(function, parameters, jnp.ones((2, 3)))
+    >>> program, leaves, tree = traced(function, parameters, x)
+    >>> arrays, inputs = leaves[: program.parameters], leaves[program.parameters :]
     >>> parts = lower(differentiable(program), target_of("cpu"))
-    >>> (result,) = parts.call(prepared(parts, [weights]), [jnp.ones((2, 3))])
+    >>> call = jax.jit(parts.call, compiler_options=parts.options(True))
+    >>> jax.tree.unflatten(tree, call(prepared(parts, arrays), inputs)).shape
+    (2, 4)
+
+Types are enough for it: each array may be a `jax.ShapeDtypeStruct`. The device of the target need
+not be there.
+
+    >>> parts = lower(differentiable(program), target_of("tpu"))
+    >>> types = jax.eval_shape(parts.prepare, arrays)
+    >>> lowered = jax.jit(parts.call).trace(types, inputs).lower(lowering_platforms=("tpu",))
+
+`Divided` divides parameters over a mesh, for tensor parallelism: `help(Divided)` has the program.
 
 A name is imported when it is first used: the package itself loads no jax.
 """

@@ -51,7 +51,8 @@ class _Variable:
 class GraphBuilder:
     """Builds an immutable graph of inputs, variables and operations; raises InvalidOperation.
 
-    `real` and `integer` are the dtypes of literals and untyped tensors.
+    `real` and `integer` are the dtypes of literals and untyped tensors. A name that another value
+    has gets a suffix: a reader asks `is_taken` first, where its document forbids that.
     """
 
     real: str = "float32"
@@ -105,7 +106,12 @@ class GraphBuilder:
         return value
 
     def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
-        """Return the tensor stored under a label, the same each time."""
+        """Return the tensor stored under a label, the same each time; declare it the first time.
+
+        `name` is the tensor's in the graph. `trace` finds its array by the label. `span` is the
+        place of its declaration, which the graph keeps. A variable that nothing updates is a
+        parameter, another one a state.
+        """
         known = self._variables.get(label)
         if known is None:
             value = Value(self._name(name, exact=name in self._reserved), type)
@@ -202,7 +208,20 @@ class GraphBuilder:
     ) -> tuple[Result, ...]:
         """Add an operation and return its results, named by `names`; missing names are made.
 
-        `rule` is a user's own for `kind`. The document does not know results that are `inserted`.
+        Raise InvalidOperation where its arguments break the rule, KeyError where `rules` has no
+        such kind. Nothing checks the Python types of attributes: what the rule does with others is
+        an error of Python.
+
+        Args:
+            kind: one of `lowering.rules`.
+            operands: tensors, literals in the place of constant ones, or tuples of these, by the
+                names of the rule's parameters.
+            attributes: numbers, strings, or tuples of these, no lists, by such names.
+            names: names of the results, of which there is one at least.
+            span: its place in the document, which errors, HLO and profiles tell.
+            calls: the chain of a document's own functions that it comes from.
+            rule: a user's own for `kind`.
+            inserted: whether the document does not know its results.
         """
         known = rule or rules[kind]
         given: dict[str, Any] = {**operands, **attributes}

@@ -64,7 +64,12 @@ _NOTHING = ConstantParameters()
 def network(
     function: Callable[..., Any], preparation: Preparation | None = None, about: About = NONE
 ) -> Callable[..., Any]:
-    """Return a function of parameters and other pytrees of arrays as one operation."""
+    """Return a function of parameters and other pytrees of arrays as one operation.
+
+    The function takes the same arguments, under any transformation of jax. A `preparation`, which
+    the function of that name made of the same parameters, spares calls to prepare them: it is read
+    where parameters are operands of what is compiled.
+    """
 
     def run(parameters: Any, *arguments: Any) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)

@@ -9,7 +9,12 @@ if TYPE_CHECKING:
 
 
 class InvalidOperation(ValueError):
-    """The arguments break a rule of the operation: an attribute out of range, a wrong type."""
+    """Arguments break a rule of the operation: an attribute out of range, a wrong type.
+
+    Args:
+        message: the text of the error, without a place in a document.
+        hint: what to do about it, or "".
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -18,11 +23,14 @@ class InvalidOperation(ValueError):
 
 
 class InvalidShape(InvalidOperation):
-    """The shapes of the arguments do not agree with each other or with the attributes."""
+    """Shapes of the arguments do not agree with each other or with the attributes."""
 
 
 class InvalidComputation(InvalidOperation):
-    """A traced operation cannot be computed, or not as it was inferred."""
+    """A traced operation cannot be computed, or not as it was inferred.
+
+    Its text has no place: `operation.span` is that, if the operation has one.
+    """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:
         super().__init__(message, hint)

@@ -21,7 +21,11 @@ Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Shape and dtype (numpy's name, such as "float32") of a tensor; extents may be UNKNOWN."""
+    """Says the shape and dtype (numpy's name, such as "float32") of a tensor.
+
+    The shape is a tuple of extents. An extent may be UNKNOWN, of a batch say: then it is any
+    number, known when the graph is traced. Nothing checks extents and dtypes here.
+    """
 
     shape: Shape
     dtype: str
@@ -74,9 +78,12 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 class Rule:
     """Checks and computes one kind of operation.
 
+    `parameters` names all operands and attributes of the kind; those with `defaults` may be left
+    out. `help(rule.lower)` describes them, and its annotations are the types of attributes.
+
     `infer` takes types and attributes, and returns a `TensorType` for one result, a list for a
     result array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays
-    likewise, and takes a `lowering.tracing.Context` as `ctx` if `wants_context`. `work` takes types
+    likewise, and takes a `Context` as `ctx` if `wants_context`. `work` takes types
     and attributes, with 1 for unknown extents, and `result`, the first result's type. None means 0.
     """
 
@@ -94,7 +101,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One tensor of a graph, under the document's name; compared by identity."""
+    """Names one tensor of a graph, as the document does, and types it; compared by identity."""
 
     name: str
     type: TensorType
@@ -118,7 +125,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation: `kind` is canonical, operands and attributes have parameter names."""
+    """Holds one operation: `kind` is canonical, operands and attributes have parameter names."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -216,7 +223,11 @@ class StateVariable:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """A whole network; any value may be an output, and `output_names` are the document's."""
+    """Holds a whole network; any value may be an output, and `output_names` are the document's.
+
+    Each of `parameters` has a `label`, a `value`, whose type is the parameter's, and a `span`. Each
+    of `states` has these and an `update`.
+    """
 
     name: str
     inputs: tuple[Value, ...]

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A text and the name to show for it, usually its file name; compared by identity."""
+    """Holds a text and the name to show for it, usually its file name; compared by identity."""
 
     name: str
     text: str
@@ -40,7 +40,10 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A place in a source: character offset and length."""
+    """Says a place in a source: character offset, from 0, and length.
+
+    Its text is `name:line:column`, both from 1; `excerpt` shows the line.
+    """
 
     source: Source
     offset: int

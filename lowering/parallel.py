@@ -25,7 +25,7 @@ _EACH = 1024  # what any collective costs beside its items, in items
 
 @dataclass(frozen=True)
 class Division:
-    """Says how a parameter is divided.
+    """Says how a parameter is divided, or an argument of the batch: then `axis` is all.
 
     Args:
         axis: the axis.
@@ -46,7 +46,11 @@ class Division:
 
 
 class Along(NamedTuple):
-    """Says of arguments, by place, what of them is divided along which axes of a mesh."""
+    """Says of arguments, by place, what of them is divided along which axes of a mesh.
+
+    `names` are those of the axes. A place is that among all arguments of the program, parameters
+    first. `Along((), {})` divides nothing.
+    """
 
     names: tuple[str, ...]
     divisions: Mapping[int, Division]
@@ -54,7 +58,18 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Divided:
-    """Says how a program's arguments are divided over a mesh: its parameters, and the batch."""
+    """Says how a program's arguments are divided over a mesh: its parameters, and the batch.
+
+        program, leaves, tree = traced(function, parameters, inputs)
+        model = Along(("model",), divisions(program, 2))
+        batch = Along(("batch",), {program.parameters: Division(0)})
+        target = mesh_target("cpu", Divided(mesh, model, batch))
+        results = jax.jit(differentiable(program, target))(*leaves)
+
+    Axes of the mesh have the type `jax.sharding.AxisType.Auto`, which `jax.make_mesh` is told as
+    `axis_types`. With others the program runs undivided, with a warning. A parameter is stored
+    whole, or sharded by `Division.along`. Arguments of the batch stay as their caller shards them.
+    """
 
     mesh: Any
     parameters: Along

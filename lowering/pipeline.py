@@ -47,7 +47,12 @@ def watched(watch: Watch) -> AbstractContextManager[None]:
 def traced(
     function: Callable[..., Any], parameters: Any, *arguments: Any
 ) -> tuple[Program, list[Any], Any]:
-    """Return the program of a function as it is written, its arguments, and its result's tree."""
+    """Return the program of a function as it is written, its arguments, and its result's tree.
+
+    Arguments are pytrees of arrays, or of `jax.ShapeDtypeStruct`. They are returned as one list of
+    leaves, those of the parameters first, `program.parameters` in number. Programs return a list,
+    and `jax.tree.unflatten(tree, results)` is the function's result.
+    """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
 
     def flat(*leaves: Any) -> Any:
@@ -61,7 +66,8 @@ def traced(
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
     """Return a traced program after the passes that keep its derivatives, which are taken of it.
 
-    It is for any platform, or for that of a mesh, and then its arguments are divided.
+    It is for any platform, or for that of a mesh, and then its arguments are divided. The program
+    is called with the leaves of its arguments, under any transformation of jax.
     """
     jaxprs.require_names()
     return rewrite(program, target)
@@ -70,6 +76,8 @@ def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program
 def lower(program: Program, target: Target) -> Split:
     """Lower a program for a target: return its preparing part, its call, and XLA's options for it.
 
+    The program is one that `differentiable` returned. Types of its arguments are enough for all of
+    it, and no device of the target is asked for.
     Where it runs on several devices, or nobody knows on how many, no kernel takes what is sharded.
     """
     parts = split(rewrite(replace(program, prepares=True), target), target.platform)

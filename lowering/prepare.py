@@ -48,12 +48,16 @@ class Preparing(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """A program in two parts: `first` computes prepared values of parameters, `call` the results.
+    """Holds a program in two parts: `first` computes prepared values, `call` the results of them.
 
-    Neither of them is compiled. `call` takes prepared values and inputs, each a list. `first` is
+    Neither of them is compiled. `call` takes prepared values and inputs, each a list, and returns a
+    list. Values are those of `lowering.prepared`, or of `prepare`, whose types are
+    `jax.eval_shape(parts.prepare, parameters)`. `jax.jit(parts.call).trace(values, inputs)` has
+    `.lower(lowering_platforms=(parts.platform,))`, for a device that is not there. `first` is
     None where all values are parameters as they are. `make_recipe` returns the recipe of others,
     the same each time. `later` is the call as a jaxpr. `options` returns the compiler's for
-    the call, which is compiled alone (True) or in a function of a user's (False).
+    the call, which is compiled alone (True) or in a function of a user's (False): jax takes them
+    as `jax.jit(parts.call, compiler_options=parts.options(True))`.
     """
 
     sources: tuple[int | None, ...]
@@ -153,8 +157,9 @@ def prepared(
     where: Hashable = None,
     compute: Callable[[Sequence[int], Sequence[Any]], Sequence[jax.Array]] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Return the prepared values of arrays, outside of any trace.
+    """Return the prepared values of arrays of jax, outside of any trace.
 
+    Values that somebody holds already are shared; `Split.prepare` computes its own, in a trace too.
     `compute` computes those that nobody holds, by default the parts do. `where` is the place of
     values if there are no arrays.
     """

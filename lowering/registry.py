@@ -20,7 +20,11 @@ _REQUIRED = inspect.Parameter.empty
 
 
 class Registry:
-    """Rules by the canonical name of the operation that they lower."""
+    """Maps kinds, the canonical names of operations, to the rules that lower them.
+
+    It is read like a dictionary: `list(registry)` has the kinds, `registry[kind]` is a `Rule`, or
+    a KeyError, and `kind in registry` tells whether there is one.
+    """
 
     def __init__(self, rules: Mapping[str, Rule] | None = None) -> None:
         self._rules: dict[str, Rule] = dict(rules or {})

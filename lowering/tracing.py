@@ -29,15 +29,22 @@ _TRACING = 20_000  # items that take as long to compute as a few operations of j
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Gives a rule the settings of the trace that it is part of."""
+    """Gives a rule the settings of the trace that it is part of.
 
-    precision: jax.lax.PrecisionLike = None  # of products; None is jax's default
-    # Is told how many items are computed on the host, before they are.
+    Args:
+        precision: of products; None is jax's default.
+        fold: is told how many items are computed on the host, before they are.
+        straight_through: whether rounding has a derivative, that of what it rounds.
+        refusal: returns the error to raise where a missing derivative is asked for. Other errors
+            are raised as they are.
+        operation: the one whose rule this context is for; `trace` sets it.
+    """
+
+    precision: jax.lax.PrecisionLike = None
     fold: Callable[[int], None] = lambda items: None
-    straight_through: bool = False  # what rounds has a derivative, that of what it rounds
-    # Returns the error to raise where a missing derivative is asked for.
+    straight_through: bool = False
     refusal: Callable[[InvalidComputation], Exception] = lambda error: error
-    operation: Operation | None = None  # in the graph, whose rule this context is for
+    operation: Operation | None = None
 
     def unroll(self, times: int) -> None:
         """Count how often a rule writes out operations of jax."""
@@ -68,10 +75,11 @@ def trace(
     """Return the `wanted` values and all that they depend on; by default outputs and next states.
 
     `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
-    `edits` make of a value what its readers get instead.
+    Nobody compares their types with the graph's: the caller does. A label that is missing is a
+    KeyError. `edits` make of a value what its readers get instead.
     What depends on constants alone is a numpy array. Raise InvalidComputation where a rule returns
-    other types than it inferred, or cannot take an empty tensor; other errors get a note that names
-    the operation.
+    other types than it inferred, as for arrays of other shapes, or cannot take an empty tensor;
+    other errors get a note that names the operation and its place.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)

@@ -91,7 +91,11 @@ BY_ITEM = frozenset(
 
 
 class Families(Registry):
-    """A registry that imports a family when one of its kinds is met."""
+    """Imports the rules of a family when one of its kinds is met.
+
+    `list(rules)` has all kinds. `rules[kind].parameters` has the names of the operands and
+    attributes of a kind, and `help(rules[kind].lower)` describes them.
+    """
 
     def __init__(self, families: Mapping[str, tuple[str, ...]], package: str) -> None:
         super().__init__()

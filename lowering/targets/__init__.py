@@ -21,7 +21,8 @@ def target_of(
 ) -> Target:
     """Return the target for devices of a platform, by jax's name, as `Target` says.
 
-    Platforms without passes of their own share some.
+    `devices` is their number: give it where arguments are sharded. Platforms without passes of
+    their own share some; a name that jax does not know is one of these.
     """
     if platform == "cpu":
         from lowering.targets.cpu import CPU
@@ -35,6 +36,7 @@ def target_of(
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
     """Return the target for a mesh of such devices, over which arguments are divided if they are.
 
+    It is for `differentiable`, as `Divided` shows; what that returns is called under `jax.jit`.
     Choices of platforms are made first, since they would hide axes from the pass that follows them.
     """
     from lowering.passes import inlining, spread
