@@ -17,7 +17,7 @@ from lowering.facts import facts, named
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 
 
-class Part(NamedTuple):
+class AxisPart(NamedTuple):
     """A factor of an axis: of `extent` items, behind factors of `before` in all."""
 
     axis: int
@@ -25,15 +25,15 @@ class Part(NamedTuple):
     extent: int
 
 
-def number(axis: int | Part) -> int:
+def number(axis: int | AxisPart) -> int:
     """Return the number of an axis, or of that of a part."""
-    return axis.axis if isinstance(axis, Part) else axis
+    return axis.axis if isinstance(axis, AxisPart) else axis
 
 
-Run = tuple[int | Part, ...]  # axes, or parts of them, that follow one another
+Run = tuple[int | AxisPart, ...]  # axes, or parts of them, that follow one another
 
 
-class Link(NamedTuple):
+class AxisLink(NamedTuple):
     """Axes of operands and results, by place, that are one axis.
 
     Args:
@@ -52,7 +52,7 @@ class Link(NamedTuple):
         pair: list[dict[int, int]] = []
         for runs in (self.operands, self.results):
             axes = {i: run[0] for i, run in runs.items() if len(run) == 1}
-            pair.append({i: axis for i, axis in axes.items() if not isinstance(axis, Part)})
+            pair.append({i: axis for i, axis in axes.items() if not isinstance(axis, AxisPart)})
             if len(pair[-1]) < len(runs):
                 return None
         return pair[0], pair[1]
@@ -67,14 +67,14 @@ class LinkedAxes(NamedTuple):
         weights: the places of operands by whose items those of others are multiplied, or chosen.
     """
 
-    links: Sequence[Link]
+    links: Sequence[AxisLink]
     alike: frozenset[int] = frozenset()
     weights: tuple[int, ...] = ()
 
 
-def is_grouped(link: Link) -> bool:
+def is_grouped(link: AxisLink) -> bool:
     """Tell whether it is of groups, parts of axes."""
-    return any(isinstance(x, Part) for run in link.operands.values() for x in run)
+    return any(isinstance(x, AxisPart) for run in link.operands.values() for x in run)
 
 
 UNLINKED = LinkedAxes(())
@@ -119,25 +119,25 @@ def _shape(variable: Any) -> Sequence[Any]:
 
 def _one(
     operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Any = "apart"
-) -> Link:
+) -> AxisLink:
     """Return the link of single axes."""
     ends = {place: (axis,) for place, axis in (results or {}).items()}
-    return Link({place: (axis,) for place, axis in operands.items()}, ends, does)
+    return AxisLink({place: (axis,) for place, axis in operands.items()}, ends, does)
 
 
 def _shared(
     operands: Iterable[int], axis: int, results: Iterable[int] = (), end: int = 0, **does: Any
-) -> Link:
+) -> AxisLink:
     """Return the link of an axis that several operands have, and several results."""
     return _one({i: axis for i in operands}, {i: end for i in results}, **does)
 
 
 def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """Link axes of the same number in operands and results of the same rank, if extents are equal.
+    """AxisLink axes of the same number in operands and results of the same rank, if extents are equal.
 
     Items of operands of extent 1 may repeat.
     """
-    links: list[Link] = []
+    links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
     operands = [(i, _shape(v)) for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
     for axis in {*range(rank)} - {*touched}:
@@ -152,7 +152,7 @@ def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) 
 
 
 def _removed(equation: Any, name: str, *, is_sum: bool) -> LinkedAxes:
-    """Link the axes that stay, each with its number after those before it are gone."""
+    """AxisLink the axes that stay, each with its number after those before it are gone."""
     removed = equation.params[name]
     kept = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
     results = range(len(equation.outvars))
@@ -186,7 +186,7 @@ def _transpose(equation: Any) -> LinkedAxes:
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Any) -> LinkedAxes:
-    """Link axes that keep their extent; along all others items are alike."""
+    """AxisLink axes that keep their extent; along all others items are alike."""
     extents = _shape(equation.outvars[0])
     pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
     kept = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
@@ -199,12 +199,12 @@ def _reshape(equation: Any) -> LinkedAxes:
     if equation.params.get("dimensions") is not None:
         return LinkedAxes(())
     shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
-    links: list[Link] = []
+    links: list[AxisLink] = []
     for runs in runs_of(*shapes) or ():
         if max(map(len, runs)) > 1:  # beside others an axis of one item makes no difference
             runs = [tuple(i for i in x if n[i] != 1) for x, n in zip(runs, shapes, strict=True)]
         old, new = runs
-        links.append(Link({0: old}, {0: new}))
+        links.append(AxisLink({0: old}, {0: new}))
     return LinkedAxes(links)
 
 
@@ -224,15 +224,15 @@ def _unstack(equation: Any) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Any) -> LinkedAxes:
-    """Link axes of which all is taken, and a part of others to the factors that it has."""
-    links: list[Link] = []
+    """AxisLink axes of which all is taken, and a part of others to the factors that it has."""
+    links: list[AxisLink] = []
     for place, starts in enumerate(cuts(equation)):
         extents, sizes = _shape(equation.invars[0]), _shape(equation.outvars[place])
         for i, (start, extent, size) in enumerate(zip(starts, extents, sizes, strict=True)):
             if start is None or size == 0 or extent % size or start % size:
                 continue
-            part = i if size == extent else Part(i, extent // size, size)
-            links.append(Link({0: (part,)}, {place: (i,)}))
+            part = i if size == extent else AxisPart(i, extent // size, size)
+            links.append(AxisLink({0: (part,)}, {place: (i,)}))
     return LinkedAxes(links)
 
 
@@ -274,7 +274,7 @@ def _dynamic_slice(equation: Any) -> LinkedAxes:
 
 @_row(PRODUCT)
 def _dot(equation: Any) -> LinkedAxes:
-    """Link axes of the batch, free axes of both operands, and those of which sums are taken."""
+    """AxisLink axes of the batch, free axes of both operands, and those of which sums are taken."""
     sums, batches = equation.params["dimension_numbers"]
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
     for k, v in enumerate(equation.invars):
@@ -287,7 +287,7 @@ def _dot(equation: Any) -> LinkedAxes:
 
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Any) -> LinkedAxes:
-    """Link axes of a product whose rows are in groups, each of which has a matrix of its own."""
+    """AxisLink axes of a product whose rows are in groups, each of which has a matrix of its own."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (sums, batches), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -309,7 +309,7 @@ def _ragged_dot(equation: Any) -> LinkedAxes:
 
 @_row(CONVOLUTION)
 def _convolution(equation: Any) -> LinkedAxes:
-    """Link items and channels; of groups the group alone, within which channels meet."""
+    """AxisLink items and channels; of groups the group alone, within which channels meet."""
     params, numbers = equation.params, equation.params["dimension_numbers"]
     items, channels, *_ = numbers.lhs_spec
     outputs, inputs, *_ = numbers.rhs_spec
@@ -318,16 +318,16 @@ def _convolution(equation: Any) -> LinkedAxes:
         return LinkedAxes(())
     links, groups = [_one({0: items}, {0: batch})], params["feature_group_count"]
     if groups > 1:
-        parts = (Part(x, 1, groups) for x in (channels, outputs, produced))
+        parts = (AxisPart(x, 1, groups) for x in (channels, outputs, produced))
         x, filters, y = ((part,) for part in parts)
-        return LinkedAxes([*links, Link({0: x, 1: filters}, {0: y})], weights=(1,))
+        return LinkedAxes([*links, AxisLink({0: x, 1: filters}, {0: y})], weights=(1,))
     links += [_one({1: outputs}, {0: produced}), _one({0: channels, 1: inputs}, does="sum")]
     return LinkedAxes(links, weights=(1,))
 
 
 @_row("gather")
 def _gather(equation: Any) -> LinkedAxes:
-    """Link axes that are taken whole, and those of indices; a lookup is along one axis."""
+    """AxisLink axes that are taken whole, and those of indices; a lookup is along one axis."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
     collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
@@ -345,7 +345,7 @@ def _gather(equation: Any) -> LinkedAxes:
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Any) -> LinkedAxes:
-    """Link axes that updates have whole, and those of a batch."""
+    """AxisLink axes that updates have whole, and those of a batch."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
@@ -371,7 +371,7 @@ def _unchanged(equation: Any) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Any) -> LinkedAxes:
-    """Link the axes before those of matrices, or before those that are transformed."""
+    """AxisLink the axes before those of matrices, or before those that are transformed."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands, results = range(len(equation.invars)), range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of
-from lowering.bodies import Body, bodies
+from lowering.bodies import InnerFunction, bodies
 from lowering.facts import facts
 from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
 from lowering.program import Program
@@ -141,7 +141,7 @@ def _axes_alike(equation: Any, alike: Alike) -> set[int]:
 def _axes_within(
     program: Program,
     equation: Any,
-    body: Body,
+    body: InnerFunction,
     operands: Sequence[int | None],
     has_items: Callable[[Any, int], bool],
 ) -> dict[Any, int | None]:
@@ -178,7 +178,9 @@ def _axes_within(
     raise NotSeparableError(equation)
 
 
-def _outside(equation: Any, body: Body, ends: Sequence[int | None]) -> dict[Any, int | None]:
+def _outside(
+    equation: Any, body: InnerFunction, ends: Sequence[int | None]
+) -> dict[Any, int | None]:
     """Return axes of a function's results as those of the equation's."""
     axes: dict[Any, int | None] = {}
     for axis, outer in zip(ends, body.results, strict=True):

@@ -19,7 +19,7 @@ class Outer(NamedTuple):
     steps: int = 0
 
 
-class Body(NamedTuple):
+class InnerFunction(NamedTuple):
     """A function within an equation.
 
     Args:
@@ -37,7 +37,7 @@ class Body(NamedTuple):
     times: int = 1
 
 
-def bodies(equation: Any) -> list[Body]:
+def bodies(equation: Any) -> list[InnerFunction]:
     """Return the functions that an equation evaluates; none if it is a primitive's own work."""
     name, params = primitive(equation), equation.params
     operands, results = (
@@ -50,17 +50,17 @@ def bodies(equation: Any) -> list[Body]:
             arguments = [Outer(i, int(i >= stacked)) for i in range(len(operands))]
             ends = [Outer(i, int(i >= carried)) for i in range(len(results))]
             again = {i: count + i for i in range(carried)}
-            return [Body(params["jaxpr"], arguments, ends, again, params["length"])]
+            return [InnerFunction(params["jaxpr"], arguments, ends, again, params["length"])]
         case "while":
             asks, count = params["cond_nconsts"], params["body_nconsts"]
             state = operands[asks + count :]
             again = {i: count + i for i in range(len(results))}
             return [
-                Body(params["cond_jaxpr"], [*operands[:asks], *state], [None]),
-                Body(params["body_jaxpr"], [*operands[asks:]], results, again),
+                InnerFunction(params["cond_jaxpr"], [*operands[:asks], *state], [None]),
+                InnerFunction(params["body_jaxpr"], [*operands[asks:]], results, again),
             ]
         case "cond":
-            return [Body(branch, operands[1:], results) for branch in params["branches"]]
+            return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]
         case _:
             closed = jaxprs.called(equation)
-            return [] if closed is None else [Body(closed, operands, results)]
+            return [] if closed is None else [InnerFunction(closed, operands, results)]

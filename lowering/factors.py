@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from lowering.axes import UNLINKED, LinkedAxes, Part, axes_of, is_grouped, number
-from lowering.bodies import Body, bodies
+from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, is_grouped, number
+from lowering.bodies import InnerFunction, bodies
 from lowering.jaxprs import is_literal
 from lowering.program import Program
 
@@ -156,10 +156,10 @@ class FactorWalk:
         for place in table.weights:
             self._multiply(table, operands[place], place, results[0])
 
-    def _part(self, operand: Any, part: int | Part) -> Axis:
+    def _part(self, operand: Any, part: int | AxisPart) -> Axis:
         """Return the factors of an axis, or of a part of it."""
         axis = self.of(operand)[number(part)]
-        if not isinstance(part, Part):
+        if not isinstance(part, AxisPart):
             return axis
         whole = math.prod(factor.extent for factor in axis)
         extents = part.before, part.extent, whole // (part.before * part.extent)
@@ -189,7 +189,7 @@ class FactorWalk:
         self.products.append(product)
         self.columns[result] = frozenset(places)
 
-    def _enter(self, equation: Any, body: Body) -> None:
+    def _enter(self, equation: Any, body: InnerFunction) -> None:
         """Go through a function within. What a loop carries is as at its start before each turn."""
         inside = FactorWalk(Program(body.closed), self, self.times * body.times)
         self.bodies.setdefault(id(equation), []).append(inside)

@@ -18,7 +18,7 @@ from jax.extend.core import primitives
 from jax.sharding import Mesh
 
 from lowering import jaxprs
-from lowering.axes import UNLINKED, Part, axes_of, is_listed, number
+from lowering.axes import UNLINKED, AxisPart, axes_of, is_listed, number
 from lowering.batches import NotSeparableError, batch_axes
 from lowering.bodies import bodies
 from lowering.cpu.layouts import evaluated
@@ -219,17 +219,17 @@ def equations_of(program: Program) -> list[Any]:
     return found
 
 
-def run_of(x: Any, run: Sequence[int | Part]) -> tuple[int, int, int]:
+def run_of(x: Any, run: Sequence[int | AxisPart]) -> tuple[int, int, int]:
     """Items before, along and behind a run of axes, or a part of an axis."""
     shape, first, last = np.shape(x), number(run[0]), number(run[-1])
     before, along = math.prod(shape[:first]), math.prod(shape[first : last + 1])
     behind = math.prod(shape[last + 1 :])
-    if isinstance(part := run[0], Part):
+    if isinstance(part := run[0], AxisPart):
         return before * part.before, part.extent, behind * (along // part.before // part.extent)
     return before, along, behind
 
 
-def permuted(x: Any, run: Sequence[int | Part], order: Any) -> np.ndarray[Any, Any]:
+def permuted(x: Any, run: Sequence[int | AxisPart], order: Any) -> np.ndarray[Any, Any]:
     items = np.asarray(x).reshape(run_of(x, run))
     return items[:, order].reshape(np.shape(x))
 
