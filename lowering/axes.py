@@ -133,7 +133,7 @@ def _shared(
 
 
 def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """AxisLink axes of the same number in operands and results of the same rank, if extents are equal.
+    """Link axes of the same number in operands and results of the same rank, if extents are equal.
 
     Items of operands of extent 1 may repeat.
     """
@@ -152,7 +152,7 @@ def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) 
 
 
 def _removed(equation: Any, name: str, *, is_sum: bool) -> LinkedAxes:
-    """AxisLink the axes that stay, each with its number after those before it are gone."""
+    """Link the axes that stay, each with its number after those before it are gone."""
     removed = equation.params[name]
     kept = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
     results = range(len(equation.outvars))
@@ -186,7 +186,7 @@ def _transpose(equation: Any) -> LinkedAxes:
 
 @_row("broadcast_in_dim")
 def _broadcast(equation: Any) -> LinkedAxes:
-    """AxisLink axes that keep their extent; along all others items are alike."""
+    """Link axes that keep their extent; along all others items are alike."""
     extents = _shape(equation.outvars[0])
     pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
     kept = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
@@ -224,7 +224,7 @@ def _unstack(equation: Any) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Any) -> LinkedAxes:
-    """AxisLink axes of which all is taken, and a part of others to the factors that it has."""
+    """Link axes of which all is taken, and a part of others to the factors that it has."""
     links: list[AxisLink] = []
     for place, starts in enumerate(cuts(equation)):
         extents, sizes = _shape(equation.invars[0]), _shape(equation.outvars[place])
@@ -274,7 +274,7 @@ def _dynamic_slice(equation: Any) -> LinkedAxes:
 
 @_row(PRODUCT)
 def _dot(equation: Any) -> LinkedAxes:
-    """AxisLink axes of the batch, free axes of both operands, and those of which sums are taken."""
+    """Link axes of the batch, free axes of both operands, and those of which sums are taken."""
     sums, batches = equation.params["dimension_numbers"]
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
     for k, v in enumerate(equation.invars):
@@ -287,7 +287,7 @@ def _dot(equation: Any) -> LinkedAxes:
 
 @_row("ragged_dot_general")
 def _ragged_dot(equation: Any) -> LinkedAxes:
-    """AxisLink axes of a product whose rows are in groups, each of which has a matrix of its own."""
+    """Link axes of a product whose rows are in groups, each of which has a matrix of its own."""
     numbers = equation.params["ragged_dot_dimension_numbers"]
     (sums, batches), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
     (ragged,) = numbers.lhs_ragged_dimensions
@@ -309,7 +309,7 @@ def _ragged_dot(equation: Any) -> LinkedAxes:
 
 @_row(CONVOLUTION)
 def _convolution(equation: Any) -> LinkedAxes:
-    """AxisLink items and channels; of groups the group alone, within which channels meet."""
+    """Link items and channels; of groups the group alone, within which channels meet."""
     params, numbers = equation.params, equation.params["dimension_numbers"]
     items, channels, *_ = numbers.lhs_spec
     outputs, inputs, *_ = numbers.rhs_spec
@@ -327,7 +327,7 @@ def _convolution(equation: Any) -> LinkedAxes:
 
 @_row("gather")
 def _gather(equation: Any) -> LinkedAxes:
-    """AxisLink axes that are taken whole, and those of indices; a lookup is along one axis."""
+    """Link axes that are taken whole, and those of indices; a lookup is along one axis."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
     collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
@@ -345,7 +345,7 @@ def _gather(equation: Any) -> LinkedAxes:
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Any) -> LinkedAxes:
-    """AxisLink axes that updates have whole, and those of a batch."""
+    """Link axes that updates have whole, and those of a batch."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
@@ -371,7 +371,7 @@ def _unchanged(equation: Any) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Any) -> LinkedAxes:
-    """AxisLink the axes before those of matrices, or before those that are transformed."""
+    """Link the axes before those of matrices, or before those that are transformed."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands, results = range(len(equation.invars)), range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)
