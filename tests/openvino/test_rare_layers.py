@@ -122,6 +122,8 @@ def test_what_follows_items_that_values_choose(tmp_path: Path) -> None:
         ("MatMul", ["it", "it"], {"transpose_a": "true"}),
         ("ScatterUpdate", ["it", [0], [[1.0, 2.0]], 0], {}),
         ("TopK", ["it", 1], {"axis": 0, "mode": "max", "sort": "index"}),
+        ("Slice", ["it", [0], [-1], [1], [0]], {}),
+        ("Interpolate", ["it", [3, 2]], {"mode": "nearest", "axes": "0,1"}),
     ],
     ids=lambda step: step[0],
 )
@@ -129,6 +131,13 @@ def test_padding_is_never_taken_for_items(step: Any, tmp_path: Path) -> None:
     with pytest.raises(nnef_jax.NnefError, match="as many items as values say") as caught:
         _chosen([step]).load(tmp_path)
     assert step[0] in str(caught.value) and "cut the network" in str(caught.value)
+
+
+def test_windows_that_divide_an_axis_need_its_items(tmp_path: Path) -> None:
+    """Three windows over three positions of padding would be one each."""
+    images = [("Transpose", ["it", [1, 0]], {}), ("Unsqueeze", ["it", [0]], {})]
+    with pytest.raises(nnef_jax.NnefError, match="would take padding for items"):
+        _chosen([*images, ("AdaptiveAvgPool", ["it", [3]], {})]).load(tmp_path)
 
 
 def test_items_that_values_choose_under_jit_vmap_and_grad(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def _interpolated(
     sizes: Mapping[int, int], scales: Mapping[int, float],
 ) -> Value:  # fmt: skip
     """Resize along the axes that have a size or a scale."""
+    site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
     wanted = list(shape)
     for axis, size in sizes.items():
