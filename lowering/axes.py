@@ -47,6 +47,11 @@ class AxisLink(NamedTuple):
     results: Mapping[int, Run] = {}
     does: Literal["apart", "sum", "lookup"] = "apart"
 
+    @property
+    def is_of_parts(self) -> bool:
+        """Tell whether operands have it as a part of an axis, as groups of channels."""
+        return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
+
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
         """Return the axes of operands and of results if each is one, and no part of one."""
         pair: list[dict[int, int]] = []
@@ -70,11 +75,6 @@ class LinkedAxes(NamedTuple):
     links: Sequence[AxisLink]
     alike: frozenset[int] = frozenset()
     weights: tuple[int, ...] = ()
-
-
-def is_grouped(link: AxisLink) -> bool:
-    """Tell whether it is of groups, parts of axes."""
-    return any(isinstance(x, AxisPart) for run in link.operands.values() for x in run)
 
 
 UNLINKED = LinkedAxes(())
@@ -141,23 +141,23 @@ def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) 
     rank = len(_shape(equation.outvars[0]))
     operands = [(i, _shape(v)) for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
     for axis in {*range(rank)} - {*touched}:
-        (extent, *others) = [_shape(v)[axis] for v in equation.outvars]
+        (extent, *extents) = [_shape(v)[axis] for v in equation.outvars]
         sharing = [i for i, shape in operands if shape[axis] == extent]
-        is_whole = len(sharing) == len(operands) or (
+        is_linked = len(sharing) == len(operands) or (
             repeats and all(shape[axis] in (1, extent) for _, shape in operands)
         )
-        if is_whole and all(n == extent for n in others):
-            links.append(_shared(sharing, axis, range(1 + len(others)), axis))
+        if is_linked and all(n == extent for n in extents):
+            links.append(_shared(sharing, axis, range(1 + len(extents)), axis))
     return LinkedAxes(links)
 
 
 def _removed(equation: Any, name: str, *, is_sum: bool) -> LinkedAxes:
     """Link the axes that stay, each with its number after those before it are gone."""
     removed = equation.params[name]
-    kept = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
+    left = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
     results = range(len(equation.outvars))
     operands = [i for i, v in enumerate(equation.invars) if _shape(v)]
-    links = [_shared(operands, i, results, j) for j, i in enumerate(kept)]
+    links = [_shared(operands, i, results, j) for j, i in enumerate(left)]
     links += [_shared(operands, i, does="sum") for i in removed if is_sum]
     return LinkedAxes(links)
 
@@ -189,15 +189,15 @@ def _broadcast(equation: Any) -> LinkedAxes:
     """Link axes that keep their extent; along all others items are alike."""
     extents = _shape(equation.outvars[0])
     pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
-    kept = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
-    alike = frozenset(range(len(extents))) - {*kept.values()}
-    return LinkedAxes([_one({0: i}, {0: j}) for i, j in kept.items()], alike)
+    places = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
+    alike = frozenset(range(len(extents))) - {*places.values()}
+    return LinkedAxes([_one({0: i}, {0: j}) for i, j in places.items()], alike)
 
 
 @_row("reshape", "expand_dims")
 def _reshape(equation: Any) -> LinkedAxes:
     if equation.params.get("dimensions") is not None:
-        return LinkedAxes(())
+        return UNLINKED
     shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
     links: list[AxisLink] = []
     for runs in runs_of(*shapes) or ():
@@ -267,43 +267,46 @@ def _iota(equation: Any) -> LinkedAxes:
     return LinkedAxes((), axes - {equation.params["dimension"]})
 
 
-@_row("dynamic_slice", "dynamic_update_slice")
-def _dynamic_slice(equation: Any) -> LinkedAxes:
-    return _same(equation)  # axes that keep their extent: only start 0 is left there
+@_row("dynamic_slice", "dynamic_update_slice", "name", "sharding_constraint")
+def _unchanged(equation: Any) -> LinkedAxes:
+    return _same(equation)  # a slice that keeps an extent starts at 0
 
 
-@_row(PRODUCT)
-def _dot(equation: Any) -> LinkedAxes:
-    """Link axes of the batch, free axes of both operands, and those of which sums are taken."""
-    sums, batches = equation.params["dimension_numbers"]
-    links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
-    for k, v in enumerate(equation.invars):
-        for i in range(len(_shape(v))):
-            if i not in (*sums[k], *batches[k]):
-                links.append(_one({k: i}, {0: len(links)}))
-    links += [_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True)]
-    return LinkedAxes(links, weights=(0, 1))
+def _products(
+    equation: Any, numbers: Any, mixed: Sequence[int] = (), groups: Sequence[int] = ()
+) -> list[AxisLink]:
+    """Return the links of a product: its batch, free axes of both operands, and sums.
 
-
-@_row("ragged_dot_general")
-def _ragged_dot(equation: Any) -> LinkedAxes:
-    """Link axes of a product whose rows are in groups, each of which has a matrix of its own."""
-    numbers = equation.params["ragged_dot_dimension_numbers"]
-    (sums, batches), groups = numbers.dot_dimension_numbers, numbers.rhs_group_dimensions
-    (ragged,) = numbers.lhs_ragged_dimensions
-    sizes = _shape(equation.invars[2])
-    if ragged in (*sums[0], *batches[0]) or len(sizes) > 1:  # sizes may be an item's own
-        return UNLINKED
+    Free axes of the left operand that are `mixed` have a place in the result but no link. The
+    result does not have the axes of the right operand that are `groups`.
+    """
+    sums, batches = numbers
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
     place = len(links)
     for k, v in enumerate(equation.invars[:2]):
         for i in range(len(_shape(v))):
             if i in (*sums[k], *batches[k]) or (k == 1 and i in groups):
                 continue
-            if k == 1 or i != ragged:  # of a row its number tells the group
+            if k == 1 or i not in mixed:
                 links.append(_one({k: i}, {0: place}))
             place += 1
-    links += [_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True)]
+    return [*links, *(_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True))]
+
+
+@_row(PRODUCT)
+def _dot(equation: Any) -> LinkedAxes:
+    return LinkedAxes(_products(equation, equation.params["dimension_numbers"]), weights=(0, 1))
+
+
+@_row("ragged_dot_general")
+def _ragged_dot(equation: Any) -> LinkedAxes:
+    """Link axes of a product whose rows are in groups: the number of a row tells its matrix."""
+    ragged = equation.params["ragged_dot_dimension_numbers"]
+    numbers, rows = ragged.dot_dimension_numbers, ragged.lhs_ragged_dimensions
+    (sums, _), (batch, _) = numbers
+    if not {*rows}.isdisjoint((*sums, *batch)) or len(_shape(equation.invars[2])) > 1:
+        return UNLINKED  # sizes of groups may be an item's own
+    links = _products(equation, numbers, rows, ragged.rhs_group_dimensions)
     return LinkedAxes(links, weights=(1,))
 
 
@@ -315,7 +318,7 @@ def _convolution(equation: Any) -> LinkedAxes:
     outputs, inputs, *_ = numbers.rhs_spec
     batch, produced, *_ = numbers.out_spec
     if params["batch_group_count"] != 1:
-        return LinkedAxes(())
+        return UNLINKED
     links, groups = [_one({0: items}, {0: batch})], params["feature_group_count"]
     if groups > 1:
         parts = (AxisPart(x, 1, groups) for x in (channels, outputs, produced))
@@ -331,8 +334,8 @@ def _gather(equation: Any) -> LinkedAxes:
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
     collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
-    kept = [i for i in range(len(table)) if i not in (*collapsed, *batched)]
-    pairs = zip(kept, numbers.offset_dims, strict=True)
+    window = [i for i in range(len(table)) if i not in (*collapsed, *batched)]
+    pairs = zip(window, numbers.offset_dims, strict=True)
     links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
     beside = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
@@ -350,8 +353,8 @@ def _scatter(equation: Any) -> LinkedAxes:
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
     gone = (*numbers.inserted_window_dims, *batched)
-    kept = [i for i in range(len(target)) if i not in gone]
-    pairs = zip(kept, numbers.update_window_dims, strict=True)
+    window = [i for i in range(len(target)) if i not in gone]
+    pairs = zip(window, numbers.update_window_dims, strict=True)
     links = [_one({0: i, 2: j}, {0: i}) for i, j in pairs if target[i] == updates[j]]
     rows = [j for j in range(len(updates)) if j not in numbers.update_window_dims]
     for i, j in zip(batched, numbers.scatter_indices_batching_dims, strict=True):
@@ -364,14 +367,9 @@ def _reduce(equation: Any) -> LinkedAxes:
     return _removed(equation, "dimensions", is_sum=False)
 
 
-@_row("name", "sharding_constraint")
-def _unchanged(equation: Any) -> LinkedAxes:
-    return _same(equation)
-
-
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Any) -> LinkedAxes:
-    """Link the axes before those of matrices, or before those that are transformed."""
+    """Link leading axes: those before the axes of a matrix, or of a Fourier transform."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands, results = range(len(equation.invars)), range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)

@@ -105,8 +105,8 @@ def _links(
         return not is_one and (is_literal(v) or not has_items(v, axis))
 
     def holds(starts: Mapping[int, int]) -> bool:
-        others = starts.keys() - batch.keys()
-        return batch.items() <= starts.items() and not any(lacks(i, starts[i]) for i in others)
+        missing = starts.keys() - batch.keys()
+        return batch.items() <= starts.items() and not any(lacks(i, starts[i]) for i in missing)
 
     return exact or [ends for ends in links if holds(ends[0])][:1]
 
@@ -156,9 +156,9 @@ def _axes_within(
     starts = [(operands[place], steps) for place, steps in body.arguments]
     before = [None if axis is None else axis - steps for axis, steps in starts]
     while -1 not in before:
-        known = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
+        seeds = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
         follow = [arguments[i] for i in carried if before[i] is None]
-        axes = batch_axes(inside, known, follow=follow, resizes=False) if known else {}
+        axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
         ends = [None if is_literal(v) else axes.get(v) for v in inside.results]
         after = list(before)
         for i, j in body.again.items():
@@ -181,7 +181,7 @@ def _axes_within(
 def _outside(
     equation: Any, body: InnerFunction, ends: Sequence[int | None]
 ) -> dict[Any, int | None]:
-    """Return axes of a function's results as those of the equation's."""
+    """Return the axis of each result of an equation, given those of a function in it."""
     axes: dict[Any, int | None] = {}
     for axis, outer in zip(ends, body.results, strict=True):
         if outer is not None:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 
-from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, is_grouped, number
+from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, number
 from lowering.bodies import InnerFunction, bodies
 from lowering.jaxprs import is_literal
 from lowering.program import Program
@@ -161,8 +161,8 @@ class FactorWalk:
         axis = self.of(operand)[number(part)]
         if not isinstance(part, AxisPart):
             return axis
-        whole = math.prod(factor.extent for factor in axis)
-        extents = part.before, part.extent, whole // (part.before * part.extent)
+        total = math.prod(factor.extent for factor in axis)
+        extents = part.before, part.extent, total // (part.before * part.extent)
         before, inside, after = map(Factor, extents)
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
@@ -182,7 +182,7 @@ class FactorWalk:
             if link.does != "apart":
                 rows += factors
                 kind = "lookup" if link.does == "lookup" else kind
-            elif place in link.operands and (len(link.operands) == 1 or is_grouped(link)):
+            elif place in link.operands and (len(link.operands) == 1 or link.is_of_parts):
                 columns += factors
                 places.update(map(number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)

@@ -46,9 +46,9 @@ class Division:
 
 
 class Along(NamedTuple):
-    """Says of arguments, by place, what of them is divided along which axes of a mesh.
+    """Divisions of arguments along axes of a mesh.
 
-    `names` are those of the axes. A place is that among all arguments of the program, parameters
+    `names` are the axes of the mesh. `divisions` are by the number of an argument, parameters
     first. `Along((), {})` divides nothing.
     """
 

@@ -48,7 +48,7 @@ class Preparing(Protocol):
 
 @dataclass(frozen=True)
 class Split:
-    """Holds a program in two parts: `first` computes prepared values, `call` the results of them.
+    """Holds a program in two parts: `first` prepares values, `call` computes results with them.
 
     Neither of them is compiled. `call` takes prepared values and inputs, each a list, and returns a
     list. Values are those of `lowering.prepared`, or of `prepare`, whose types are

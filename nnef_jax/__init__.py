@@ -10,12 +10,12 @@ from lowering import imported
 
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
+    from lowering import Graph as Graph
+    from lowering import InvalidOperation as InvalidOperation
+    from lowering import InvalidShape as InvalidShape
     from lowering import Registry as Registry
-    from lowering.errors import InvalidOperation as InvalidOperation
-    from lowering.errors import InvalidShape as InvalidShape
-    from lowering.graph import Graph as Graph
-    from lowering.graph import Rule as Rule
-    from lowering.graph import TensorType as TensorType
+    from lowering import Rule as Rule
+    from lowering import TensorType as TensorType
     from nnef_jax import analysis as analysis
     from nnef_jax import openvx as openvx
     from nnef_jax import serving as serving
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArchiveError": "nnef_jax.errors",
     "DataError": "nnef_jax.errors",
-    "Graph": "lowering.graph",
+    "Graph": "lowering",
     "InputError": "nnef_jax.errors",
-    "InvalidOperation": "lowering.errors",
-    "InvalidShape": "lowering.errors",
+    "InvalidOperation": "lowering",
+    "InvalidShape": "lowering",
     "LimitError": "nnef_jax.errors",
     "Limits": "nnef_jax.limits",
     "Model": "nnef_jax.model",
     "NnefError": "nnef_jax.errors",
     "NnefSyntaxError": "nnef_jax.errors",
     "Registry": "lowering",
-    "Rule": "lowering.graph",
+    "Rule": "lowering",
     "SemanticError": "nnef_jax.errors",
     "ShapeError": "nnef_jax.errors",
     "TensorSpec": "nnef_jax.tensor_spec",
-    "TensorType": "lowering.graph",
+    "TensorType": "lowering",
     "UnsupportedError": "nnef_jax.errors",
     "analysis": "nnef_jax",
     "benchmark": "nnef_jax.measure.benchmarking",

@@ -27,7 +27,7 @@ from nnef_jax.tensor_spec import TensorSpec, spec_of
 _GUESSES = (1, 64)
 _EXAMPLE = 8  # of an example, which tells axes of a reshaped tensor apart
 
-for _module, _kinds in KINDS.items():
+for _module, _kinds in KINDS.items():  # a pickled network may be of any format
     rules.add(_module, _kinds)
 
 

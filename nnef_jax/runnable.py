@@ -252,9 +252,9 @@ class Runnable:
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
-        They are one `lax.scan`: what is compiled does not grow with their number, and gradients
-        pass through time. Outputs and captures get a new first axis. `state` is `init_state()` by
-        default. An edit is made in each cycle.
+        The cycles are one `lax.scan`: a program has the same size for any number of them.
+        Gradients pass through time. Outputs and captures get a new first axis. `state` is
+        `init_state()` by default. An edit is made in each cycle.
         """
         inputs = self.execution.bind(args, kwargs, 1)
         require_one_length(inputs)

@@ -87,7 +87,7 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
         return found
     numbers = renumbered(equation, [places_in(left.order), places_in(right.order)]) or {}
     array = bind(equation, [whole(left), whole(right)], **numbers)
-    # Axes of the result: those of the batch, then the others of the left operand, the right one's.
+    # The result has the axes of the batch, free axes of the left operand, those of the right one.
     count, before = len(left_batch), len(left_batch) + len(left_axes)
     order = (
         *range(count),

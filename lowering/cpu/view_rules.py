@@ -29,7 +29,7 @@ def view_of(equation: Any, array: Any, order: Order) -> View:
 
 
 def bind(equation: Any, arrays: Sequence[Any], **changed: Any) -> Any:
-    """Evaluate an equation's primitive on arrays, some of its parameters changed."""
+    """Bind the primitive of an equation to arrays, with changed parameters."""
     return equation.primitive.bind(*arrays, **(equation.params | changed))
 
 

@@ -48,11 +48,11 @@ def run(program: Program, target: Target) -> Program:
             if division.follows and factor and factor.extent % count == 0:
                 divided[factor] = name
     spread = _Spread(walk, divided, plan.mesh)
-    whole = {i: v for i, v in enumerate(program.arguments) if i in parameters}
+    divided_arguments = {i: v for i, v in enumerate(program.arguments) if i in parameters}
 
     def evaluated(*arguments: Any) -> list[Any]:
         arrays = list(arguments)
-        for i, v in whole.items():
+        for i, v in divided_arguments.items():
             if parameters[i].follows:
                 arrays[i] = spread.sharded(v, arrays[i], range(v.aval.ndim))
         return spread.evaluated(arrays)
@@ -97,12 +97,12 @@ class _Spread:
 
     def _of(self, operand: Any) -> Iterator[list[list[Factor]]]:
         for axis in self.walk.of(operand):
-            found: list[list[Factor]] = [[]]
+            groups: list[list[Factor]] = [[]]
             for factor in leaves(axis):
-                if factor in self.divided and found[-1]:
-                    found.append([])
-                found[-1].append(factor)
-            yield found
+                if factor in self.divided and groups[-1]:
+                    groups.append([])
+                groups[-1].append(factor)
+            yield groups
 
     def sharded(self, variable: Any, x: Any, whole: Collection[int]) -> Any:
         """Say how an array is sharded: along divided factors, and not along axes that are whole."""
@@ -117,17 +117,17 @@ class _Spread:
 
     def _compute(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         variables = [*equation.invars, *equation.outvars]
-        given = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
+        arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
         if primitive(equation) == SCAN:
             (body,) = self.walk.bodies[id(equation)]
-            results = self._scanned(equation, body, given)
+            results = self._scanned(equation, body, arrays)
         elif all(self.shape(v) == getattr(v.aval, "shape", ()) for v in variables):
-            results = jaxprs.bind(equation, given)
+            results = jaxprs.bind(equation, arrays)
         else:
             rule = _RULES.of(equation)
-            results = rule(self, equation, given) if rule else None
+            results = rule(self, equation, arrays) if rule else None
             if results is None:
-                pairs = zip(equation.invars, given, strict=True)
+                pairs = zip(equation.invars, arrays, strict=True)
                 results = jaxprs.bind(equation, [_shaped(x, v.aval.shape) for v, x in pairs])
         results = [
             _shaped(x, self.shape(v)) for v, x in zip(equation.outvars, results, strict=True)
@@ -137,9 +137,9 @@ class _Spread:
             return [self.sharded(result, results[0], self.walk.columns[result])]
         return results
 
-    def _scanned(self, equation: Any, body: FactorWalk, given: Sequence[Any]) -> list[Any]:
+    def _scanned(self, equation: Any, body: FactorWalk, arrays: Sequence[Any]) -> list[Any]:
         inside = _Spread(body, self.divided, self.mesh)
-        constants, start, stacks = jaxprs.scan_parts(equation, given)
+        constants, start, stacks = jaxprs.scan_parts(equation, arrays)
         _, before, _ = jaxprs.scan_parts(equation, equation.invars)
         start = [_shaped(x, v.aval.shape) for x, v in zip(start, before, strict=True)]
         _, _, items = jaxprs.scan_parts(equation, body.program.arguments)

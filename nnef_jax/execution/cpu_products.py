@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lowering import target_of
 from lowering.graph import Graph
 from nnef_jax.execution.places import default_platform
 
@@ -16,18 +15,17 @@ def in_integers(
     definition: Definition, graph: Graph, platform: str | None = None
 ) -> frozenset[str]:
     """Return the names of operations that a platform, by default jax's, computes in integers."""
-    platform = platform or default_platform()
-    if not definition.has_kernels(platform) or not (names := target_of(platform).in_integers):
+    target = definition.target(platform or default_platform())
+    if target.in_integers is None or target.rates is None:
         return frozenset()
-    return names(graph, definition.host.rates(platform).multiplies_bytes)
+    return target.in_integers(graph, target.rates.multiplies_bytes)
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
     """Tell which products jax's device computes in more bits than the network has."""
-    platform = default_platform()
-    if not definition.has_kernels(platform) or not (names := target_of(platform).in_integers):
+    target = definition.target(default_platform())
+    if (names := target.in_integers) is None or (rates := target.rates) is None:
         return []
-    rates = definition.host.rates(platform)
     bfloat16 = _is_bfloat16(definition) and not rates.multiplies_bfloat16
     codes = not rates.multiplies_bytes and names(graph, True) > names(graph, False)
     kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]

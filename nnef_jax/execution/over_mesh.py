@@ -86,12 +86,12 @@ def _divided(
     """Compute with parameters that are divided for products, so that what follows stays so."""
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
-    def joined(arrays: Mapping[str, Any], *others: Any) -> Any:
-        whole = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
-        return compute(whole, *others)
+    def computed(arrays: Mapping[str, Any], *others: Any) -> Any:
+        joined = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
+        return compute(joined, *others)
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
-    program, arrays, tree = traced(joined, operands, *others)
+    program, arrays, tree = traced(computed, operands, *others)
     if not program.has_items:  # extents that are no numbers
         return compute(params, *others)
     divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(operands))}

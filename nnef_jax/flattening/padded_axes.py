@@ -44,7 +44,7 @@ class CountedEmission(Emission):
         step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
         where = followed(step) if step.counts else None
         results = super().add(kind, step.operands, attributes, names, span, *calls, **options)
-        if where is TABLE:
+        if where == TABLE:
             self._pass(step, self.builder.operations[-1])
         elif where is not None:
             for result in results:
@@ -69,9 +69,9 @@ class CountedEmission(Emission):
         types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in reads]
         program = Program(jax.make_jaxpr(results)(*types))
         pairs = zip(program.arguments, reads, strict=True)
-        known = {v: self.counts[x].axis for v, x in pairs if x in self.counts}
+        padded = {v: self.counts[x].axis for v, x in pairs if x in self.counts}
         try:
-            axes = batch_axes(program, known, resizes=False)
+            axes = batch_axes(program, padded, resizes=False)
         except NotSeparableError:
             raise step.refusal() from None
         for x, v in zip(operation.writes(), program.results, strict=True):

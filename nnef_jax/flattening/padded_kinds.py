@@ -6,8 +6,7 @@ Every other kind has its rule traced, and the table of axes asked: padding stays
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -15,15 +14,8 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count, PaddedOperation
 
-
-class Asks(Enum):
-    """Leaves a kind to the table of axes, for want of a row here."""
-
-    TABLE = "table"
-
-
-TABLE = Asks.TABLE
-Place = Count | Literal[Asks.TABLE] | None
+TABLE: Final = "table"  # says that the table of axes is to be asked
+Place = Count | Literal["table"] | None
 _FAR = 2**31 - 1  # an index beyond any axis
 
 
@@ -104,7 +96,7 @@ def _scattered(step: PaddedOperation) -> None:
 
 
 def _reduced(step: PaddedOperation) -> Place:
-    """Put items that change nothing behind those of an axis that is reduced."""
+    """Pad a reduced axis with the neutral item of the reduction."""
     count, axes = step.only("input"), step.attributes["axes"]
     if count.axis not in axes:
         return TABLE

@@ -83,8 +83,8 @@ class TextFrontend(Frontend):
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        found: dict[str, Any] = {GRAPH: text.encode()}
+        members: dict[str, Any] = {GRAPH: text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))
-            found[QUANTIZATION] = quantization.encode()
-        return Written(found | tensor_members(arrays))
+            members[QUANTIZATION] = quantization.encode()
+        return Written(members | tensor_members(arrays))
