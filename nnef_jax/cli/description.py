@@ -101,13 +101,15 @@ def machine_lines(*, as_json: bool) -> list[str]:
 
     They are measured now if they are not kept yet. Where they cannot be they are the shipped ones.
     """
-    folder = host_profile.users_folder() if host_profile.may_measure() else None
-    found = folder and (host_profile.read(folder) or host_profile.measure(folder))
-    profile = found or DEFAULT
-    path = host_profile.path_in(folder) if folder else ""
-    path = path if os.path.exists(path) else None
+    profile, path = DEFAULT, ""
+    if host_profile.may_measure():
+        profile = host_profile.read() or host_profile.measure() or DEFAULT
+        path = host_profile.path_in() or ""
+    path = path if os.path.exists(path) else ""
     if as_json:
-        return [json.dumps({"file": path, **asdict(profile), "decisions": profile.decisions()})]
+        return [
+            json.dumps({"file": path or None, **asdict(profile), "decisions": profile.decisions()})
+        ]
     lines = [("file", path or "none: the shipped rates hold"), ("threads", str(profile.threads))]
     for part in (profile, profile.costs):
         lines += [(name, _rate(name, getattr(part, name))) for name in part.names()]

@@ -18,7 +18,7 @@ from lowering.extents import shapes_differ, show
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
-from nnef_jax.execution.host_profile import Host
+from nnef_jax.execution import host_profile
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import default_platform, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
@@ -53,7 +53,6 @@ class Definition:
         self.layout = layout
         # Kernels for CPUs join and transpose weights. Sharded ones would move between devices.
         self.optimize = False if layout and layout.specs else options.optimize
-        self.host = Host(network.graph, options)
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
         self.labels = tuple(p.label for p in parameters)
         computed = network.computed_starts
@@ -222,7 +221,8 @@ class Definition:
                 preparation = params.values.get(function.__name__)
         arguments = raw, self.state_of(state), list(map(jnp.asarray, inputs)), probe
         # Kernels for CPUs are chosen by the rates of this one, if jax computes on it.
-        about = self.about._replace(rates=self.host.rates(default_platform()))
+        rates = host_profile.rates(self.network.graph, self.options, default_platform())
+        about = self.about._replace(rates=rates)
 
         def rewritten() -> Results:
             from lowering import network
@@ -254,7 +254,7 @@ class Definition:
 
         if not self.optimize:
             return Target(platform, ())
-        rates = self.host.rates(platform)
+        rates = host_profile.rates(self.network.graph, self.options, platform)
         return target_of(platform, devices, rates, is_open=self.network.is_open)
 
     def preparation(

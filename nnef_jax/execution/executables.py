@@ -15,6 +15,7 @@ from jax.sharding import Sharding
 from lowering import Preparing, Split, named, or_else, prepared, whole
 from lowering.graph import Graph, Value
 from nnef_jax.errors import NnefError
+from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry, Lists
@@ -225,7 +226,10 @@ class Executables:
         types = [str(jax.typeof(x)) for x in (*arrays.values(), *jax.tree.leaves(arguments))]
         choices: dict[str, bool] = {}
         if definition.has_kernels(device.platform):
-            choices = definition.host.rates(device.platform, measures=measures).decisions()
+            rates = host_profile.rates(
+                definition.network.graph, definition.options, device.platform, measures=measures
+            )
+            choices = rates.decisions()
         return key_of(
             graph, device, place.is_committed, entry.name, types, definition.options, choices
         )

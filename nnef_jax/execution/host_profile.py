@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,37 +42,25 @@ _LARGE = 10_000_000
 _SWITCH = "NNEF_JAX_MEASURE"  # with 0 all of a process chooses by the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
 
-_known: dict[str, MachineProfile] = {}  # by folder
+_profiles: dict[str | None, MachineProfile] = {}  # by folder, None for the user's
 _lock = threading.Lock()
 _WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps it
 
 
-class Host:
-    """Tells by which rates to choose kernels for a network."""
+def rates(
+    graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
+) -> MachineProfile:
+    """Return the rates that hold in this context, else the host's for CPUs, else the shipped.
 
-    def __init__(self, graph: Graph, options: RunOptions) -> None:
-        self._graph = graph
-        self._options = options
-        self._folder = users_folder() if options.cache_dir is None else options.cache_dir
-
-    def rates(self, platform: str, *, measures: bool = True) -> MachineProfile:
-        """Return the rates that hold in this context, else the host's for CPUs, else the shipped.
-
-        The host's are measured for large networks; small ones take them where they are known.
-        They are kept in the folder of the options, by default the user's.
-        """
-        if held := held_profile():
-            return held
-        options = self._options
-        if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
-            return DEFAULT
-        if (folder := self._folder) is None:
-            return DEFAULT
-        return read(folder) or (measures and self._is_large and measure(folder)) or DEFAULT
-
-    @cached_property
-    def _is_large(self) -> bool:
-        return total(self._graph) >= _LARGE
+    The host's are measured for a large graph; small ones take them where they are known. They are
+    kept in the folder of the options, by default the user's.
+    """
+    if held := held_profile():
+        return held
+    if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
+        return DEFAULT
+    folder = options.cache_dir
+    return read(folder) or (measures and total(graph) >= _LARGE and measure(folder)) or DEFAULT
 
 
 def may_measure() -> bool:
@@ -80,29 +68,25 @@ def may_measure() -> bool:
     return os.environ.get(_SWITCH) != "0"
 
 
-def users_folder() -> str | None:
-    """Return the user's folder, or None where a system has none for caches, as a container."""
-    return cache_folder.users_folder() if cache_folder.has_users() else None
+def read(folder: str | None = None) -> MachineProfile | None:
+    """Return the host's profile that is kept in a folder, by default the user's, or None."""
+    if folder not in _profiles and (path := path_in(folder)) and (profile := _read(path)):
+        _profiles[folder] = profile
+    return _profiles.get(folder)
 
 
-def read(folder: str) -> MachineProfile | None:
-    """Return the host's profile that is kept in a folder, or None."""
-    if folder not in _known and (profile := _read(path_in(folder))):
-        _known[folder] = profile
-    return _known.get(folder)
-
-
-def measure(folder: str) -> MachineProfile | None:
+def measure(folder: str | None = None) -> MachineProfile | None:
     """Measure the host, and keep its profile in a folder; None where it cannot be kept.
 
     Threads that ask for it at a time get the same. One waits a few seconds at most.
     """
-    if cache_folder.prepare(folder) or not os.access(folder, os.W_OK):
+    path = path_in(folder)
+    if path is None or cache_folder.prepare(parent := os.path.dirname(path)):
         return None
-    if not _lock.acquire(timeout=_WAIT):
+    if not os.access(parent, os.W_OK) or not _lock.acquire(timeout=_WAIT):
         return None
     try:
-        return read(folder) or _known.setdefault(folder, _measure_and_write(path_in(folder)))
+        return read(folder) or _profiles.setdefault(folder, _measure_and_write(path))
     finally:
         _lock.release()
 
@@ -129,8 +113,15 @@ def _measured() -> MachineProfile:
         return pool.submit(measure, threads()).result()
 
 
-def path_in(folder: str) -> str:
-    """Return the path of the host's profile in a folder."""
+def path_in(folder: str | None = None) -> str | None:
+    """Return the path of the host's profile in a folder, by default the user's.
+
+    Return None where the system has no folder for the user's caches, as a bare container.
+    """
+    if folder is None:
+        if not cache_folder.has_users():
+            return None
+        folder = cache_folder.users_folder()
     key = hashlib.sha256("\0".join(_host()).encode()).hexdigest()[:16]
     return os.path.join(folder, f"machine-{key}.json")
 

@@ -16,7 +16,7 @@ from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.labels import is_graph
 from nnef_jax.storage.tarball import Tarball, is_tarball
-from nnef_jax.storage.ziparchive import ZipArchive, is_zip
+from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
@@ -263,7 +263,7 @@ def _open_source(
 
 
 def _is_packed(start: bytes) -> bool:
-    return is_tarball(start) or is_zip(start)
+    return start.startswith(ZIP_SIGNATURES) or is_tarball(start)
 
 
 def _packed(
@@ -274,7 +274,7 @@ def _packed(
     member = "" if _is_packed(start) else sniff(start)
     if member:
         return _Single(data, name, member), member
-    kind = ZipArchive if is_zip(start) else Tarball
+    kind = ZipArchive if start.startswith(ZIP_SIGNATURES) else Tarball
     try:
         return kind(data, name, meter, graphs), ""
     except ArchiveError:

@@ -17,6 +17,7 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage.members import PackedArchive
 
+ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # with which a zip archive starts
 _LOCAL = struct.Struct("<4s22xHH")  # of a member: signature, lengths of its name and its extra
 _PIECE = 1 << 13
 _MOST = 1100 * _PIECE  # deflate makes at most 1032 times of a piece
@@ -24,11 +25,6 @@ _BYTES_PER_STEP = 512  # as of gzip
 _PADDING = 48  # a large bytearray usually starts 16 bytes behind a multiple of 64
 _ENTRY = 46  # bytes of the central directory that a member takes at least
 _ENCRYPTED = 1
-
-
-def is_zip(start: bytes) -> bool:
-    """Tell whether a file that starts like this is a zip archive."""
-    return start.startswith((b"PK\x03\x04", b"PK\x05\x06"))
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):

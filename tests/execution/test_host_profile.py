@@ -59,7 +59,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
     monkeypatch.setenv("NNEF_JAX_MEASURE", "1")
     monkeypatch.setattr(cpu, "CPU", replace(cpu.CPU, measure=measured))
-    monkeypatch.setattr(host_profile, "_known", {})
+    monkeypatch.setattr(host_profile, "_profiles", {})
     yield found
 
 
@@ -100,7 +100,7 @@ def test_other_processes_find_it(
     home: Path, measurements: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called()
-    monkeypatch.setattr(host_profile, "_known", {})
+    monkeypatch.setattr(host_profile, "_profiles", {})
     os.utime(files(home)[0], (1, 1))
     called(SMALL)
     assert is_chosen() and len(measurements) == 1
@@ -210,7 +210,7 @@ def test_a_wrong_file_is_made_again(name: str, home: Path, measurements: list[in
     (file,) = files(home)
     whole = file.read_bytes()
     file.write_bytes(DAMAGE[name](json.loads(whole)))
-    host_profile._known.clear()
+    host_profile._profiles.clear()
     assert host_profile.read(str(home)) is None
     assert host_profile.measure(str(home)) == HOST
     assert file.read_bytes() == whole and len(measurements) == 2
@@ -219,7 +219,7 @@ def test_a_wrong_file_is_made_again(name: str, home: Path, measurements: list[in
 @pytest.mark.skipif(sys.platform == "win32", reason="files of POSIX")
 def test_what_is_no_file_is_left(home: Path, tmp_path: Path, measurements: list[int]) -> None:
     home.mkdir(mode=0o700)
-    path = Path(host_profile.path_in(str(home)))
+    path = Path(host_profile.path_in(str(home)) or "")
     os.mkfifo(path)
     assert host_profile.read(str(home)) is None  # nor does it wait for somebody who writes
     path.unlink()
