@@ -38,6 +38,7 @@ def read(path: Path) -> np.ndarray:
 
 OFFICIAL = sorted(p.parent.name for p in SHARED_CASES.glob("nnef_core/*/graph.nnef"))
 DOCUMENTS = {case["name"]: case for case in names("nnef/manifest.json")}
+EXPORTED = names("tract/manifest.json")
 STEPS = [name for name, case in DOCUMENTS.items() if case.get("steps")]
 ONCE = [name for name in DOCUMENTS if name not in STEPS]
 # Documents of one operation, of which the tables of operations have others, and windows of further
@@ -133,7 +134,7 @@ def test_invalid_documents(shared_cases: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", names("tract/manifest.json"), ids=lambda case: case["name"])
+@pytest.mark.parametrize("case", EXPORTED, ids=[case["name"] for case in EXPORTED])
 @optimised()
 def test_exported_network(case: Any) -> None:
     """What torch_to_nnef and tract wrote, against what PyTorch or ONNX computed."""
