@@ -32,6 +32,10 @@ _UNOPTIMISED: dict[str, Any] = {
 # takes longer than to lower a small program.
 _LOWERED = 50
 
+# Executables that are kept for the same text. Each maps some ten pages of memory, of which Linux
+# allows a process 65,530.
+_EXECUTABLES = 500
+
 
 _compile_options: Any = getattr(compiler, "get_compile_options", None)
 _compile: Any = getattr(compiler, "backend_compile_and_load", None)
@@ -96,6 +100,8 @@ def unoptimised() -> Iterator[None]:
         text = module.operation.get_asm(enable_debug_info=True)
         key = backend, text, repr(devices), options.SerializeAsString()
         if key not in executables:
+            if len(executables) >= _EXECUTABLES:
+                executables.clear()
             executables[key] = _compile(backend, module, devices, options, callbacks)
         return executables[key]
 
