@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lowering.ops import rules  # noqa: E402
-from nnef_jax.formats.openvino.layers import meanings as layer_meanings  # noqa: E402
-from nnef_jax.formats.openvino.layers import spelled  # noqa: E402
+from nnef_jax.formats.openvino.layers import OPERATORS  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
@@ -264,13 +263,15 @@ def _wrong(document: WrongDocument) -> str:
 def openvino_layers() -> str:
     """The layers of OpenVINO that are read, from the registry, with the tests that show them."""
     old, new = (
-        {*layer_meanings(is_legacy=flag), *kinds}
-        for flag, kinds in ((True, ("const", "input")), (False, ("const", "parameter", "result")))
+        {*OPERATORS.of_version(version), *ends}
+        for version, ends in (
+            (LEGACY, ("Const", "Input")),
+            (OPSETS, ("Const", "Parameter", "Result")),
+        )
     )
-    names = {spelled(type): type for type in {*old, *new}}
     rows = [
-        (f"`{name}`", *(_shown(names[name], *which) for which in ((old, LEGACY), (new, OPSETS))))
-        for name in sorted(names, key=str.lower)
+        (f"`{name}`", *(_shown(name, *which) for which in ((old, LEGACY), (new, OPSETS))))
+        for name in sorted(old | new, key=str.lower)
     ]
     return _OPENVINO + _table([("layer", "versions 2 to 9", "operation sets"), *rows])
 

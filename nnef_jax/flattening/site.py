@@ -49,6 +49,11 @@ class Site(ABC, Generic[_Graph]):
     def span(self) -> Span:
         """Return the place of the node or layer in its source."""
 
+    @property
+    @abstractmethod
+    def operator(self) -> str:
+        """Return the name of the operator, as the registry has it."""
+
     @abstractmethod
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is a text; raise InvalidOperation where it is missing."""
@@ -64,6 +69,10 @@ class Site(ABC, Generic[_Graph]):
         if not self.has(i):
             raise InvalidOperation(f"input {i} is not connected")
         return self.operands[i]
+
+    def input(self, i: int) -> Any:
+        """Return an input as meanings of operators take it."""
+        return self.operand(i)
 
     def tensor(self, x: int | Tensor) -> Value:
         """Return an input as a tensor of the graph."""
@@ -124,6 +133,10 @@ class Site(ABC, Generic[_Graph]):
         """Return the dtype that an input is computed in, known or not."""
         found = self.operand(x) if isinstance(x, int) else x
         return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
+
+    def word(self, name: str, *allowed: str) -> str:
+        """Return an attribute that is one of some words, the first where it is missing."""
+        return self.choice(name, *allowed, default=allowed[0])
 
     def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
         """Return an attribute that is one of some words."""

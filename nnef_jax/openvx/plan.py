@@ -14,7 +14,7 @@ import numpy as np
 from lowering.extents import is_zero, padded
 from lowering.graph import Graph, Operation, Value, is_float
 from nnef_jax.errors import NnefError, UnsupportedError
-from nnef_jax.openvx.mapping import kinds
+from nnef_jax.openvx.mapping import KINDS
 from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.operation_site import OperationSite, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
@@ -141,11 +141,11 @@ def _step(site: OperationSite) -> PlanStep:
     operation = site.operation
     if operation.rule is not None:
         return PlanStep(operation, None, "its rule is one of rules=")
-    function = kinds().get(operation.kind)
-    if function is None:
+    mapped = KINDS.get(operation.kind)
+    if mapped is None:
         return PlanStep(operation, None, f"OpenVX has no node for {operation.kind}")
     try:
-        return PlanStep(operation, function(site))
+        return PlanStep(operation, mapped.run(site))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
     except NnefError as error:  # a shape rule of OpenVX refuses it

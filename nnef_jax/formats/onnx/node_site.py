@@ -77,6 +77,11 @@ class NodeSite(Site[NodeGraph]):
 
     # What it reads
 
+    @property
+    def operator(self) -> str:
+        """Return the name of the operator."""
+        return self.node.operator
+
     def wants(self, i: int) -> bool:
         """Tell whether an output has a name."""
         return i < len(self.node.outputs) and bool(self.node.outputs[i])

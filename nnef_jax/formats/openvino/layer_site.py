@@ -65,6 +65,20 @@ class LayerSite(Site[LayerGraph]):
 
     # What it reads
 
+    @property
+    def operator(self) -> str:
+        """Return the type of the layer in lower case."""
+        return self.layer.kind
+
+    @property
+    def version(self) -> int:
+        """Return the version of the document."""
+        return self.net.version
+
+    def input(self, i: int) -> Value:
+        """Return an input as a tensor of the graph."""
+        return self.tensor(i)
+
     def is_read(self, i: int) -> bool:
         """Tell whether something reads an output."""
         ports = self.layer.outputs

@@ -15,7 +15,6 @@ from lowering.ops import rules
 from nnef_jax.openvx import exact_sums
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
-from nnef_jax.openvx.mapping import maps
 from nnef_jax.openvx.mapping.operation_site import (
     Computed,
     NodeInputs,
@@ -25,6 +24,7 @@ from nnef_jax.openvx.mapping.operation_site import (
     is_real,
     is_single,
 )
+from nnef_jax.openvx.mapping.registry import maps
 from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.openvx.vx_errors import unsupported

@@ -7,7 +7,6 @@ from typing import Any
 from lowering import windows
 from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer
-from nnef_jax.openvx.mapping import maps
 from nnef_jax.openvx.mapping.operation_site import (
     Computed,
     NodeInputs,
@@ -18,6 +17,7 @@ from nnef_jax.openvx.mapping.operation_site import (
     planes,
 )
 from nnef_jax.openvx.mapping.product_nodes import pair, require_smallest_strides, symmetric
+from nnef_jax.openvx.mapping.registry import maps
 
 
 @maps("max_pool", "avg_pool", "box")

@@ -17,7 +17,6 @@ from nnef_jax.openvx.layers.product_layers import (
     deconvolution_layer,
     fully_connected_layer,
 )
-from nnef_jax.openvx.mapping import maps
 from nnef_jax.openvx.mapping.operation_site import (
     Computed,
     NodeInputs,
@@ -29,6 +28,7 @@ from nnef_jax.openvx.mapping.operation_site import (
     plane,
     planes,
 )
+from nnef_jax.openvx.mapping.registry import maps
 from nnef_jax.openvx.tensor import Tensor
 
 

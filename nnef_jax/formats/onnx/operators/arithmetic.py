@@ -9,8 +9,8 @@ from typing import Any
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operations import RANDOM, pair
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
+from nnef_jax.formats.onnx.operators.rows import RANDOM, pair
 
 
 @operator("Identity")
@@ -57,7 +57,7 @@ def _joined(site: NodeSite, kind: str, values: Sequence[Any], end: ByKind) -> An
 
 @operator("Max", "Min", "Sum")
 def _all(site: NodeSite, *values: Any) -> Any:
-    kind = {"Sum": "add"}.get(site.node.operator, site.node.operator.lower())
+    kind = {"Sum": "add"}.get(site.operator, site.operator.lower())
     return _joined(site, kind, values, site.last)
 
 

@@ -18,9 +18,9 @@ from nnef_jax.flattening.recurrent_cells import (
 )
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.products import dynamic_product
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _activations(site: NodeSite, kind: str, ways: int) -> list[Activation]:
@@ -51,7 +51,7 @@ def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
 @operator("DynamicQuantizeLSTM", domain="com.microsoft")
 def _layer(site: NodeSite) -> tuple[Any, ...]:
     """Run forward, backward or both; return all outputs, and the last states."""
-    kind = "lstm" if _is_quantized(site) else site.node.operator.lower()
+    kind = "lstm" if _is_quantized(site) else site.operator.lower()
     directions = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
     ways = directions[site.choice("direction", *directions, default="forward")]
     batch_first = site.flag("layout")
@@ -83,7 +83,7 @@ def _layer(site: NodeSite) -> tuple[Any, ...]:
 
 
 def _is_quantized(site: NodeSite) -> bool:
-    return site.node.operator == "DynamicQuantizeLSTM"
+    return site.operator == "DynamicQuantizeLSTM"
 
 
 def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:

@@ -19,7 +19,7 @@ from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _MOST_UNROLLED = 1024  # iterations
 _MOST_RETRIED = 64  # whose body has an error where it is one for all

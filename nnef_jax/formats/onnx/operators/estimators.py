@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.by_kind import refused
+from nnef_jax.flattening.operators import Refusal
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -194,7 +194,7 @@ def _label_encoder(site: NodeSite, x: Any) -> Any:
 
 
 operator("ZipMap", domain=DOMAIN)(
-    refused(
+    Refusal(
         "it makes maps from labels to scores, of which there are no arrays in JAX",
         "convert with skl2onnx's options={'zipmap': False}, which gives the scores",
     )

@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.spatial_windows import Pairs, add_patches, halves, same_padding
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def spatial(site: NodeSite, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ from lowering.extents import show
 from nnef_jax.flattening.recurrent_cells import activation
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import meaning_of, operator
 from nnef_jax.formats.onnx.operators.products import dynamic_product, product
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dequantized, quantized, spread
+from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import only
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
@@ -32,9 +32,11 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
     """Apply an operator of the standard to operands, with these attributes alone."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
-    meaning = meaning_of("", name, _VERSION)
-    assert meaning is not None, name
-    found = meaning(replace(site, node=node, version=_VERSION, operands=operands, prefix=prefix))
+    standard = OPERATORS.get(name, _VERSION)
+    assert standard is not None, name
+    found = standard.run(
+        replace(site, node=node, version=_VERSION, operands=operands, prefix=prefix)
+    )
     return found[0] if isinstance(found, tuple) else found
 
 
@@ -51,7 +53,7 @@ def _as_quantized(site: NodeSite, x: Any, i: int, dtype: str) -> Any:
 @operator(*_QUANTIZED, domain=MICROSOFT)
 def _quantized(site: NodeSite) -> Any:
     """Apply the standard's operator of the name to real numbers."""
-    name, count, triples, end = _QUANTIZED[site.node.operator]
+    name, count, triples, end = _QUANTIZED[site.operator]
     attributes = dict(site.node.attributes)
     attributes.pop("opset", None)
     last = bool(attributes.pop("channels_last", 0))
@@ -163,7 +165,7 @@ def _fused(site: NodeSite) -> Any:
     """Apply the standard's operator, add a further input, apply an activation."""
     own = {k: x for k, x in site.node.attributes.items() if not k.startswith("activation")}
     operands = [site.optional(i) for i in range(3)]
-    x = _applied(site, site.node.operator.removeprefix("Fused"), operands, **own)
+    x = _applied(site, site.operator.removeprefix("Fused"), operands, **own)
     x = site.step.add(x, site.operand(3)) if site.has(3) else x
     names = [f"activation_{n}" for n in ("alpha", "beta")]
     given = [site.number(n) for n in names if n in site.node.attributes]
@@ -178,7 +180,7 @@ def _fused(site: NodeSite) -> Any:
 
 @operator("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)
 def _gelu(site: NodeSite, x: Any, bias: Any = None) -> Any:
-    mode = "tanh" if site.node.operator == "FastGelu" else "none"
+    mode = "tanh" if site.operator == "FastGelu" else "none"
     x = x if bias is None else site.step.add(x, bias)
     return _applied(site, "Gelu", [x], approximate=mode)
 

@@ -12,8 +12,8 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.along_axes import cropped, sliced
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "wrap"}
 

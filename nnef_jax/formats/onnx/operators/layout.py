@@ -9,7 +9,7 @@ from lowering.extents import UNKNOWN, show
 from nnef_jax.flattening.along_axes import cut, divided
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 @operator("Reshape")
@@ -86,7 +86,7 @@ def _tile(site: NodeSite, x: Any) -> Any:
 @operator("DepthToSpace", "SpaceToDepth")
 def _blocks(site: NodeSite) -> Any:
     """Move blocks of channels into space, or back."""
-    move = depth_to_space if site.node.operator == "DepthToSpace" else space_to_depth
+    move = depth_to_space if site.operator == "DepthToSpace" else space_to_depth
     is_fast = site.choice("mode", "DCR", "CRD", default="DCR") == "CRD"
     size = site.int("blocksize")
     if size < 1:

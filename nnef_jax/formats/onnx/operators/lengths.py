@@ -11,7 +11,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:

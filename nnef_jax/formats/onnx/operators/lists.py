@@ -10,7 +10,7 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.along_axes import cut
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _PART = 10  # steps
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _SKIPS = 1e-12  # epsilon of sums by default, where other operators have 1e-5
 
@@ -106,7 +106,7 @@ def _layer_normalization(site: NodeSite, x: Any, scale: Any, bias: Any = None) -
 def _rms_normalization(site: NodeSite, x: Any, scale: Any) -> Any:
     """Divide by the root of the mean square over the axes from one on; return 1 / that too."""
     axes = range(site.axis_of("axis", -1), site.rank())
-    x = _stashed(site) if site.node.operator.startswith("RMS") else site.wide(x)
+    x = _stashed(site) if site.operator.startswith("RMS") else site.wide(x)
     found = _standardized(site, x, axes, centred=False)
     return _scaled(site, found[0], scale, None), found[2]
 
@@ -121,7 +121,7 @@ def _of_sum(site: NodeSite, x: Any, scale: Any, bias: Any, *, centred: bool = Tr
 @operator("SkipLayerNormalization", "SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip(site: NodeSite, x: Any, y: Any, scale: Any, *more: Any) -> Any:
     """Normalise a sum; the simplified one has no beta among its inputs, and keeps the mean."""
-    centred = site.node.operator == "SkipLayerNormalization"
+    centred = site.operator == "SkipLayerNormalization"
     beta, bias, *_ = (*([] if centred else [None]), *more, None, None)
     total = site.step.add(x, y)
     total = total if bias is None else site.step.add(total, bias)

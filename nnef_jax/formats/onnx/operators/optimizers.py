@@ -7,7 +7,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 Update = Callable[..., tuple[Any, ...]]
 

@@ -10,9 +10,9 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape
 from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operations import plane
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import spatial, windows_of
+from nnef_jax.formats.onnx.operators.registry import operator
+from nnef_jax.formats.onnx.operators.rows import plane
 
 
 def _pooled(site: NodeSite, x: Any, add: Callable[..., Any], **options: Any) -> Any:

@@ -13,9 +13,9 @@ from lowering.extents import differ
 from lowering.graph import is_float
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import kernel_of, windows_of
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dynamically, is_zero
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 @operator("MatMul")

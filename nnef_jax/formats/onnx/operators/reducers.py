@@ -7,10 +7,10 @@ from typing import Any
 
 from lowering.graph import is_integer
 from nnef_jax.flattening.along_axes import reduced
-from nnef_jax.flattening.by_kind import Meaning
 from nnef_jax.flattening.emission import ends_of
+from nnef_jax.flattening.operators import Meaning
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 # What is done with items before, the reduction, and what with its results.
 _STEPS = {
@@ -62,7 +62,7 @@ def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
 @operator("ArgMax", "ArgMin")
 def _arg(site: NodeSite, x: Any) -> Any:
     """Return the places of extremes along an axis, of equal ones the first or the last."""
-    axes, kind = (site.axis_of("axis", 0),), f"{site.node.operator.lower()}_reduce"
+    axes, kind = (site.axis_of("axis", 0),), f"{site.operator.lower()}_reduce"
     steps: list[Any] = [
         (kind, [], {"axes": axes, "last": site.flag("select_last_index")}),
         ("cast", [], {"dtype": site.graph.builder.integer}),

@@ -15,7 +15,7 @@ from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of float8e8m0 that is none

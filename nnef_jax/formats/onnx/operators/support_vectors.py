@@ -9,7 +9,6 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
     best,
@@ -19,6 +18,7 @@ from nnef_jax.formats.onnx.operators.estimators import (
     rows,
     transformed,
 )
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _matrix(site: NodeSite, name: str, count: int) -> Any:

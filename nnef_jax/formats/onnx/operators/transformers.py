@@ -12,9 +12,9 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.heads import Mask, angles, attended, heads, joined, rotated
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> None:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
     TRANSFORMS,
@@ -24,6 +23,7 @@ from nnef_jax.formats.onnx.operators.estimators import (
     transform_of,
     transformed,
 )  # fmt: skip
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,

@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 _BOX = 4  # steps
 
@@ -74,7 +74,7 @@ def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
 
-@everywhere("PriorBox")
+@operator("PriorBox")
 def _prior_box(site: LayerSite) -> Constant:
     """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325).
 
@@ -117,7 +117,7 @@ def _prior_box(site: LayerSite) -> Constant:
     return _priors(site, (feature, image), steps, offset, shapes)
 
 
-@everywhere("PriorBoxClustered")
+@operator("PriorBoxClustered")
 def _prior_box_clustered(site: LayerSite) -> Constant:
     """Return boxes of given extents around each item."""
     feature, image = _sizes(site)
@@ -131,7 +131,7 @@ def _prior_box_clustered(site: LayerSite) -> Constant:
     return _priors(site, (feature, image), (step_y, step_x), offset, shapes)
 
 
-@everywhere("DetectionOutput")
+@operator("DetectionOutput")
 def _detection_output(
     site: LayerSite, locations: Value, confidences: Value, priors: Value
 ) -> Value:
@@ -178,7 +178,7 @@ def _anchors(
     return tuple(found)
 
 
-@everywhere("Proposal")
+@operator("Proposal")
 def _proposal(site: LayerSite) -> Any:
     is_tensorflow = site.choice("framework", "", "tensorflow", "caffe", default="") == "tensorflow"
     offset = 0.0 if is_tensorflow else 1.0
@@ -211,7 +211,7 @@ def _proposed(site: LayerSite, **attributes: Any) -> Any:
     return site.last.proposal(*site.first(3), **counts, **attributes)
 
 
-@everywhere("RegionYolo")
+@operator("RegionYolo")
 def _region_yolo(site: LayerSite, x: Value) -> Value:
     """Apply the logistic function to places, objectness and classes, or softmax to classes."""
     batch, channels, height, width = x.type.shape
@@ -264,7 +264,7 @@ def _generate_proposals(site: LayerSite) -> Any:
     Of one image there are no numbers; what is behind the regions and scores is 0.
     """
     operands: Sequence[Value] = site.first(4)
-    is_one = site.layer.kind != "generateproposals"
+    is_one = site.operator != "generateproposals"
     if is_one:
         count, height, width = site.known_shape(operands[3])
         shapes = [

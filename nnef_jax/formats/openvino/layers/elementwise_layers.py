@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
+from operator import floordiv, mod
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
-from nnef_jax.formats.openvino.operations import FUNCTIONS
+from nnef_jax.formats.openvino.layers.registry import LEGACY, OPERATORS, legacy, operator, opsets
+from nnef_jax.formats.openvino.layers.rows import FUNCTIONS
 
 
 def _clamped(site: LayerSite, x: Value, low: float, high: float) -> Value:
@@ -31,11 +31,11 @@ def _clamped(site: LayerSite, x: Value, low: float, high: float) -> Value:
     return site.last.clamp(x, *ends)
 
 
-everywhere("Clamp")(lambda site, x: _clamped(site, x, site.number("min", 0), site.number("max", 6)))
+operator("Clamp")(lambda site, x: _clamped(site, x, site.number("min", 0), site.number("max", 6)))
 legacy("ReLU6")(lambda site, x: _clamped(site, x, 0.0, site.number("n", 6)))
 
 
-@everywhere("PReLU")
+@operator("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
     """Return the positive part, and the negative one times a slope, of each channel or of all.
 
@@ -51,7 +51,7 @@ def _prelu(site: LayerSite, x: Value) -> Value:
     return site.last.prelu(*site.aligned(x, slope))
 
 
-@everywhere("Swish")
+@operator("Swish")
 def _swish(site: LayerSite, x: Value) -> Value:
     beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
     if isinstance(beta, Constant):
@@ -63,7 +63,7 @@ def _swish(site: LayerSite, x: Value) -> Value:
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, beta)))
 
 
-@everywhere("Gelu")
+@operator("Gelu")
 def _gelu(site: LayerSite, x: Value) -> Value:
     step = site.step
     if site.choice("approximation_mode", "erf", "tanh", default="erf") == "tanh":
@@ -89,7 +89,9 @@ def _activation(site: LayerSite, x: Value) -> Value:
         return site.last.add(scaled, site.number("beta", 0))
     if kind not in _ACTIVATIONS:
         raise InvalidOperation(f"there is no activation '{kind}'")
-    return meanings(is_legacy=True)["relu" if kind == "leakyrelu" else kind](site)
+    function = OPERATORS.get("relu" if kind == "leakyrelu" else kind, LEGACY)
+    assert function is not None, kind
+    return function.run(site)
 
 
 # Between element types, and rounding to levels
@@ -98,11 +100,11 @@ _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
 _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 
-@everywhere("Convert")
+@operator("Convert")
 @opsets("ConvertLike")
 def _convert(site: LayerSite) -> Value | Constant:
     """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
-    if site.layer.kind == "convertlike":
+    if site.operator == "convertlike":
         like = site.operand(1)
         type = like.type if isinstance(like, Constant) else site.graph.element(like.type.dtype)
     elif site.net.is_legacy:
@@ -148,7 +150,7 @@ def _fake_convert(site: LayerSite) -> Value:
     return site.last.div(back, scale)
 
 
-@everywhere("FakeQuantize", "Quantize")
+@operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite) -> Value:
     """Round to levels between the input's ends, spread between the output's ends.
 
@@ -171,8 +173,8 @@ def _fake_quantize(site: LayerSite) -> Value:
 
 # Two tensors or more
 
-_FLOORED = binary(operator.floordiv, np.divide)
-_REST = binary(operator.mod, np.mod)
+_FLOORED = binary(floordiv, np.divide)
+_REST = binary(mod, np.mod)
 
 
 @opsets("Divide")

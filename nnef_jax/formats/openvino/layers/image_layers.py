@@ -12,7 +12,7 @@ from lowering.graph import Value, is_float
 from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
@@ -213,7 +213,7 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
 
 @opsets("NV12toRGB", "NV12toBGR", "I420toRGB", "I420toBGR")
 def _coloured(site: LayerSite) -> Value:
-    step, kind = site.step, site.layer.kind
+    step, kind = site.step, site.operator
     brightness, chroma = _planes(site, interleaved=kind.startswith("nv12"))
     batch, height, width, _ = site.known_shape(brightness)
     if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:

@@ -20,7 +20,7 @@ from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 
 @opsets("Gather")
@@ -62,7 +62,7 @@ def _gather_nd(site: LayerSite) -> Value:
     return site.flattened(found, 0, dims - 1) if joins else found
 
 
-@everywhere("OneHot")
+@operator("OneHot")
 def _one_hot(site: LayerSite) -> Value:
     """Put a value at indices along a new axis, another elsewhere; both may be computed."""
     is_legacy, step = site.net.is_legacy, site.step
@@ -92,7 +92,7 @@ def _one_hot(site: LayerSite) -> Value:
     return site.last.select(step.ne(hot, 0.0), on, off)
 
 
-@everywhere("Range")
+@operator("Range")
 def _range(site: LayerSite) -> Constant | Value:
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     operand = site.operand(0)
@@ -109,7 +109,7 @@ def _range(site: LayerSite) -> Constant | Value:
     return Constant(found.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
 
 
-@everywhere("Bucketize")
+@operator("Bucketize")
 def _bucketize(site: LayerSite, x: Value, edges: Value) -> Value:
     """Return between which boundaries items lie."""
     beyond = "gt" if site.flag("with_right_bound", True) else "ge"
@@ -175,7 +175,7 @@ def _scatter_nd(site: LayerSite) -> Value:
     return site.last.scatter_nd(x, indices, updates, reduction=_REDUCTIONS[reduction])
 
 
-@everywhere("ScatterUpdate")
+@operator("ScatterUpdate")
 def _scatter_update(site: LayerSite, x: Value, indices: Value, updates: Value) -> Value:
     """Put slices at indices along an axis."""
     axis = site.axes(3)[0]

@@ -19,7 +19,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
-from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
 _MOST = 1 << 16  # iterations of a scan that a condition may end before
@@ -201,7 +201,7 @@ class _Repetition:
             site.graph.counts[value] = Count(axis, items)
 
 
-everywhere("TensorIterator")(lambda site: _Repetition(site).scanned(None))
+operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 
 # Bodies of which one is chosen

@@ -12,7 +12,7 @@ from lowering.extents import volume
 from lowering.graph import Value
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
 
 @opsets("MatMul")

@@ -13,7 +13,7 @@ from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, step
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 _WAYS = {  # whether each direction is from the end
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
@@ -22,7 +22,7 @@ _WAYS = {  # whether each direction is from the end
 
 def _cell_of(site: LayerSite) -> Cell:
     """Return the kind of cell that a layer has, with its attributes."""
-    kind = site.layer.kind.removesuffix("cell").removesuffix("sequence")
+    kind = site.operator.removesuffix("cell").removesuffix("sequence")
     names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
     given = [
         site.numbers(f"activations_{x}", site.numbers(f"activation_{x}", []))
@@ -67,7 +67,7 @@ def _row(site: LayerSite, i: int) -> Any:
     return site.reshaped(bias, (1, bias.type.shape[-1]))
 
 
-@everywhere("LSTMCell", "GRUCell", "RNNCell")
+@operator("LSTMCell", "GRUCell", "RNNCell")
 def _cell(site: LayerSite) -> list[Value]:
     cell = _cell_of(site)
     x, *states = site.first(1 + cell.states)

@@ -9,7 +9,7 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value, is_integer
 from nnef_jax.flattening.along_axes import reduced
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 # What is done with items before, the reduction, and what with its results.
 _REDUCTIONS = {
@@ -24,9 +24,9 @@ _REDUCTIONS = {
 _BY_KIND = {type.lower(): how for type, how in _REDUCTIONS.items()}
 
 
-@everywhere(*_REDUCTIONS)
+@operator(*_REDUCTIONS)
 def _reduced(site: LayerSite, x: Value) -> Value:
-    axes, how, dtype = tuple(sorted(set(site.axes(1)))), _BY_KIND[site.layer.kind], x.type.dtype
+    axes, how, dtype = tuple(sorted(set(site.axes(1)))), _BY_KIND[site.operator], x.type.dtype
     if not axes:
         return site.last.copy(x)
     _, kind, after = how
@@ -54,7 +54,7 @@ def _arg_max(site: LayerSite) -> Value:
     return site.last.concat([places, values], axis=1) if with_values else site.last.copy(places)
 
 
-@everywhere("TopK")
+@operator("TopK")
 def _top_k(site: LayerSite) -> list[Value]:
     """Return the largest or smallest items along an axis and their places."""
     x, count = site.tensor(0), site.integers(1)
@@ -111,7 +111,7 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
 
 
 @legacy("Norm")
-@everywhere("LRN")
+@operator("LRN")
 def _response(site: LayerSite, x: Value) -> Value:
     """Divide by (bias + alpha * mean of squares) ** beta, over axes.
 
@@ -144,7 +144,7 @@ def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Val
     return site.step.sub(x, mean), variance
 
 
-@everywhere("MVN")
+@operator("MVN")
 def _mvn(site: LayerSite) -> Value:
     """Normalise along axes (set 6), or all but batch and perhaps channels."""
     x, where = site.tensor(0), "add"
@@ -161,7 +161,7 @@ def _mvn(site: LayerSite) -> Value:
     return site.last.mul(centred, _root_mean(site, variance, epsilon, where))
 
 
-@everywhere("GRN")
+@operator("GRN")
 @legacy("Normalize")
 @opsets("NormalizeL2")
 def _unit(site: LayerSite, x: Value) -> Value:
@@ -170,7 +170,7 @@ def _unit(site: LayerSite, x: Value) -> Value:
     Without axes each item is by itself.
     """
     where, scale, shape = "add", None, x.type.shape
-    if site.layer.kind == "grn":
+    if site.operator == "grn":
         axes, epsilon = [1], site.number("bias", 1.0)
     elif site.net.is_legacy:
         is_shared = site.flag("channel_shared") or site.has_one_weight()

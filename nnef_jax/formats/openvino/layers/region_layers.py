@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.layers.registry import operator, opsets
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
@@ -24,14 +24,14 @@ def _typed(site: LayerSite, *indices: Value) -> list[Value]:
     return [site.cast(x, site.dtype("output_type")) for x in indices]
 
 
-@everywhere("NonMaxSuppression")
+@operator("NonMaxSuppression")
 @opsets("NMSRotated")
 def _suppression(site: LayerSite, boxes: Value, scores: Value) -> Any:
     """Return indices (image, class, box), from set 5 on with scores and how many there are.
 
     Rotated boxes are (centre x, y, width, height, angle).
     """
-    is_rotated = site.layer.kind == "nmsrotated"
+    is_rotated = site.operator == "nmsrotated"
     way = "clockwise" if site.flag("clockwise", True) else "counterclockwise"
     is_centre = site.choice("box_encoding", "corner", "center", default="corner") == "center"
     indices, values, count = site.last.sorted_suppression(
@@ -61,7 +61,7 @@ def _several_classes(site: LayerSite) -> Any:
     Whatever the layer says the runtime sorts those of MatrixNms, whose scores are lowered, by class
     across images alone.
     """
-    order, is_matrix = site.text("sort_result_type", "none"), site.layer.kind == "matrixnms"
+    order, is_matrix = site.text("sort_result_type", "none"), site.operator == "matrixnms"
     if order not in _ORDERS:
         raise InvalidOperation(f"'sort_result_type' must be one of {', '.join(_ORDERS)}")
     across = site.flag("sort_result_across_batch")
@@ -91,7 +91,7 @@ def _several_classes(site: LayerSite) -> Any:
 # Pools of regions of interest
 
 
-@everywhere("ROIPooling")
+@operator("ROIPooling")
 def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
     """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
@@ -111,10 +111,10 @@ def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
     return site.last.mul(found, site.unsqueezed(alive, 2, 3))
 
 
-@everywhere("PSROIPooling")
+@operator("PSROIPooling")
 @opsets("DeformablePSROIPooling")
 def _position_sensitive(site: LayerSite) -> Value:
-    is_deformable = site.layer.kind == "deformablepsroipooling"
+    is_deformable = site.operator == "deformablepsroipooling"
     mode = "bilinear_deformable" if is_deformable else site.text("mode", "average")
     if mode not in ("average", "bilinear", "bilinear_deformable"):
         raise InvalidOperation(f"the mode '{mode}' is not supported")
@@ -143,7 +143,7 @@ def _roi_align(site: LayerSite) -> Value:
     Rotated ones are (centre x, y, width, height, angle).
     """
     mode, scale = site.text("aligned_mode", "asymmetric"), site.number("spatial_scale")
-    if site.layer.kind == "roialignrotated":
+    if site.operator == "roialignrotated":
         turn = 1.0 if site.flag("clockwise_mode") else -1.0
         rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
         how: dict[str, Any] = {"mode": "avg"}

@@ -7,7 +7,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 
 @opsets("CTCGreedyDecoderSeqLen")
@@ -40,7 +40,7 @@ def _greedy_decoder(site: LayerSite) -> list[Value]:
     ]
 
 
-@everywhere("GatherTree")
+@operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
     """Return the tokens of beams, traced back from the last step, [steps,batch,beams]."""
     *given, end = (site.whole(i) for i in range(4))
@@ -110,7 +110,7 @@ def _reduction(site: LayerSite) -> str:
     return site.choice("reduction", "sum", "mean", default="sum")
 
 
-@everywhere("EmbeddingBagOffsetsSum")
+@operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite) -> Value:
     """Sum rows of a table by index; bags begin at offsets in the indices."""
@@ -122,7 +122,7 @@ def _offset_bags(site: LayerSite) -> Value:
     return _bags(site, _rows(site, 4, indices), segments, count, _reduction(site), 3)
 
 
-@everywhere("EmbeddingBagPackedSum")
+@operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite) -> Value:
     """Sum rows of a table by index, [bags,rows]."""
@@ -134,7 +134,7 @@ def _packed_bags(site: LayerSite) -> Value:
     return site.last.squeeze(total, axes=(1,))
 
 
-everywhere("EmbeddingSegmentsSum")(
+operator("EmbeddingSegmentsSum")(
     lambda site: _bags(site, _rows(site, 5), site.whole(2), site.integers(3)[0], "sum", 4)
 )
 
@@ -164,7 +164,7 @@ def _segment_max(site: LayerSite) -> Value:
 @legacy("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
 def _sparse_segments(site: LayerSite) -> Value:
     """Sum rows of a table by index and segment, over their number or its root if so called."""
-    over = site.layer.kind.removeprefix("sparsesegment")
+    over = site.operator.removeprefix("sparsesegment")
     return _bags(site, _rows(site), site.whole(2), (site.declared or (0,))[0], over)
 
 

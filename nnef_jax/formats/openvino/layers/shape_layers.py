@@ -17,10 +17,10 @@ from nnef_jax.flattening.symbolic import numbers
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 
-@everywhere("ShapeOf", "Shape")
+@operator("ShapeOf", "Shape")
 def _shape_of(site: LayerSite) -> Constant | Value:
     """Return the shape, without padding: the network computes how many items values say."""
     x = site.operand(0)
@@ -66,7 +66,7 @@ def _rebatched(wanted: Sequence[int], declared: Sequence[int], found: Sequence[i
     return wanted
 
 
-@everywhere("Squeeze")
+@operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
@@ -77,7 +77,7 @@ def _squeeze(site: LayerSite, x: Value) -> Value:
     return site.last.squeeze(x, axes=sorted(set(axes)))
 
 
-@everywhere("Unsqueeze")
+@operator("Unsqueeze")
 def _unsqueeze(site: LayerSite) -> Value:
     x, axes = site.tensor(0), site.integers(1)
     rank = len(x.type.shape) + len(axes)
@@ -96,7 +96,7 @@ def _transpose(site: LayerSite) -> Value:
     return site.last.transpose(site.tensor(0), axes=axes)
 
 
-@everywhere("Concat")
+@operator("Concat")
 def _concat(site: LayerSite) -> Value:
     axis, values = site.axis_of("axis", 1), site.tensors()
     values = [x for x in values if x.type.shape[axis : axis + 1] != (0,)] or values[:1]
@@ -131,7 +131,7 @@ def _legacy_split(site: LayerSite) -> Sequence[Value]:
     return cut(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
 
 
-@everywhere("Tile")
+@operator("Tile")
 def _tile(site: LayerSite, x: Value) -> Value:
     if site.net.is_legacy:
         axis, repeats = site.axis_of("axis"), [1] * len(x.type.shape)
@@ -142,7 +142,7 @@ def _tile(site: LayerSite, x: Value) -> Value:
     return site.last.tile(site.unsqueezed(x, *range(more)), repeats=[1] * -more + repeats)
 
 
-@everywhere("Broadcast")
+@operator("Broadcast")
 def _broadcast(site: LayerSite) -> Value:
     """Repeat items to a shape: as numpy does, both ways, or along the axes of input 2."""
     x, wanted = site.tensor(0), site.integers(1)
@@ -196,12 +196,12 @@ def _is_depth_first(site: LayerSite) -> bool:
     return site.choice("mode", *modes, default="blocks_first") == "depth_first"
 
 
-@everywhere("DepthToSpace")
+@operator("DepthToSpace")
 def _depth_to_space(site: LayerSite) -> Value:
     return depth_to_space(site, site.int("block_size", 1), depth_first=_is_depth_first(site))
 
 
-@everywhere("SpaceToDepth")
+@operator("SpaceToDepth")
 def _space_to_depth(site: LayerSite) -> Value:
     block, extents = site.int("block_size", 1), site.known_shape()[2:]
     if any(n % block for n in extents):
@@ -235,7 +235,7 @@ def _batch_to_space(site: LayerSite, x: Value) -> Value:
     return site.last.slice(joined, axes=[*range(rank)], begin=begin, end=ends, stride=[1] * rank)
 
 
-@everywhere("ShuffleChannels")
+@operator("ShuffleChannels")
 def _shuffle_channels(site: LayerSite) -> Value:
     x, axis, groups = site.tensor(0), site.axis_of("axis", 1), site.int("group", 1)
     channels = x.type.shape[axis]
@@ -247,7 +247,7 @@ def _shuffle_channels(site: LayerSite) -> Value:
     return site.last.reshape(moved, shape=(channels,), axis_start=axis, axis_count=2)
 
 
-@everywhere("ReorgYolo")
+@operator("ReorgYolo")
 def _reorg_yolo(site: LayerSite, x: Value) -> Value:
     """Rearrange as darknet does: the input is read as if it had channels / stride^2 channels."""
     stride = site.ints("stride")[0]

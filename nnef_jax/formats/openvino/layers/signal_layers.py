@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.spatial_windows import add_patches
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import opsets
+from nnef_jax.formats.openvino.layers.registry import opsets
 from nnef_jax.formats.openvino.window_attributes import padding_of
 
 
@@ -98,7 +98,7 @@ def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
 @opsets("DFT", "IDFT")
 def _complex_transform(site: LayerSite) -> Value:
     """Transform pairs [re,im] along axes."""
-    inverse = site.layer.kind == "idft"
+    inverse = site.operator == "idft"
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     found = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
     return _over_length(site, found, axes) if inverse else site.last.copy(found)

@@ -6,7 +6,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import Part, cropped, sliced
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
 
 
 @opsets("Slice")
@@ -17,7 +17,7 @@ def _slice(site: LayerSite, x: Value) -> Value:
     return sliced(site, x, dict(zip(axes, bounds, strict=True)))
 
 
-@everywhere("StridedSlice")
+@operator("StridedSlice")
 def _strided_slice(site: LayerSite, x: Value) -> Value:
     """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for the rest.
 
@@ -90,7 +90,7 @@ _MODES = {
 }  # fmt: skip
 
 
-@everywhere("Pad")
+@operator("Pad")
 def _pad(site: LayerSite) -> Value:
     x, mode = site.tensor(0), site.text("pad_mode", "constant")
     begin, end = site.integers_at(1, "pads_begin"), site.integers_at(2, "pads_end")

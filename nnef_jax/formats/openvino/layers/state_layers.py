@@ -17,7 +17,7 @@ from nnef_jax.flattening.symbolic import opened
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 from nnef_jax.formats.openvino.network_ends import label_of
 
 

@@ -19,8 +19,8 @@ from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
-from nnef_jax.formats.openvino.operations import operation
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets
+from nnef_jax.formats.openvino.layers.rows import operation
 from nnef_jax.formats.openvino.window_attributes import (
     auto_pad,
     kernel_of,
@@ -39,7 +39,7 @@ def _filter(
     """
     if not site.net.is_legacy:
         filter = site.tensor(i)
-        if not site.layer.kind.startswith("group"):
+        if not site.operator.startswith("group"):
             return filter, 0.0, 1, filter.type.shape[2:]
         groups, items, *rest = filter.type.shape
         return site.reshaped(filter, (groups * items, *rest)), 0.0, groups, rest[1:]
@@ -57,7 +57,7 @@ def _filter(
     return site.reshaped(site.tensor(1), shape), bias, groups, kernel
 
 
-@everywhere("Convolution")
+@operator("Convolution")
 @opsets("GroupConvolution")
 def _convolution(site: LayerSite, x: Value) -> Value:
     filter, bias, groups, kernel = _filter(site)
@@ -122,7 +122,7 @@ def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[in
     return begin, excess - begin
 
 
-@everywhere("BinaryConvolution")
+@operator("BinaryConvolution")
 def _binary(site: LayerSite) -> Value:
     """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it).
 
@@ -152,7 +152,7 @@ def _bits(site: LayerSite) -> Constant:
     return stored(replace(site, layer=layer, operands=()), "bin")
 
 
-@everywhere("DeformableConvolution")
+@operator("DeformableConvolution")
 def _deformable(site: LayerSite) -> Value:
     filter, _, _, kernel = _filter(site, 2)
     mask = site.tensor(3) if site.has(3) and not site.net.is_legacy else False

@@ -1,7 +1,4 @@
-"""The table of operators that are one operation each: its kind, and where its attributes are read.
-
-What takes more than a row is a function in a file of `operators`.
-"""
+"""The operators that are one operation each, or a line: the kind, its inputs and attributes."""
 
 from __future__ import annotations
 
@@ -9,9 +6,10 @@ from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any
 
-from nnef_jax.flattening.by_kind import Meaning, axis, flag, number, operation, refused, word
+from nnef_jax.flattening.attributes import axis, flag, integer, number, word
+from nnef_jax.flattening.operators import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
 # Functions of one tensor that are called as their kinds.
 _NAMED = (
@@ -30,7 +28,7 @@ _RANDOM = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
     "RandomUniformLike",
 )  # fmt: skip
-RANDOM = refused(
+RANDOM = Refusal(
     "its results are random: no two runtimes have the same, and it is given no key",
     "cut the network behind it, and give it the numbers",
 )
@@ -87,7 +85,7 @@ _ROWS: Mapping[str, Meaning] = {
     "Expand": operation("broadcast", shape=methodcaller("integers", 1)),
     "Gather": operation("gather", 0, 1, axis=axis("axis", 0)),
     "GatherElements": operation("gather_elements", 0, 1, axis=axis("axis", 0)),
-    "GatherND": operation("gather_nd", 0, 1, batch_dims=methodcaller("int", "batch_dims", 0)),
+    "GatherND": operation("gather_nd", 0, 1, batch_dims=integer("batch_dims", 0)),
     "GlobalAveragePool": operation("mean_reduce", axes=plane),
     "GlobalMaxPool": operation("max_reduce", axes=plane),
     "HardSigmoid": lambda site, x: site.last.clamp(
@@ -120,5 +118,4 @@ _ROWS: Mapping[str, Meaning] = {
     "Where": operation("select", 0, 1, 2),
 }  # fmt: skip
 
-for _name, _meaning in _ROWS.items():
-    operator(_name)(_meaning)
+OPERATORS.rows(_ROWS)

@@ -1,7 +1,4 @@
-"""The table of layers that are one operation each: its kind, and where its attributes are read.
-
-What takes more than a row is a function in a file of `layers`.
-"""
+"""The layers that are one operation each, or a line: the kind, its inputs and attributes."""
 
 from __future__ import annotations
 
@@ -9,17 +6,9 @@ from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 
-from nnef_jax.flattening.by_kind import (
-    axis,
-    flag,
-    integer,
-    number,
-    numbers,
-    operation,
-    refused,
-    word,
-)
-from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy, opsets
+from nnef_jax.flattening.attributes import axis, flag, integer, number, numbers, word
+from nnef_jax.flattening.operators import Meaning, Refusal, operation
+from nnef_jax.formats.openvino.layers.registry import LEGACY, OPERATORS
 
 number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
 whole, indices = partial(methodcaller, "whole"), partial(methodcaller, "indices")  # inputs
@@ -142,20 +131,20 @@ _OLD: dict[str, Meaning] = {
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),
-        refused(
+        Refusal(
             "it draws random numbers, and a model is a function of its inputs",
             "cut the network there, and give what jax.random draws as an input",
         ),
     ),
     **dict.fromkeys(
         ("StringTensorPack", "StringTensorUnpack"),
-        refused(
+        Refusal(
             "it holds text, and arrays hold numbers",
             "cut the network behind its tokenizer, and give tokens as an input",
         ),
     ),
 }
 
-for _register, _rows in ((everywhere, _EVERYWHERE), (opsets, _OPSETS | REFUSED), (legacy, _OLD)):
-    for _type, _meaning in _rows.items():
-        _register(_type)(_meaning)
+OPERATORS.rows(_EVERYWHERE)
+OPERATORS.rows(_OLD, until=LEGACY)
+OPERATORS.rows(_OPSETS | REFUSED, since=LEGACY + 1)
