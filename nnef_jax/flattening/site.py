@@ -28,11 +28,22 @@ _KINDS = "iufbO"  # of arrays that are computed with here
 
 
 class Site(ABC, Generic[_Graph]):
-    """The place of a layer or a node. `operands` are by input, None where one is left out."""
+    """The place where a format has an operator: what it reads, and what its meaning adds.
+
+    `operands` are by input, None where one is left out. `version` is that of the operator's domain,
+    `prefix` begins the names of tensors in a body.
+    """
 
     __slots__ = ()
     graph: _Graph
     operands: Sequence[Any]
+    version: int
+    prefix: str
+
+    @property
+    @abstractmethod
+    def operator(self) -> str:
+        """Return the name of the operator, as the registry has it."""
 
     @property
     @abstractmethod
@@ -47,16 +58,65 @@ class Site(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def span(self) -> Span:
-        """Return the place of the node or layer in its source."""
+        """Return its place in the source."""
 
-    @property
     @abstractmethod
-    def operator(self) -> str:
-        """Return the name of the operator, as the registry has it."""
+    def is_read(self, i: int) -> bool:
+        """Tell whether something reads an output."""
+
+    # Attributes. They are by the name that the format has, with a default. A missing one without a
+    # default, or one of another type, raises InvalidOperation.
+
+    @abstractmethod
+    def has_attribute(self, name: str) -> bool:
+        """Tell whether an attribute is written."""
+
+    @abstractmethod
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return an attribute that is true or false."""
+
+    @abstractmethod
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return an attribute that is a real number."""
+
+    @abstractmethod
+    def int(self, name: str, default: int | None = None) -> int:
+        """Return an attribute that is a whole number."""
+
+    @abstractmethod
+    def numbers(self, name: str, default: Sequence[float] | None = None) -> Sequence[float]:
+        """Return an attribute that is a list of real numbers."""
+
+    @abstractmethod
+    def ints(self, name: str, default: Sequence[int] | None = None) -> Sequence[int]:
+        """Return an attribute that is a list of whole numbers."""
 
     @abstractmethod
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute that is a text; raise InvalidOperation where it is missing."""
+        """Return an attribute that is a text."""
+
+    @abstractmethod
+    def dtype(self, name: str, default: Any = None) -> str:
+        """Return an attribute that is an element type."""
+
+    def word(self, name: str, *allowed: str) -> str:
+        """Return an attribute that is one of some words, the first where it is missing."""
+        return self.choice(name, *allowed, default=allowed[0])
+
+    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
+        """Return an attribute that is one of some words."""
+        word = self.text(name, default)
+        if word not in allowed:
+            words = ", ".join(filter(None, allowed))
+            raise InvalidOperation(
+                f"attribute '{name}' is {word[:40]!r}, known are {words}",
+                did_you_mean(word, allowed, meter=self.graph.meter),
+            )
+        return word
+
+    def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
+        """Return the axis, of input 0 by default, that an attribute names."""
+        return self.axis(self.int(name, default), rank)
 
     # What it reads
 
@@ -73,6 +133,10 @@ class Site(ABC, Generic[_Graph]):
     def input(self, i: int) -> Any:
         """Return an input as meanings of operators take it."""
         return self.operand(i)
+
+    def optional(self, i: int) -> Any:
+        """Return an input as meanings of operators take it, None where it is left out."""
+        return self.input(i) if self.has(i) else None
 
     def tensor(self, x: int | Tensor) -> Value:
         """Return an input as a tensor of the graph."""
@@ -133,21 +197,6 @@ class Site(ABC, Generic[_Graph]):
         """Return the dtype that an input is computed in, known or not."""
         found = self.operand(x) if isinstance(x, int) else x
         return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
-
-    def word(self, name: str, *allowed: str) -> str:
-        """Return an attribute that is one of some words, the first where it is missing."""
-        return self.choice(name, *allowed, default=allowed[0])
-
-    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of some words."""
-        found = self.text(name, default)
-        if found not in allowed:
-            known = ", ".join(filter(None, allowed))
-            raise InvalidOperation(
-                f"attribute '{name}' is {found[:40]!r}, known are {known}",
-                did_you_mean(found, allowed, meter=self.graph.meter),
-            )
-        return found
 
     # What it adds
 

@@ -80,7 +80,8 @@ class Flattener:
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the place of a layer."""
-        return LayerSite(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
+        version, body = net.version, self.body
+        return LayerSite(layer, net, version, self.graph, self.weights, operands, body, self.prefix)
 
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]

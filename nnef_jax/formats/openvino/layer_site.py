@@ -56,6 +56,7 @@ class LayerSite(Site[LayerGraph]):
 
     layer: NetLayer
     net: Net
+    version: int  # of the document
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
@@ -69,11 +70,6 @@ class LayerSite(Site[LayerGraph]):
     def operator(self) -> str:
         """Return the type of the layer in lower case."""
         return self.layer.kind
-
-    @property
-    def version(self) -> int:
-        """Return the version of the document."""
-        return self.net.version
 
     def input(self, i: int) -> Value:
         """Return an input as a tensor of the graph."""
@@ -101,6 +97,10 @@ class LayerSite(Site[LayerGraph]):
         return found
 
     # Attributes
+
+    def has_attribute(self, name: str) -> bool:
+        """Tell whether the layer has an attribute."""
+        return name in self.layer.attributes
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute in lower case."""
@@ -278,10 +278,6 @@ class LayerSite(Site[LayerGraph]):
         """Return the axes of input 0 that a known input names."""
         return [self.axis(axis) for axis in self.integers(i)]
 
-    def axis_of(self, attribute: str, default: int | None = None) -> int:
-        """Return the axis of input 0 that an attribute names."""
-        return self.axis(self.int(attribute, default))
-
     def attribute(self, *names: str) -> str:
         """Return the first spelling of an attribute that the layer has, else the last."""
         return next((name for name in names if name in self.layer.attributes), names[-1])
@@ -299,13 +295,14 @@ class LayerSite(Site[LayerGraph]):
         x, y = self.operand(0), self.operand(1)
         more = self.rank(x) > self.rank(y)
         if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
-            y = self.unsqueezed(y, *range(axis), *range(axis + self.rank(y), self.rank(x)))
+            behind = range(axis + self.rank(y), self.rank(x))
+            y = self.unsqueezed(y, (*range(axis), *behind))
         return self.aligned(x, y)
 
-    def unsqueezed(self, x: Tensor, *axes: int) -> Value:
-        """Return a tensor with axes of extent 1 more."""
-        found = self.tensor(x)
-        return self.step.unsqueeze(found, axes=axes) if axes else found
+    def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
+        """Return a tensor with new axes of extent 1."""
+        tensor = self.tensor(x)
+        return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
         """Return a tensor with items of a value before and after it along axes."""

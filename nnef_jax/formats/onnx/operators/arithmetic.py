@@ -125,7 +125,7 @@ def _dropout(site: NodeSite, x: Any, ratio: Any = None, mode: Any = None) -> Any
     if trains:
         return RANDOM(site)
     result = site.last.copy(x)
-    if not site.wants(1):
+    if not site.is_read(1):
         return result
     return result, site.filled(
         1, "bool" if site.version >= 10 else site.dtype_of(), site.known_shape()

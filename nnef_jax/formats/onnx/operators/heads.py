@@ -174,7 +174,7 @@ def _attention(site: NodeSite) -> tuple[Any, ...]:
     code, dtype = site.int("softmax_precision", 0), site.dtype_of(query)
     found, scores = attended(
         site, query, key, site.cast(value, dtype), mask.whole(dtype),
-        stage=site.int("qk_matmul_output_mode", 0) if site.wants(3) else None,
+        stage=site.int("qk_matmul_output_mode", 0) if site.is_read(3) else None,
         precision=site.computed(dtype_of(code)) if code else "",
     )  # fmt: skip
     return joined(site, found) if is_flat else found, key, value, scores

@@ -64,7 +64,7 @@ def _batch_normalization(site: NodeSite, x: Any) -> Any:
     elif version < 7:
         trains = not site.flag("is_test")
     else:
-        trains = any(site.wants(i) for i in range(1, 5))
+        trains = any(site.is_read(i) for i in range(1, 5))
     dtype = site.dtype_of() if not trains and version < 14 else site.dtype_of(3)
     scale, offset, *given = (
         site.cast(site.unsqueezed(site.operand(i), (0,)), dtype) for i in range(1, 5)

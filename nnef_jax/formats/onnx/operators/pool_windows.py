@@ -28,7 +28,7 @@ def _max_pool(site: NodeSite, x: Any) -> Any:
     order = site.int("storage_order", 0)
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
-    if not site.wants(1):
+    if not site.is_read(1):
         return _pooled(site, x, site.last.max_pool)
     found, place = _pooled(site, x, site.last.max_pool_with_index, first_axis=0)
     place = site.cast(place, site.computed("int64"))

@@ -23,7 +23,7 @@ def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> N
         if site.has(i):
             raise InvalidOperation(f"input {i} is not supported")
     for i in range(outputs, len(site.node.outputs)):
-        if site.wants(i):
+        if site.is_read(i):
             raise InvalidOperation(f"output {i} is not supported")
     for name, value in attributes.items():
         found = site.node.attributes.get(name, value)
@@ -99,7 +99,7 @@ def _attention(site: NodeSite, x: Any, weights: Any, bias: Any = None) -> tuple[
         past = _unpacked(site, site.tensor(4), 0)
         k, v = (_behind(site, p, x) for p, x in zip(past, (k, v), strict=True))
     result = _whole(site, q, k, v, 3, 5)
-    return result, site.step.stack([k, v], axis=0) if site.wants(1) else None
+    return result, site.step.stack([k, v], axis=0) if site.is_read(1) else None
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT)

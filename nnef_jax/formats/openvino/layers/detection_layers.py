@@ -250,7 +250,7 @@ def _prior_grid_generator(site: LayerSite, priors: Value) -> Value:
     y, x = (step * (np.arange(n) + 0.5) for n, step in zip(extents, steps, strict=True))
     y, x = np.meshgrid(y, x, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
-    around = site.unsqueezed(priors, 0)
+    around = site.unsqueezed(priors, (0,))
     boxes = site.step.add(derived(centres), around)
     if not site.flag("flatten", True):
         return site.reshaped(boxes, [*extents, priors.type.shape[0], 4])

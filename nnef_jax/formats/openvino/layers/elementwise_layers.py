@@ -47,7 +47,7 @@ def _prelu(site: LayerSite, x: Value) -> Value:
         return site.last.prelu(x, site.needed("weights", (1, slopes)))
     slope, own = site.operand(1), site.shape(1)
     if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
-        return site.last.prelu(x, site.unsqueezed(slope, 0))
+        return site.last.prelu(x, site.unsqueezed(slope, (0,)))
     return site.last.prelu(*site.aligned(x, slope))
 
 

@@ -114,7 +114,7 @@ def _bucketize(site: LayerSite, x: Value, edges: Value) -> Value:
     """Return between which boundaries items lie."""
     beyond = "gt" if site.flag("with_right_bound", True) else "ge"
     rank = len(x.type.shape)
-    x = site.unsqueezed(x, rank)
+    x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
     found = site.count(getattr(site.step, beyond)(x, edges), rank, "int32")
     return site.last.squeeze(found, axes=(rank,))
@@ -126,7 +126,7 @@ def _search_sorted(site: LayerSite, edges: Value, x: Value) -> Value:
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
-    edges, x = site.unsqueezed(edges, rank - 1), site.unsqueezed(x, rank)
+    edges, x = site.unsqueezed(edges, (rank - 1,)), site.unsqueezed(x, (rank,))
     below = getattr(site.step, "le" if site.flag("right_mode") else "lt")(edges, x)
     found = site.count(below, rank, site.dtype("output_type", "i64"))
     return site.last.squeeze(found, axes=(rank,))
@@ -184,7 +184,7 @@ def _scatter_update(site: LayerSite, x: Value, indices: Value, updates: Value) -
     moved = site.transposed(x, order)
     back = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
     changes = site.transposed(updates, back)
-    places = site.unsqueezed(indices, count)
+    places = site.unsqueezed(indices, (count,))
     found = site.step_or_last(axis == 0).scatter_nd(moved, places, changes, reduction="none")
     return found if axis == 0 else site.last.transpose(found, axes=np.argsort(order).tolist())
 

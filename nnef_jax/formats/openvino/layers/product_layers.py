@@ -23,7 +23,7 @@ def _matmul(site: LayerSite) -> Value:
     vectors = [len(x.type.shape) == 1 for x in operands]
     for i, is_vector in enumerate(vectors):
         if is_vector:
-            operands[i] = site.unsqueezed(operands[i], i)
+            operands[i] = site.unsqueezed(operands[i], (i,))
             transpose[i] = False
     flags = {"transposeA": transpose[0], "transposeB": transpose[1]}
     product = site.step_or_last(not any(vectors)).matmul(*site.aligned(*operands), **flags)

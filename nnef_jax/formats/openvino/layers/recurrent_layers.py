@@ -100,11 +100,11 @@ def _run(
 ) -> list[Value]:  # fmt: skip
     """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
     if len(w.type.shape) == 2:
-        w = site.unsqueezed(w, 0)
+        w = site.unsqueezed(w, (0,))
     own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
     if bias is not None:
-        products = site.step.add(products, site.unsqueezed(own, 0))
+        products = site.step.add(products, site.unsqueezed(own, (0,)))
 
     def product(body: RepeatedBody, state: Value, first: int, last: int) -> Any:
         return _product(body.at, cell, state, first, last, body.seen(r), body.seen(rest))
@@ -133,10 +133,10 @@ def _sequence(site: LayerSite) -> list[Value]:
     found: list[list[Value]] = []
     for i, reverse in enumerate(ways):
         states = [part(s, i, 1) for s in starts]
-        bias = site.unsqueezed(part(b, i, 0), 0)
+        bias = site.unsqueezed(part(b, i, 0), (0,))
         weights = part(w, i, 0), part(r, i, 0)
         run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
-        found.append([site.unsqueezed(v, 1) for v in run])
+        found.append([site.unsqueezed(v, (1,)) for v in run])
     if len(found) == 1:
         return found[0]
     return [site.step.concat(parts, axis=1) for parts in map(list, zip(*found, strict=True))]

@@ -85,7 +85,7 @@ def _batch_normalization(site: LayerSite) -> Value:
     """
     first, places = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
     if not site.net.is_legacy:
-        scale, offset, mean, variance = (site.unsqueezed(site.operand(i), 0) for i in places)
+        scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in places)
         epsilon = site.number("epsilon")
     else:
         shape, first, scale, offset = (1, site.shape()[1]), 0, 1.0, 0.0
@@ -198,5 +198,5 @@ def _group_normalization(site: LayerSite) -> Value:
     centred, variance = _centred(site, split, [*range(2, len(rest) + 3)])
     normal = step.mul(centred, _root_mean(site, variance, site.number("epsilon", 1e-5)))
     normal = step.reshape(normal, shape=(channels,), axis_start=1, axis_count=2)
-    scale, shift = (site.unsqueezed(site.operand(i), 0) for i in (1, 2))
+    scale, shift = (site.unsqueezed(site.operand(i), (0,)) for i in (1, 2))
     return site.last.add(step.mul(normal, scale), shift)

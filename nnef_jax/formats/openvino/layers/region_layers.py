@@ -108,7 +108,7 @@ def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
         method = "aligned" if min(size) > 1 else "symmetric"
         found = site.step.roi_resample(x, scaled, image, output_size=size, method=method)
     alive = site.step.cast(site.step.ge(first, 0.0), dtype=x.type.dtype)
-    return site.last.mul(found, site.unsqueezed(alive, 2, 3))
+    return site.last.mul(found, site.unsqueezed(alive, (2, 3)))
 
 
 @operator("PSROIPooling")
@@ -180,7 +180,7 @@ def _roi_feature_extractor(site: LayerSite) -> Any:
     relative = step.add(step.div(root, 224.0), 1e-6)
     level = step.floor(step.add(step.log2(relative), 2.0))
     level = step.clamp(level, 0.0, float(len(levels) - 1))
-    level = site.unsqueezed(step.select(exists, level, -1.0), 2, 3)
+    level = site.unsqueezed(step.select(exists, level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
     how = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
     total: Any = 0.0

@@ -21,7 +21,7 @@ def _greedy_decoder(site: LayerSite) -> list[Value]:
     _, steps, classes = site.known_shape()
     best = step.squeeze(step.argmax_reduce(site.tensor(0), axes=(2,)), axes=(2,))
     best = site.cast(best, site.integer)
-    lengths = site.unsqueezed(site.whole(1), 1)
+    lengths = site.unsqueezed(site.whole(1), (1,))
     places = site.places(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     shown = step.and_(step.ne(best, blank), step.lt(places, lengths))
@@ -65,13 +65,13 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
 
 def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
     """Return a tensor with axes behind its own."""
-    return site.unsqueezed(x, *range(len(x.type.shape), rank))
+    return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Return how many items each segment has."""
     places = site.places(count, 0, 2)
-    is_in = site.step.eq(places, site.unsqueezed(segments, 0))
+    is_in = site.step.eq(places, site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_in, 1, dtype), axes=(1,))
 
 
@@ -90,7 +90,7 @@ def _bags(
     """
     dtype, cells = rows.type.dtype, rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
-    total = site.step.scatter_nd(start, site.unsqueezed(segments, 1), rows, reduction="add")
+    total = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
     if over != "sum":
         sizes = _counts(site, segments, count, dtype)
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
@@ -116,7 +116,7 @@ def _offset_bags(site: LayerSite) -> Value:
     """Sum rows of a table by index; bags begin at offsets in the indices."""
     step, indices, offsets = site.step, site.whole(1), site.whole(2)
     places = site.places(site.known_shape(indices)[0], 0, 2)
-    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, 0)), 1)
+    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, (0,))), 1)
     segments = step.sub(step.squeeze(ordinal, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
     return _bags(site, _rows(site, 4, indices), segments, count, _reduction(site), 3)
@@ -153,7 +153,7 @@ def _segment_max(site: LayerSite) -> Value:
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
     places = site.whole(1)
-    found = site.step.scatter_nd(start, site.unsqueezed(places, 1), x, reduction="max")
+    found = site.step.scatter_nd(start, site.unsqueezed(places, (1,)), x, reduction="max")
     if site.choice("fill_mode", "zero", "lowest") == "lowest":
         return site.last.copy(found)
     rank = 1 + len(cells)

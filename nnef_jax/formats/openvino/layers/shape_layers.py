@@ -139,7 +139,7 @@ def _tile(site: LayerSite, x: Value) -> Value:
     else:
         repeats = site.integers(1)
     more = len(repeats) - len(x.type.shape)
-    return site.last.tile(site.unsqueezed(x, *range(more)), repeats=[1] * -more + repeats)
+    return site.last.tile(site.unsqueezed(x, range(more)), repeats=[1] * -more + repeats)
 
 
 @operator("Broadcast")

@@ -32,7 +32,7 @@ def _eye(site: LayerSite) -> Value:
         raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
     at = site.reshaped(site.whole(2), (1, 1))
     found = _diagonal(site, rows, columns, at, site.dtype("output_type"))
-    found = site.unsqueezed(found, *range(len(batch)))
+    found = site.unsqueezed(found, range(len(batch)))
     return site.last.broadcast(found, shape=(*batch, rows, columns))
 
 
@@ -107,7 +107,7 @@ def _complex_transform(site: LayerSite) -> Value:
 def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re,im]."""
     rank = len(x.type.shape)
-    return site.fitted(site.unsqueezed(x, rank), rank, 2)
+    return site.fitted(site.unsqueezed(x, (rank,)), rank, 2)
 
 
 @opsets("RDFT")
