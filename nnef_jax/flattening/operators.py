@@ -9,7 +9,8 @@ it:
 
 A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
 An input that has a default may be left out. `*` takes all inputs. It returns the tensor of the
-first output, or a tuple of outputs.
+first output, or a tuple of outputs. An attribute is a value, or a function of the site: those of
+`flattening.attributes` read one of the operator. They are called in order, after the inputs.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from inspect import CO_VARARGS
 from typing import Any, TypeVar
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.attributes import Attribute
 
 Meaning = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Meaning)
@@ -38,7 +38,7 @@ class Operator:
     until: int
     run: Callable[[Any], Any]  # of a site
     meaning: Meaning
-    attributes: Mapping[str, Attribute]  # by the parameter of the meaning
+    attributes: Mapping[str, Any]  # by the parameter of the meaning
 
 
 class Operators:
@@ -59,7 +59,7 @@ class Operators:
         domain: str = "",
         since: int = 1,
         until: int = NEWEST,
-        **attributes: Attribute,
+        **attributes: Any,
     ) -> Callable[[_Function], _Function]:
         """Make the decorated function the meaning of operators between two versions."""
 
@@ -115,7 +115,7 @@ class Operators:
         versions.sort(key=lambda x: x.since)
 
 
-def _run(meaning: Meaning, attributes: Mapping[str, Attribute]) -> Callable[[Any], Any]:
+def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return a function of a site that hands inputs and attributes to a meaning."""
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
@@ -134,9 +134,13 @@ def _run(meaning: Meaning, attributes: Mapping[str, Attribute]) -> Callable[[Any
         if takes_all:
             more = range(len(names), len(site.operands))
             inputs += [site.input(i) if site.has(i) else None for i in more]
-        return meaning(site, *inputs, **{name: x(site) for name, x in attributes.items()})
+        return meaning(site, *inputs, **_read(attributes, site))
 
     return run
+
+
+def _read(attributes: Mapping[str, Any], site: Any) -> dict[str, Any]:
+    return {name: x(site) if callable(x) else x for name, x in attributes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +157,7 @@ class Row:
     def __call__(self, site: Any) -> Any:
         """Add the operation at a site, and return its results."""
         operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
-        attributes = {name: x(site) if callable(x) else x for name, x in self.attributes.items()}
-        return getattr(site.last, self.kind)(*operands, **attributes)
+        return getattr(site.last, self.kind)(*operands, **_read(self.attributes, site))
 
 
 def operation(kind: str, *inputs: Any, **attributes: Any) -> Row:
