@@ -22,10 +22,10 @@ def is_refused(type: str) -> bool:
 def shown(type: str, version: int) -> str:
     """Return file and line of a test of a layer's result, "" without one.
 
-    A layer that means one thing in all versions is shown by a test of any.
+    A layer that has one function in all versions is shown by a test of any.
     """
-    found = place(type, version)
+    line = place(type, version)
     old, new = (OPERATORS.get(type, version) for version in (LEGACY, OPSETS))
-    if not found and old is not None and old is new:
-        found = place(type, OPSETS if version == LEGACY else LEGACY)
-    return found
+    if not line and old is not None and new is not None and old.meaning is new.meaning:
+        line = place(type, OPSETS if version == LEGACY else LEGACY)
+    return line

@@ -8,10 +8,15 @@ from operator import methodcaller
 
 from nnef_jax.flattening.attributes import axis, flag, integer, number, numbers, word
 from nnef_jax.flattening.operators import Meaning, Refusal, operation
-from nnef_jax.formats.openvino.layers.registry import LEGACY, OPERATORS
+from nnef_jax.formats.openvino.layers.registry import (
+    LEGACY,
+    OPERATORS,
+    either,
+    number_at,
+    whole,
+)
 
-number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
-whole, indices = partial(methodcaller, "whole"), partial(methodcaller, "indices")  # inputs
+indices = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
@@ -42,11 +47,6 @@ _TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
 _EVERYWHERE: dict[str, Meaning] = {
     **{type: operation(kind) for type, kind in FUNCTIONS.items()},
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
-    "HardSigmoid": lambda site, x: site.last.clamp(
-        site.step.add(
-            site.step.mul(x, site.number_at(1, "alpha", 0.2)), site.number_at(2, "beta", 0.5)
-        ), 0.0, 1.0,
-    ),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "ReverseSequence": operation(
         "reverse_sequence", 0, indices(1),
@@ -56,13 +56,6 @@ _EVERYWHERE: dict[str, Meaning] = {
     "Mish": lambda site, x: site.last.mul(x, site.step.tanh(site.step.softplus(x))),
     "Select": lambda site, condition, x, y: site.last.select(
         *site.aligned(site.truths(condition), x, y)
-    ),
-    "Selu": operation(
-        "selu",
-        **{
-            "alpha": number_at(1, "alpha", 1.6732632),
-            "lambda": number_at(2, "gamma", 1.0507010),
-        },
     ),
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "SoftSign": lambda site, x: site.last.div(x, site.step.add(site.step.abs(x), 1.0)),
@@ -102,10 +95,11 @@ _OPSETS: dict[str, Meaning] = {
     **dict.fromkeys(
         ("RMS", "RMSNorm"),
         operation(
-            "rms_norm", 0, 1, lambda site: site.number(site.attribute("epsilon", "eps"), 1e-5),
+            "rms_norm", 0, 1, either(number("epsilon", 1e-5), "eps"),
             axis=lambda site: len(site.shape()) - 1, dtype="",
         ),
     ),
+    "Selu": operation("selu", **{"alpha": number_at(1), "lambda": number_at(2)}),
     "SquaredDifference": lambda site: site.last.sqr(site.step.sub(*site.broadcast())),
     "ExperimentalDetectronDetectionOutput": operation(
         "refined_detections", 0, 1, 2,
@@ -119,12 +113,10 @@ _OLD: dict[str, Meaning] = {
     "Flatten": lambda site, x: site.flattened(
         x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
     ),
-    "ReLU": lambda site, x: (
-        site.last.leaky_relu(x, alpha=site.number("negative_slope"))
-        if site.number("negative_slope", 0)
-        else site.last.relu(x)
-    ),
     "Not": lambda site, x: site.last.sub(1.0, x),
+    "Selu": operation(
+        "selu", **{"alpha": number("alpha", 1.6732632), "lambda": number("gamma", 1.0507010)}
+    ),
 }
 
 # Layers that no pure function of arrays can be.
