@@ -257,14 +257,6 @@ class LayerSite(Site[LayerGraph]):
         """Return the first item of a known input; a default where it is not connected."""
         return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
 
-    def number_at(self, i: int, attribute: str, default: float) -> float:
-        """Return a number that operation sets have as an input, older versions as an attribute."""
-        return self.number(attribute, default) if self.net.is_legacy else self.scalar(i)
-
-    def integers_at(self, i: int, attribute: str) -> list[int]:
-        """Return whole numbers that are an input, or before version 10 an attribute."""
-        return self.ints(attribute) if self.net.is_legacy else self.integers(i)
-
     def whole(self, i: int) -> Value:
         """Return an input of whole numbers, which old files store as real ones."""
         return self.cast(self.tensor(i), self.integer)
@@ -278,10 +270,6 @@ class LayerSite(Site[LayerGraph]):
         """Return the axes of input 0 that a known input names."""
         return [self.axis(axis) for axis in self.integers(i)]
 
-    def attribute(self, *names: str) -> str:
-        """Return the first spelling of an attribute that the layer has, else the last."""
-        return next((name for name in names if name in self.layer.attributes), names[-1])
-
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
         """Return weights in a shape; raise InvalidOperation without them."""
         found = self.blob(tag, shape, type)
@@ -291,7 +279,7 @@ class LayerSite(Site[LayerGraph]):
 
     def broadcast(self) -> list[Any]:
         """Return inputs 0 and 1 in one rank, as `auto_broadcast` says."""
-        mode = self.choice("auto_broadcast", "numpy", "none", "pdpd", default="numpy")
+        mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x, y = self.operand(0), self.operand(1)
         more = self.rank(x) > self.rank(y)
         if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:

@@ -15,7 +15,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets
 
-_TRANSPOSES = {"left": flag("transpose_a"), "right": flag("transpose_b")}
+_TRANSPOSES: dict[str, Any] = {"left": flag("transpose_a"), "right": flag("transpose_b")}
 
 
 @opsets("MatMul", **_TRANSPOSES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
@@ -122,7 +123,7 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
     return site.chain(x, *((kind, [y], {}) for kind, y in steps if y is not None))
 
 
-_EXPONENTS = {"alpha": number("alpha"), "beta": number("beta")}
+_EXPONENTS: dict[str, Any] = {"alpha": number("alpha"), "beta": number("beta")}
 
 
 @legacy(

@@ -195,7 +195,7 @@ def _roll(site: LayerSite, x: Any, *, shifts: list[int], axes: Sequence[int]) ->
 
 # Blocks of space as channels or batches
 
-_BLOCKS = {
+_BLOCKS: dict[str, Any] = {
     "block": integer("block_size", 1),
     "mode": word("mode", "blocks_first", "depth_first"),
 }
@@ -214,7 +214,7 @@ def _space_to_depth(site: LayerSite, *, block: int, mode: str) -> Value:
     return space_to_depth(site, block, depth_first=mode == "depth_first")
 
 
-_PARTS = {"block": integers_at(1), "begin": integers_at(2), "end": integers_at(3)}
+_PARTS: dict[str, Any] = {"block": integers_at(1), "begin": integers_at(2), "end": integers_at(3)}
 
 
 @opsets("SpaceToBatch", **_PARTS)

@@ -158,7 +158,7 @@ def _irdft(site: LayerSite) -> Value:
 # Frames
 
 
-_FRAMES = {"size": integer_at(2), "hop": integer_at(3)}
+_FRAMES: dict[str, Any] = {"size": integer_at(2), "hop": integer_at(3)}
 
 
 @opsets("STFT", **_FRAMES, swaps=flag("transpose_frames"))
