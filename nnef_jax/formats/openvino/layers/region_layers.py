@@ -31,6 +31,11 @@ def _is_centre(site: LayerSite) -> bool:
     return is_centre or site.flag("center_point_box")
 
 
+def _has_count(site: LayerSite) -> bool:
+    """Tell whether the length of the result is that of the boxes: before set 5 it is fixed."""
+    return site.layer.opset in ("opset5", "opset9")
+
+
 def _softening(site: LayerSite) -> dict[str, Any]:
     return {"sigma": site.scalar(5, 0)}
 
@@ -45,10 +50,10 @@ _THRESHOLDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@operator("NonMaxSuppression", kind=_softening, may_be_fixed=True, **_THRESHOLDS)
-@opsets("NMSRotated", kind=_rotation, may_be_fixed=False, **_THRESHOLDS)
+@operator("NonMaxSuppression", kind=_softening, has_count=_has_count, **_THRESHOLDS)
+@opsets("NMSRotated", kind=_rotation, has_count=True, **_THRESHOLDS)
 def _suppression(
-    site: LayerSite, boxes: Value, scores: Value, *, kind: dict[str, Any], may_be_fixed: bool,
+    site: LayerSite, boxes: Value, scores: Value, *, kind: dict[str, Any], has_count: bool,
     most: float, iou: float, score: float, is_centre: bool, sorts: bool,
 ) -> Any:  # fmt: skip
     """Return indices (image, class, box), from set 5 on with scores and how many there are.
@@ -62,9 +67,7 @@ def _suppression(
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    # Before set 5 the length is fixed.
-    if not may_be_fixed or site.layer.opset in ("opset5", "opset9"):
-        # Layers behind take no others for boxes.
+    if has_count:  # layers behind take nothing else for boxes
         items = Count(0, site.cast(count, site.integer), marked=True)
         site.graph.counts.update(dict.fromkeys((indices, values), items))
     return [indices, values, count][: max(len(site.layer.outputs), 1)]

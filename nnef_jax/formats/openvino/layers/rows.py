@@ -59,16 +59,15 @@ _EVERYWHERE: dict[str, Meaning] = {
     ),
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "SoftSign": lambda site, x: site.last.div(x, site.step.add(site.step.abs(x), 1.0)),
-    "CTCGreedyDecoder": operation(
-        "ctc_greedy_decoder", 0, 1,
-        merges=lambda site: site.net.is_legacy or site.flag("ctc_merge_repeated", True),
-    ),
 }  # fmt: skip
 _OPSETS: dict[str, Meaning] = {
     **{type: on_two(kind) for type, kind in PAIRS.items()},
     "CumSum": operation(
         "cumsum", axis=lambda site: site.axes(1)[0] if site.has(1) else site.axis(0),
         exclusive=flag("exclusive"), reverse=flag("reverse"),
+    ),
+    "CTCGreedyDecoder": operation(
+        "ctc_greedy_decoder", 0, 1, merges=flag("ctc_merge_repeated", True)
     ),
     "CTCLoss": operation(
         "ctc_loss", 0, whole(1), whole(2), whole(3),
@@ -109,6 +108,7 @@ _OPSETS: dict[str, Meaning] = {
     ),
 }  # fmt: skip
 _OLD: dict[str, Meaning] = {
+    "CTCGreedyDecoder": operation("ctc_greedy_decoder", 0, 1, merges=True),
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
     "Flatten": lambda site, x: site.flattened(
         x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
