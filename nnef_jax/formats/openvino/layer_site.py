@@ -86,15 +86,15 @@ class LayerSite(Site[LayerGraph]):
 
     def tensor(self, x: int | Tensor) -> Value:
         """Return an input as a tensor of the graph; a known one stays out of it while it folds."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return self._placed(found) if self.folds else Site.tensor(self, found)
+        operand = self.operand(x) if isinstance(x, int) else x
+        return self._placed(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
         """Return a network inside the layer."""
-        found = self.layer.bodies.get(name)
-        if found is None:
+        body = self.layer.bodies.get(name)
+        if body is None:
             raise InvalidOperation(f"it has no <{name}>")
-        return found
+        return body
 
     # Attributes
 
@@ -104,19 +104,19 @@ class LayerSite(Site[LayerGraph]):
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute in lower case."""
-        found = self.layer.attributes.get(name)
-        if found is None:
+        text = self.layer.attributes.get(name)
+        if text is None:
             if default is None:
                 raise InvalidOperation(f"attribute '{name}' is missing")
             return default
-        return found.strip().lower()
+        return text.strip().lower()
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return an attribute that is true or false."""
-        found = self.text(name, "1" if default else "0")
-        if found not in (*_TRUE, *_FALSE):
-            raise InvalidOperation(f"attribute '{name}' is {found[:40]!r}, neither true nor false")
-        return found in _TRUE
+        text = self.text(name, "1" if default else "0")
+        if text not in (*_TRUE, *_FALSE):
+            raise InvalidOperation(f"attribute '{name}' is {text[:40]!r}, neither true nor false")
+        return text in _TRUE
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers."""
@@ -130,24 +130,24 @@ class LayerSite(Site[LayerGraph]):
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Return an attribute that is a list of whole numbers."""
-        found = self.numbers(name, default)
-        if not all(map(float.is_integer, found)):
-            raise InvalidOperation(f"attribute '{name}' has {found}, no whole numbers")
-        return [int(x) for x in found]
+        numbers = self.numbers(name, default)
+        if not all(map(float.is_integer, numbers)):
+            raise InvalidOperation(f"attribute '{name}' has {numbers}, no whole numbers")
+        return [int(x) for x in numbers]
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
-        found = self.numbers(name, None if default is None else [default])
-        if len(found) != 1:
-            raise InvalidOperation(f"attribute '{name}' must be one number, it has {len(found)}")
-        return found[0]
+        items = self.numbers(name, None if default is None else [default])
+        if len(items) != 1:
+            raise InvalidOperation(f"attribute '{name}' must be one number, it has {len(items)}")
+        return items[0]
 
     def int(self, name: str, default: int | None = None) -> int:
         """Return an attribute that is a whole number."""
-        found = self.number(name, default)
-        if not found.is_integer():
-            raise InvalidOperation(f"attribute '{name}' is {found}, no whole number")
-        return int(found)
+        number = self.number(name, default)
+        if not number.is_integer():
+            raise InvalidOperation(f"attribute '{name}' is {number}, no whole number")
+        return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is an element type, as the dtype that is computed in."""
@@ -234,8 +234,8 @@ class LayerSite(Site[LayerGraph]):
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
-        known = blob.type or self.layer.precision
-        return known or next((port.type for port in self.layer.outputs if port.type), "f32")
+        type = blob.type or self.layer.precision
+        return type or next((port.type for port in self.layer.outputs if port.type), "f32")
 
     # Shorthands
 
@@ -263,8 +263,8 @@ class LayerSite(Site[LayerGraph]):
 
     def indices(self, x: int | Tensor) -> Value:
         """Return whole numbers of any type as they are, real ones in 32 bits."""
-        found = self.tensor(x)
-        return self.cast(found, "int32") if is_float(found.type.dtype) else found
+        tensor = self.tensor(x)
+        return self.cast(tensor, "int32") if is_float(tensor.type.dtype) else tensor
 
     def axes(self, i: int) -> list[int]:
         """Return the axes of input 0 that a known input names."""
@@ -272,10 +272,10 @@ class LayerSite(Site[LayerGraph]):
 
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
         """Return weights in a shape; raise InvalidOperation without them."""
-        found = self.blob(tag, shape, type)
-        if found is None:
+        weights = self.blob(tag, shape, type)
+        if weights is None:
             raise InvalidOperation("it has no weights")
-        return found
+        return weights
 
     def broadcast(self) -> list[Any]:
         """Return inputs 0 and 1 in one rank, as `auto_broadcast` says."""
@@ -344,9 +344,9 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         raise InvalidOperation("it has no output")
     if "element_type" not in layer.attributes and layer.blobs:
         shape = layer.outputs[0].shape or ()
-        found = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
-        if found is not None:
-            return found
+        blob = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
+        if blob is not None:
+            return blob
         return Constant(np.zeros(shape, np.float32), "f32", site.name)
     declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
     type = type or element_type(declared)
