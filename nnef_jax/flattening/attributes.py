@@ -26,46 +26,46 @@ class Attribute:
         return getattr(site, self.type)(self.name, *self.arguments)
 
 
-def flag(name: str, default: bool = False) -> Attribute:
+def flag(name: str, default: bool = False) -> Any:
     """Return an attribute that is true or false."""
     return Attribute(name, "flag", (default,))
 
 
-def number(name: str, default: float | None = None) -> Attribute:
+def number(name: str, default: float | None = None) -> Any:
     """Return an attribute that is a real number. None as a default makes it required."""
     return Attribute(name, "number", (default,))
 
 
-def integer(name: str, default: int | None = None) -> Attribute:
+def integer(name: str, default: int | None = None) -> Any:
     """Return an attribute that is a whole number. None as a default makes it required."""
     return Attribute(name, "int", (default,))
 
 
-def numbers(name: str, default: Sequence[float] | None = None) -> Attribute:
+def numbers(name: str, default: Sequence[float] | None = None) -> Any:
     """Return an attribute that is a list of real numbers."""
     return Attribute(name, "numbers", (default,))
 
 
-def integers(name: str, default: Sequence[int] | None = None) -> Attribute:
+def integers(name: str, default: Sequence[int] | None = None) -> Any:
     """Return an attribute that is a list of whole numbers."""
     return Attribute(name, "ints", (default,))
 
 
-def axis(name: str, default: int | None = None) -> Attribute:
+def axis(name: str, default: int | None = None) -> Any:
     """Return an attribute that is an axis of input 0, which may count from the end."""
     return Attribute(name, "axis_of", (default,))
 
 
-def dtype(name: str, default: Any = None) -> Attribute:
+def dtype(name: str, default: Any = None) -> Any:
     """Return an attribute that is an element type."""
     return Attribute(name, "dtype", (default,))
 
 
-def text(name: str, default: str | None = None) -> Attribute:
+def text(name: str, default: str | None = None) -> Any:
     """Return an attribute that is any text."""
     return Attribute(name, "text", (default,))
 
 
-def word(name: str, *allowed: str) -> Attribute:
+def word(name: str, *allowed: str) -> Any:
     """Return an attribute that is one of some words, the first by default."""
     return Attribute(name, "word", allowed)

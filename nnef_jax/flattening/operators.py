@@ -3,14 +3,15 @@
 A format has one `Operators`, in a module of its own. Families of operators are modules that add to
 it:
 
-    @operator("Swish", alpha=number("alpha", 1.0))
-    def swish(site, x, *, alpha):
+    @operator("Swish")
+    def swish(site, x, *, alpha=number("alpha", 1.0)):
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
 A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
-An input that has a default may be left out. `*` takes all inputs. It returns the tensor of the
-first output, or a tuple of outputs. An attribute is a value, or a function of the site: those of
-`flattening.attributes` read one of the operator. They are called in order, after the inputs.
+An input that has a default may be left out. `*` takes all inputs. An attribute is a value, or a
+function of the site, as those of `flattening.attributes`: its default, or where operators differ,
+an argument of the decorator. They are called in order, after the inputs. A meaning returns the
+tensor of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -64,9 +65,10 @@ class Operators:
         """Make the decorated function the meaning of operators between two versions."""
 
         def register(function: _Function) -> _Function:
-            run = _run(function, attributes)
+            readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
+            run = _run(function, readers)
             for name in names:
-                self._add(Operator(name, domain, since, until, run, function, attributes))
+                self._add(Operator(name, domain, since, until, run, function, readers))
             return function
 
         return register

@@ -264,12 +264,14 @@ _SIMPLER = operation(
 legacy("SimplerNMS")(lambda site: _SIMPLER(site)[0])
 
 
-@operator(
-    "RegionYolo", coords=integer("coords", 4), classes=integer("classes"),
-    is_softmax=flag("do_softmax", True),
-)  # fmt: skip
+@operator("RegionYolo")
 def _region_yolo(
-    site: LayerSite, x: Value, *, coords: int, classes: int, is_softmax: bool
+    site: LayerSite,
+    x: Value,
+    *,
+    coords: int = integer("coords", 4),
+    classes: int = integer("classes"),
+    is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
     """Apply the logistic function to places, objectness and classes, or softmax to classes."""
     batch, channels, height, width = x.type.shape
@@ -294,14 +296,17 @@ def _region_yolo(
 # Networks of two stages
 
 
-@opsets(
-    "ExperimentalDetectronPriorGridGenerator", h=integer("h", 0), w=integer("w", 0),
-    stride_y=number("stride_y", 0), stride_x=number("stride_x", 0), flattens=flag("flatten", True),
-)  # fmt: skip
+@opsets("ExperimentalDetectronPriorGridGenerator")
 def _prior_grid_generator(
-    site: LayerSite, priors: Value, *, h: int, w: int, stride_y: float, stride_x: float,
-    flattens: bool,
-) -> Value:  # fmt: skip
+    site: LayerSite,
+    priors: Value,
+    *,
+    h: int = integer("h", 0),
+    w: int = integer("w", 0),
+    stride_y: float = number("stride_y", 0),
+    stride_x: float = number("stride_x", 0),
+    flattens: bool = flag("flatten", True),
+) -> Value:
     """Return boxes [n,4] around the middle of each item of the features."""
     extents = [n or site.known_shape(1)[axis] for axis, n in enumerate((h, w), 2)]
     steps = [
@@ -342,11 +347,14 @@ def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
     return site.last.anchored_proposals(*operands, scales=False, **offsets, **limits)[:-1]
 
 
-@opsets(
-    "GenerateProposals", limits=_limits, is_normal=flag("normalized", True),
-    dtype=dtype("roi_num_type"),
-)  # fmt: skip
-def _proposals(site: LayerSite, *, limits: dict[str, Any], is_normal: bool, dtype: str) -> Any:
+@opsets("GenerateProposals", limits=_limits)
+def _proposals(
+    site: LayerSite,
+    *,
+    limits: dict[str, Any],
+    is_normal: bool = flag("normalized", True),
+    dtype: str = dtype("roi_num_type"),
+) -> Any:
     """Return the best regions [n,4] of images, their scores [n], and how many an image has.
 
     Behind the regions and scores are zeros.

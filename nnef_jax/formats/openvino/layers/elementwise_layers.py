@@ -50,8 +50,8 @@ def _hard_sigmoid(site: LayerSite, x: Value, *, slope: float, offset: float) -> 
     return site.last.clamp(site.step.add(site.step.mul(x, slope), offset), 0.0, 1.0)
 
 
-@legacy("ReLU", slope=number("negative_slope", 0))
-def _legacy_relu(site: LayerSite, x: Value, *, slope: float) -> Value:
+@legacy("ReLU")
+def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_slope", 0)) -> Value:
     return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
 
 
@@ -86,8 +86,10 @@ def _swish(site: LayerSite, x: Value) -> Value:
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, beta)))
 
 
-@operator("Gelu", mode=word("approximation_mode", "erf", "tanh"))
-def _gelu(site: LayerSite, x: Value, *, mode: str) -> Value:
+@operator("Gelu")
+def _gelu(
+    site: LayerSite, x: Value, *, mode: str = word("approximation_mode", "erf", "tanh")
+) -> Value:
     step = site.step
     if mode == "tanh":
         return site.last.gelu(x, approximation="tanh")
@@ -101,8 +103,8 @@ _ACTIVATIONS = {
 }  # fmt: skip
 
 
-@legacy("Activation", type=text("type"))
-def _activation(site: LayerSite, x: Value, *, type: str) -> Value:
+@legacy("Activation")
+def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     """Apply the function of one tensor that the attribute `type` names."""
     if type == "square":
         return site.last.sqr(x)
@@ -122,8 +124,8 @@ _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
 _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 
-@legacy("Convert", type=element("precision", "FP32"))
-def _converted(site: LayerSite, x: Value, *, type: str) -> Value:
+@legacy("Convert")
+def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
     """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
     dtype = site.graph.computed(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
@@ -158,8 +160,8 @@ def _promoted(site: LayerSite) -> list[Value]:
     return [site.last.cast(x, dtype=y) for x, y in zip(site.first(2), dtypes, strict=True)]
 
 
-@opsets("FakeConvert", type=one_of("destination_type", *_LARGEST))
-def _fake_convert(site: LayerSite, *, type: str) -> Value:
+@opsets("FakeConvert")
+def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
     """Round real numbers, scaled and shifted, to floats of 8 bits."""
     step = site.step
     x, scale, *shift = site.aligned(*(site.operand(i) for i in range(3) if site.has(i)))
@@ -174,8 +176,8 @@ def _fake_convert(site: LayerSite, *, type: str) -> Value:
     return site.last.div(back, scale)
 
 
-@operator("FakeQuantize", "Quantize", levels=integer("levels"))
-def _fake_quantize(site: LayerSite, x: Value, *, levels: int) -> Value:
+@operator("FakeQuantize", "Quantize")
+def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
     """Round to levels between the input's ends, spread between the output's ends.
 
     It is the standard's operation if both pairs of ends are the same numbers, and `levels` a power
@@ -239,8 +241,13 @@ _CONDITIONS = {
 }  # fmt: skip
 
 
-@legacy("Eltwise", operation=text("operation", "sum"), factors=numbers("coeff", ()))
-def _eltwise(site: LayerSite, *, operation: str, factors: Sequence[float]) -> Value:
+@legacy("Eltwise")
+def _eltwise(
+    site: LayerSite,
+    *,
+    operation: str = text("operation", "sum"),
+    factors: Sequence[float] = numbers("coeff", ()),
+) -> Value:
     """Join two or more tensors; comparisons give 0.0 and 1.0."""
     parts = [x for x in site.operands if x is not None]
     if factors and operation in ("sum", ""):
@@ -278,8 +285,15 @@ def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Va
             return last.cast(getattr(step, _CONDITIONS[operation])(x, y), dtype=site.real)
 
 
-@legacy("Power", scale=number("scale", 1), shift=number("shift", 0), power=number("power", 1))
-def _legacy_power(site: LayerSite, x: Value, *, scale: float, shift: float, power: float) -> Value:
+@legacy("Power")
+def _legacy_power(
+    site: LayerSite,
+    x: Value,
+    *,
+    scale: float = number("scale", 1),
+    shift: float = number("shift", 0),
+    power: float = number("power", 1),
+) -> Value:
     """Return (shift + scale * x) ** power."""
     steps = ("mul", scale, 1), ("add", shift, 0), ("pow", power, 1)
     return site.chain(x, *((kind, [y], {}) for kind, y, neutral in steps if y != neutral))

@@ -61,8 +61,14 @@ def _resized(
     return last.resize(x, False, **attributes)
 
 
-@opsets("Interpolate", begin=integers("pads_begin", (0,)), end=integers("pads_end", (0,)))
-def _interpolate(site: LayerSite, x: Value, *, begin: Sequence[int], end: Sequence[int]) -> Value:
+@opsets("Interpolate")
+def _interpolate(
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: Sequence[int] = integers("pads_begin", (0,)),
+    end: Sequence[int] = integers("pads_end", (0,)),
+) -> Value:
     """Resize along axes, to sizes or by scales; set 1 has sizes alone, set 11 sizes or scales."""
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip_longest(begin, end, fillvalue=0))))
@@ -145,11 +151,15 @@ def _declared(site: LayerSite) -> list[int]:
     return [*site.shape()[:2], *site.declared[2:]]
 
 
-@legacy(
-    "Interp", begin=integer("pad_beg", 0), end=integer("pad_end", 0),
-    aligned=flag("align_corners", True),
-)  # fmt: skip
-def _interp(site: LayerSite, x: Value, *, begin: int, end: int, aligned: bool) -> Value:
+@legacy("Interp")
+def _interp(
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: int = integer("pad_beg", 0),
+    end: int = integer("pad_end", 0),
+    aligned: bool = flag("align_corners", True),
+) -> Value:
     """Interpolate linearly to the declared extents, corners on corners by default."""
     axes = [*range(2, len(x.type.shape))]
     x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
@@ -158,8 +168,8 @@ def _interp(site: LayerSite, x: Value, *, begin: int, end: int, aligned: bool) -
     return _resized(site.last, x, _declared(site), "linear", _CORNERS[aligned])
 
 
-@legacy("Resample", type=text("type"))
-def _resample(site: LayerSite, x: Value, *, type: str) -> Value:
+@legacy("Resample")
+def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     """Repeat the nearest items, or interpolate between centres; `antialias` widens the kernel."""
     sizes = _declared(site)
     if type.endswith("nearest"):

@@ -31,8 +31,10 @@ from nnef_jax.formats.openvino.layers.registry import (
 )
 
 
-@opsets("Gather", axis=axis_at(2), dims=integer("batch_dims", 0))
-def _gather(site: LayerSite, x: Value, *, axis: int, dims: int) -> Value:
+@opsets("Gather")
+def _gather(
+    site: LayerSite, x: Value, *, axis: int = axis_at(2), dims: int = integer("batch_dims", 0)
+) -> Value:
     if not x.type.shape:
         return x
     indices = site.indices(1)
@@ -42,8 +44,8 @@ def _gather(site: LayerSite, x: Value, *, axis: int, dims: int) -> Value:
     return site.last.gather_in_batches(x, indices, axis=axis, batch_dims=dims)
 
 
-@legacy("Gather", axis=integer("axis", 0))
-def _legacy_gather(site: LayerSite, *, axis: int) -> Value:
+@legacy("Gather")
+def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
     """Gather by whole numbers: the catalogue has indices first, files have them second."""
 
     def result(data: int, indices: int) -> tuple[int, ...]:
@@ -59,8 +61,10 @@ def _legacy_gather(site: LayerSite, *, axis: int) -> Value:
     return site.last.gather(site.tensor(data), site.indices(indices), axis=axis)
 
 
-@opsets("GatherND", dims=integer("batch_dims", 0))
-def _gather_nd(site: LayerSite, x: Value, indices: Value, *, dims: int) -> Value:
+@opsets("GatherND")
+def _gather_nd(
+    site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
+) -> Value:
     joins = dims > 1 and site.layer.opset == "opset5"  # the batches
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices
@@ -92,12 +96,15 @@ def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
     return step.select(below, behind, indices)
 
 
-@legacy(
-    "OneHot", depth=integer("depth"), off=number("off_value", 0), on=number("on_value", 1),
-    **_NEW_AXIS,
-)  # fmt: skip
+@legacy("OneHot", **_NEW_AXIS)
 def _legacy_one_hot(
-    site: LayerSite, *, depth: int, off: float, on: float, axis: int, negative: str
+    site: LayerSite,
+    *,
+    depth: int = integer("depth"),
+    off: float = number("off_value", 0),
+    on: float = number("on_value", 1),
+    axis: int,
+    negative: str,
 ) -> Value:
     """Put a value at indices along a new axis, another elsewhere."""
     indices = _unsigned(site, depth, negative)
@@ -105,8 +112,8 @@ def _legacy_one_hot(
     return _hot(site, indices, (off, on), site.real, axis=axis, depth=depth)
 
 
-@opsets("OneHot", depth=integer_at(1), **_NEW_AXIS)
-def _one_hot(site: LayerSite, *, depth: int, axis: int, negative: str) -> Value:
+@opsets("OneHot", **_NEW_AXIS)
+def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
     """Put a value at indices along a new axis, another elsewhere; both may be computed."""
     indices, step, rank = _unsigned(site, depth, negative), site.step, site.rank() + 1
     axis = site.axis(axis, rank)
@@ -135,8 +142,10 @@ def _range(site: LayerSite) -> Constant | Value:
     return Constant(items.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
 
 
-@operator("Bucketize", has_right=flag("with_right_bound", True))
-def _bucketize(site: LayerSite, x: Value, edges: Value, *, has_right: bool) -> Value:
+@operator("Bucketize")
+def _bucketize(
+    site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
+) -> Value:
     """Return the bucket of each item; a bucket has its right boundary, or its left one."""
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
@@ -145,8 +154,15 @@ def _bucketize(site: LayerSite, x: Value, edges: Value, *, has_right: bool) -> V
     return site.last.squeeze(site.count(is_beyond, rank, "int32"), axes=(rank,))
 
 
-@opsets("SearchSorted", right=flag("right_mode"), dtype=dtype("output_type", "i64"))
-def _search_sorted(site: LayerSite, edges: Value, x: Value, *, right: bool, dtype: str) -> Value:
+@opsets("SearchSorted")
+def _search_sorted(
+    site: LayerSite,
+    edges: Value,
+    x: Value,
+    *,
+    right: bool = flag("right_mode"),
+    dtype: str = dtype("output_type", "i64"),
+) -> Value:
     """Return how many items of a sorted last axis are below each value, or not above it."""
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
@@ -160,14 +176,17 @@ _REDUCTIONS = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max":
 _NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
 
 
-@opsets(
-    "ScatterElementsUpdate", axis=axis_at(3), reduction=word("reduction", *_REDUCTIONS, "mean"),
-    keeps_first=flag("use_init_val", True),
-)  # fmt: skip
+@opsets("ScatterElementsUpdate")
 def _scatter_elements(
-    site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int, reduction: str,
-    keeps_first: bool,
-) -> Value:  # fmt: skip
+    site: LayerSite,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    axis: int = axis_at(3),
+    reduction: str = word("reduction", *_REDUCTIONS, "mean"),
+    keeps_first: bool = flag("use_init_val", True),
+) -> Value:
     """Put single items at indices along an axis, or reduce them with the items there."""
     dtype = x.type.dtype
 
@@ -193,9 +212,14 @@ def _scatter_elements(
     return site.last.div(total, count)
 
 
-@opsets("ScatterNDUpdate", reduction=word("reduction", *_REDUCTIONS, "sub"))
+@opsets("ScatterNDUpdate")
 def _scatter_nd(
-    site: LayerSite, x: Value, indices: Value, updates: Value, *, reduction: str
+    site: LayerSite,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
     """Put slices at coordinates, or reduce them with the slices there."""
     if reduction == "sub":
@@ -203,9 +227,9 @@ def _scatter_nd(
     return site.last.scatter_nd(x, indices, updates, reduction=_REDUCTIONS[reduction])
 
 
-@operator("ScatterUpdate", axis=axis_at(3))
+@operator("ScatterUpdate")
 def _scatter_update(
-    site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int
+    site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int = axis_at(3)
 ) -> Value:
     """Put slices at indices along an axis."""
     rank, count = len(x.type.shape), len(indices.type.shape)
@@ -218,9 +242,15 @@ def _scatter_update(
     return result if axis == 0 else site.last.transpose(result, axes=np.argsort(order).tolist())
 
 
-@opsets("SliceScatter", start=integers_at(2), stop=integers_at(3), step=integers_at(4))
+@opsets("SliceScatter")
 def _slice_scatter(
-    site: LayerSite, x: Value, updates: Value, *, start: list[int], stop: list[int], step: list[int]
+    site: LayerSite,
+    x: Value,
+    updates: Value,
+    *,
+    start: list[int] = integers_at(2),
+    stop: list[int] = integers_at(3),
+    step: list[int] = integers_at(4),
 ) -> Value:
     """Put updates where `Slice` would take items from."""
     shape = site.known_shape()
@@ -261,8 +291,8 @@ def _total(site: LayerSite, x: Value) -> Value:
     return site.reshaped(site.step.sum_reduce(numbers, axes=axes, normalize=False), (1,))
 
 
-@opsets("NonZero", type=text("output_type", "i64"))
-def _non_zero(site: LayerSite, *, type: str) -> Value | Constant:
+@opsets("NonZero")
+def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Value | Constant:
     """Return the places of items that are not 0, an axis of the input in each row."""
     x = site.operand(0)
     if isinstance(x, Constant):
@@ -278,11 +308,15 @@ def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Val
     return site.last.unique(x, axis=axis, sorts=sorts)
 
 
-@opsets(
-    "Unique", sorts=flag("sorted", True), index=dtype("index_element_type", "i64"),
-    number=dtype("count_element_type", "i64"),
-)  # fmt: skip
-def _unique(site: LayerSite, x: Value, *, sorts: bool, index: str, number: str) -> list[Value]:
+@opsets("Unique")
+def _unique(
+    site: LayerSite,
+    x: Value,
+    *,
+    sorts: bool = flag("sorted", True),
+    index: str = dtype("index_element_type", "i64"),
+    number: str = dtype("count_element_type", "i64"),
+) -> list[Value]:
     """Return the distinct items, with first places, inverse indices and counts."""
     axis = 0
     if site.has(1):
@@ -299,12 +333,14 @@ def _unique(site: LayerSite, x: Value, *, sorts: bool, index: str, number: str) 
     ]
 
 
-@legacy(
-    "Unique", sorts=flag("sorted"), with_inverse=flag("return_inverse"),
-    with_counts=flag("return_counts"),
-)  # fmt: skip
+@legacy("Unique")
 def _legacy_unique(
-    site: LayerSite, x: Value, *, sorts: bool, with_inverse: bool, with_counts: bool
+    site: LayerSite,
+    x: Value,
+    *,
+    sorts: bool = flag("sorted"),
+    with_inverse: bool = flag("return_inverse"),
+    with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
     """Return distinct items and copies of the last; inverse and counts, as reals, if asked for."""
     items, _, inverse, often, _ = _distinct(site, x, 0, sorts=sorts)
@@ -312,8 +348,8 @@ def _legacy_unique(
     return [items, *(site.cast(places, x.type.dtype) for places in more)]
 
 
-@opsets("SparseFillEmptyRows", rows=integer_at(1))
-def _filled_rows(site: LayerSite, values: Value, *, rows: int) -> list[Value]:
+@opsets("SparseFillEmptyRows")
+def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
     """Return a sparse matrix in which each row has an item: a default one where there was none."""
     step, indices, count = site.step, site.whole(2), site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]

@@ -35,8 +35,10 @@ def _matmul(site: LayerSite, x: Value, y: Value, *, left: bool, right: bool) -> 
     return site.last.squeeze(product, axes=[rank - 2] * is_row + [rank - 1] * is_column)
 
 
-@legacy("FullyConnected", "InnerProduct", outputs=either(integer("out-size", 0), "out_size"))
-def _fully_connected(site: LayerSite, x: Value, *, outputs: int) -> Value:
+@legacy("FullyConnected", "InnerProduct")
+def _fully_connected(
+    site: LayerSite, x: Value, *, outputs: int = either(integer("out-size", 0), "out_size")
+) -> Value:
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
@@ -49,9 +51,16 @@ def _fully_connected(site: LayerSite, x: Value, *, outputs: int) -> Value:
     return site.last.linear(x, stored, site.blob("biases", bias) or 0.0)
 
 
-@legacy("GEMM", **_TRANSPOSES, alpha=number("alpha", 1), beta=number("beta", 1))
+@legacy("GEMM", **_TRANSPOSES)
 def _gemm(
-    site: LayerSite, x: Value, y: Value, *, left: bool, right: bool, alpha: float, beta: float
+    site: LayerSite,
+    x: Value,
+    y: Value,
+    *,
+    left: bool,
+    right: bool,
+    alpha: float = number("alpha", 1),
+    beta: float = number("beta", 1),
 ) -> Value:
     """Return alpha * A * B + beta * C."""
     product = site.step.matmul(*site.aligned(x, y), transposeA=left, transposeB=right)
@@ -78,9 +87,9 @@ def _einsum(site: LayerSite) -> Value:
     return site.last.einsum(inputs, expr=expression, accumulator=dtype, dtype=dtype)
 
 
-@opsets("ScaledDotProductAttention", is_causal=flag("causal"))
+@opsets("ScaledDotProductAttention")
 def _attention(
-    site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool
+    site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool = flag("causal")
 ) -> Value:
     """Attend; inputs are query, key, value, and may be mask, scale and sink.
 

@@ -127,8 +127,10 @@ def _run(
     return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
 
 
-@opsets(*_SEQUENCES, cell=_cell_of, direction=text("direction", "forward"))
-def _sequence(site: LayerSite, x: Value, *, cell: Cell, direction: str) -> list[Value]:
+@opsets(*_SEQUENCES, cell=_cell_of)
+def _sequence(
+    site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
+) -> list[Value]:
     """Run forward, backward or both: states are [batch,directions,hidden]."""
     count = cell.states
     starts = [site.tensor(1 + i) for i in range(count)]
@@ -156,11 +158,15 @@ def _sequence(site: LayerSite, x: Value, *, cell: Cell, direction: str) -> list[
     return [site.step.concat(parts, axis=1) for parts in map(list, zip(*runs, strict=True))]
 
 
-@legacy(
-    *_SEQUENCES, cell=_cell_of, axis=integer("axis", 1),
-    way=word("direction", "forward", "backward", "reverse"),
-)  # fmt: skip
-def _legacy_sequence(site: LayerSite, x: Value, *, cell: Cell, axis: int, way: str) -> list[Value]:
+@legacy(*_SEQUENCES, cell=_cell_of)
+def _legacy_sequence(
+    site: LayerSite,
+    x: Value,
+    *,
+    cell: Cell,
+    axis: int = integer("axis", 1),
+    way: str = word("direction", "forward", "backward", "reverse"),
+) -> list[Value]:
     """Run one way over the axis of time, 1 by default, or 0."""
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:

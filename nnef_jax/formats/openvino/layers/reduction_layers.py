@@ -52,8 +52,14 @@ for _type, _how in _REDUCTIONS.items():
         _versions(_type, axes=axes_at(1), how=_how, keeps=flag("keep_dims", _keeps))(_reduced)
 
 
-@legacy("ArgMax", count=integer("top_k", 1), with_values=flag("out_max_val"))
-def _arg_max(site: LayerSite, x: Value, *, count: int, with_values: bool) -> Value:
+@legacy("ArgMax")
+def _arg_max(
+    site: LayerSite,
+    x: Value,
+    *,
+    count: int = integer("top_k", 1),
+    with_values: bool = flag("out_max_val"),
+) -> Value:
     """Return places of the largest items, as real numbers, and their values if asked for."""
     step = site.step
     if site.has_attribute("axis"):
@@ -66,12 +72,16 @@ def _arg_max(site: LayerSite, x: Value, *, count: int, with_values: bool) -> Val
     return site.last.concat([places, values], axis=1) if with_values else site.last.copy(places)
 
 
-@operator(
-    "TopK", counts=integers_at(1), axis=axis("axis"), mode=word("mode", "max", "min"),
-    order=word("sort", "value", "index", "none"), type=text("index_element_type", "i32"),
-)  # fmt: skip
+@operator("TopK")
 def _top_k(
-    site: LayerSite, x: Value, *, counts: Sequence[int], axis: int, mode: str, order: str, type: str
+    site: LayerSite,
+    x: Value,
+    *,
+    counts: Sequence[int] = integers_at(1),
+    axis: int = axis("axis"),
+    mode: str = word("mode", "max", "min"),
+    order: str = word("sort", "value", "index", "none"),
+    type: str = text("index_element_type", "i32"),
 ) -> list[Value]:
     """Return the largest or smallest items along an axis and their places."""
     if len(counts) != 1:
@@ -91,8 +101,10 @@ def _top_k(
 # Normalisation
 
 
-@legacy("BatchNormalization", epsilon=number("epsilon", 1e-5))
-def _legacy_batch_normalization(site: LayerSite, x: Value, *, epsilon: float) -> Value:
+@legacy("BatchNormalization")
+def _legacy_batch_normalization(
+    site: LayerSite, x: Value, *, epsilon: float = number("epsilon", 1e-5)
+) -> Value:
     """Normalise channels by a mean, which is stored as biases, and a variance, as weights."""
     shape = (1, x.type.shape[1])
     variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
@@ -101,8 +113,8 @@ def _legacy_batch_normalization(site: LayerSite, x: Value, *, epsilon: float) ->
     return site.last.batch_normalization(x, mean, variance, 0.0, 1.0, epsilon=epsilon)
 
 
-@opsets("BatchNormInference", epsilon=number("epsilon"))
-def _batch_normalization(site: LayerSite, *, epsilon: float) -> Value:
+@opsets("BatchNormInference")
+def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
     """Normalise channels; set 1 has gamma and beta first, set 5 the data."""
     first, places = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
     scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in places)
@@ -126,12 +138,16 @@ def _scale_shift(site: LayerSite, x: Value) -> Value:
 _EXPONENTS: dict[str, Any] = {"alpha": number("alpha"), "beta": number("beta")}
 
 
-@legacy(
-    "Norm", "LRN", size=either(integer("local-size", 0), "local_size"), bias=number("k", 1),
-    region=word("region", "across", "same"), **_EXPONENTS,
-)  # fmt: skip
+@legacy("Norm", "LRN", **_EXPONENTS)
 def _legacy_response(
-    site: LayerSite, x: Value, *, size: int, bias: float, region: str, alpha: float, beta: float
+    site: LayerSite,
+    x: Value,
+    *,
+    size: int = either(integer("local-size", 0), "local_size"),
+    bias: float = number("k", 1),
+    region: str = word("region", "across", "same"),
+    alpha: float,
+    beta: float,
 ) -> Value:
     """Divide by (bias + alpha * mean of squares) ** beta, over channels or a square of items."""
     if size < 1:
@@ -140,11 +156,17 @@ def _legacy_response(
     return _response(site, x, axes=axes, size=size, bias=bias, alpha=alpha, beta=beta)
 
 
-@opsets("LRN", axes=axes_at(1), size=integer("size"), bias=number("bias"), **_EXPONENTS)
+@opsets("LRN", **_EXPONENTS)
 def _response(
-    site: LayerSite, x: Value, *, axes: Sequence[int], size: int, bias: float, alpha: float,
+    site: LayerSite,
+    x: Value,
+    *,
+    axes: Sequence[int] = axes_at(1),
+    size: int = integer("size"),
+    bias: float = number("bias"),
+    alpha: float,
     beta: float,
-) -> Value:  # fmt: skip
+) -> Value:
     """Divide by (bias + alpha * mean of squares) ** beta, over axes."""
     sizes = [size if i in axes else 1 for i in range(len(x.type.shape))]
     return site.last.local_response_normalization(x, size=sizes, alpha=alpha, beta=beta, bias=bias)
@@ -163,8 +185,14 @@ def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Val
     return site.step.sub(x, mean), variance
 
 
-@operator("MVN", epsilon=number("eps", 1e-9), scales=flag("normalize_variance", True))
-def _mvn(site: LayerSite, x: Value, *, epsilon: float, scales: bool) -> Value:
+@operator("MVN")
+def _mvn(
+    site: LayerSite,
+    x: Value,
+    *,
+    epsilon: float = number("eps", 1e-9),
+    scales: bool = flag("normalize_variance", True),
+) -> Value:
     """Normalise along axes (set 6), or all but batch and perhaps channels."""
     where = "add"
     if site.has(1) and not site.net.is_legacy:
@@ -196,12 +224,14 @@ def _unit(site: LayerSite, x: Value, *, axes: Sequence[int], epsilon: float, whe
     return site.last.mul(x, _unit_factor(site, x, sorted(set(axes)), epsilon, where))
 
 
-@legacy(
-    "Normalize", epsilon=number("eps", 1e-10), is_shared=flag("channel_shared"),
-    is_spatial=flag("across_spatial"),
-)  # fmt: skip
+@legacy("Normalize")
 def _legacy_unit(
-    site: LayerSite, x: Value, *, epsilon: float, is_shared: bool, is_spatial: bool
+    site: LayerSite,
+    x: Value,
+    *,
+    epsilon: float = number("eps", 1e-10),
+    is_shared: bool = flag("channel_shared"),
+    is_spatial: bool = flag("across_spatial"),
 ) -> Value:
     """Divide by the root of the sum of squares, and multiply by a scale if one is stored."""
     shape = x.type.shape
@@ -213,8 +243,14 @@ def _legacy_unit(
     return unit if scale is None else site.last.mul(unit, scale)
 
 
-@opsets("GroupNormalization", groups=integer("num_groups"), epsilon=number("epsilon", 1e-5))
-def _group_normalization(site: LayerSite, x: Value, *, groups: int, epsilon: float) -> Value:
+@opsets("GroupNormalization")
+def _group_normalization(
+    site: LayerSite,
+    x: Value,
+    *,
+    groups: int = integer("num_groups"),
+    epsilon: float = number("epsilon", 1e-5),
+) -> Value:
     step = site.step
     _, channels, *extents = x.type.shape
     if groups < 1 or channels % groups:

@@ -128,8 +128,10 @@ def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value
 # Pools of regions of interest
 
 
-@operator("ROIPooling", method=word("method", "max", "bilinear"))
-def _roi_pooling(site: LayerSite, x: Value, rois: Value, *, method: str) -> Value:
+@operator("ROIPooling")
+def _roi_pooling(
+    site: LayerSite, x: Value, rois: Value, *, method: str = word("method", "max", "bilinear")
+) -> Value:
     """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
@@ -186,9 +188,14 @@ def _samples(site: LayerSite) -> dict[str, Any]:
 _SCALED: dict[str, Any] = {"scale": number("spatial_scale"), "samples": _samples}
 
 
-@opsets("ROIAlign", corners=text("aligned_mode", "asymmetric"), mode=text("mode"), **_SCALED)
+@opsets("ROIAlign", **_SCALED)
 def _roi_align(
-    site: LayerSite, *, corners: str, mode: str, scale: float, samples: dict[str, Any]
+    site: LayerSite,
+    *,
+    corners: str = text("aligned_mode", "asymmetric"),
+    mode: str = text("mode"),
+    scale: float,
+    samples: dict[str, Any],
 ) -> Value:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels."""
     more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
@@ -200,9 +207,13 @@ def _roi_align(
     return site.last.roi_align(x, rois, images, mode=mode, least=least, **samples)
 
 
-@opsets("ROIAlignRotated", is_clockwise=flag("clockwise_mode"), **_SCALED)
+@opsets("ROIAlignRotated", **_SCALED)
 def _rotated_roi_align(
-    site: LayerSite, *, is_clockwise: bool, scale: float, samples: dict[str, Any]
+    site: LayerSite,
+    *,
+    is_clockwise: bool = flag("clockwise_mode"),
+    scale: float,
+    samples: dict[str, Any],
 ) -> Value:
     """Pool samples of rotated regions (centre x, y, width, height, angle)."""
     turn = 1.0 if is_clockwise else -1.0
@@ -211,13 +222,14 @@ def _rotated_roi_align(
     return site.last.roi_align(x, rois, images, mode="avg", **samples)
 
 
-@opsets(
-    "ExperimentalDetectronROIFeatureExtractor", size=integer("output_size"),
-    samples=integer("sampling_ratio"), scales=integers("pyramid_scales"),
-    is_aligned=flag("aligned"),
-)  # fmt: skip
+@opsets("ExperimentalDetectronROIFeatureExtractor")
 def _roi_feature_extractor(
-    site: LayerSite, *, size: int, samples: int, scales: list[int], is_aligned: bool
+    site: LayerSite,
+    *,
+    size: int = integer("output_size"),
+    samples: int = integer("sampling_ratio"),
+    scales: list[int] = integers("pyramid_scales"),
+    is_aligned: bool = flag("aligned"),
 ) -> Any:
     """Pool each region from the level of a pyramid that suits its area; return regions too.
 
@@ -247,8 +259,10 @@ def _roi_feature_extractor(
     return [total, rois]
 
 
-@opsets("ExperimentalDetectronTopKROIs", most=integer("max_rois", 0))
-def _top_k_rois(site: LayerSite, rois: Value, probabilities: Value, *, most: int) -> Value:
+@opsets("ExperimentalDetectronTopKROIs")
+def _top_k_rois(
+    site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
+) -> Value:
     """Return the regions [n,4] of the highest probabilities."""
     count = min(most, site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)

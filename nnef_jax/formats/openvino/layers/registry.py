@@ -26,21 +26,23 @@ Reader = Callable[[LayerSite], Any]
 
 # Readers of an input by its number: as a tensor of the graph, as whole numbers of it, as known axes
 # of input 0, as a known number, which may have a default.
-tensor, whole = partial(methodcaller, "tensor"), partial(methodcaller, "whole")
-axes_at, number_at = partial(methodcaller, "axes"), partial(methodcaller, "scalar")
+tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
+whole: Callable[[int], Any] = partial(methodcaller, "whole")
+axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
+number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 
 
-def axis_at(i: int) -> Reader:
+def axis_at(i: int) -> Any:
     """Return an input that is one axis of input 0."""
     return lambda site: site.axes(i)[0]
 
 
-def integer_at(i: int) -> Reader:
+def integer_at(i: int) -> Any:
     """Return an input that is one whole number."""
     return lambda site: site.integers(i)[0]
 
 
-def integers_at(i: int, default: tuple[int, ...] | None = None) -> Reader:
+def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
     """Return an input that is a list of whole numbers. None as a default makes it required."""
     return lambda site: site.integers(i) if default is None or site.has(i) else default
 
@@ -48,17 +50,17 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Reader:
 # Readers of attributes
 
 
-def one_of(name: str, *words: str) -> Attribute:
+def one_of(name: str, *words: str) -> Any:
     """Return an attribute that is one of some words, and is required."""
     return Attribute(name, "choice", words)
 
 
-def element(name: str, default: str | None = None) -> Reader:
+def element(name: str, default: str | None = None) -> Any:
     """Return an attribute that is an element type, as files name these."""
     return lambda site: element_type(site.text(name, default))
 
 
-def either(attribute: Attribute, name: str) -> Reader:
+def either(attribute: Attribute, name: str) -> Any:
     """Return an attribute that some files have under another name."""
     other = replace(attribute, name=name)
     return lambda site: (attribute if site.has_attribute(attribute.name) else other)(site)

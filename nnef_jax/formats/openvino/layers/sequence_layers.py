@@ -17,12 +17,14 @@ from nnef_jax.formats.openvino.layers.registry import (
 )
 
 
-@opsets(
-    "CTCGreedyDecoderSeqLen", merges=flag("merge_repeated", True),
-    index=dtype("classes_index_type", "i32"), number=dtype("sequence_length_type", "i32"),
-)  # fmt: skip
+@opsets("CTCGreedyDecoderSeqLen")
 def _greedy_decoder(
-    site: LayerSite, x: Value, *, merges: bool, index: str, number: str
+    site: LayerSite,
+    x: Value,
+    *,
+    merges: bool = flag("merge_repeated", True),
+    index: str = dtype("classes_index_type", "i32"),
+    number: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
     """Return the classes of the best path without blanks, -1 behind them, and their number.
 
@@ -117,9 +119,9 @@ def _bags(
 _REDUCTION = word("reduction", "sum", "mean")
 
 
-@operator("EmbeddingBagOffsetsSum", reduction=_REDUCTION)
-@opsets("EmbeddingBagOffsets", reduction=_REDUCTION)
-def _offset_bags(site: LayerSite, *, reduction: str) -> Value:
+@operator("EmbeddingBagOffsetsSum")
+@opsets("EmbeddingBagOffsets")
+def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum rows of a table by index; bags begin at offsets in the indices."""
     step, indices, offsets = site.step, site.whole(1), site.whole(2)
     places = site.places(site.known_shape(indices)[0], 0, 2)
@@ -129,9 +131,9 @@ def _offset_bags(site: LayerSite, *, reduction: str) -> Value:
     return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)
 
 
-@operator("EmbeddingBagPackedSum", reduction=_REDUCTION)
-@opsets("EmbeddingBagPacked", reduction=_REDUCTION)
-def _packed_bags(site: LayerSite, *, reduction: str) -> Value:
+@operator("EmbeddingBagPackedSum")
+@opsets("EmbeddingBagPacked")
+def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum rows of a table by index, [bags,rows]."""
     rows, step = _rows(site, 2), site.step
     if reduction == "mean":
@@ -141,14 +143,16 @@ def _packed_bags(site: LayerSite, *, reduction: str) -> Value:
     return site.last.squeeze(total, axes=(1,))
 
 
-@operator("EmbeddingSegmentsSum", count=integer_at(3))
-def _segments(site: LayerSite, *, count: int) -> Value:
+@operator("EmbeddingSegmentsSum")
+def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
     """Sum rows of a table by index and segment."""
     return _bags(site, _rows(site, 5), site.whole(2), count, "sum", 4)
 
 
-@opsets("SegmentMax", fill=one_of("fill_mode", "zero", "lowest"))
-def _segment_max(site: LayerSite, x: Value, *, fill: str) -> Value:
+@opsets("SegmentMax")
+def _segment_max(
+    site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
+) -> Value:
     """Return the greatest items of each segment; an empty one has zeros, or the least number."""
     segments = site.operand(1)
     if site.has(2):

@@ -41,8 +41,8 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
     return Constant(numbers(site.known_shape()), type, derived=True)
 
 
-@opsets("Reshape", shape=integers_at(1))
-def _reshape(site: LayerSite, x: Value, *, shape: list[int]) -> Value:
+@opsets("Reshape")
+def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) -> Value:
     """Reshape; with `special_zero` a 0 copies the extent of the input."""
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         if volume(x.type.shape) == 0:
@@ -86,8 +86,8 @@ def _squeeze(site: LayerSite, x: Value) -> Value:
     return site.last.squeeze(x, axes=sorted(set(axes)))
 
 
-@operator("Unsqueeze", axes=integers_at(1))
-def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int]) -> Value:
+@operator("Unsqueeze")
+def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1)) -> Value:
     rank = len(x.type.shape) + len(axes)
     return site.last.unsqueeze(x, axes=sorted({site.axis(a, rank) for a in axes}))
 
@@ -103,8 +103,8 @@ def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
     return site.last.transpose(x, axes=axes)
 
 
-@operator("Concat", axis=axis("axis", 1))
-def _concat(site: LayerSite, *, axis: int) -> Value:
+@operator("Concat")
+def _concat(site: LayerSite, *, axis: int = axis("axis", 1)) -> Value:
     tensors = site.tensors()
     filled = [x for x in tensors if x.type.shape[axis : axis + 1] != (0,)] or tensors[:1]
     if len(filled) == 1:
@@ -112,22 +112,26 @@ def _concat(site: LayerSite, *, axis: int) -> Value:
     return site.last.concat(filled, axis=axis)
 
 
-@opsets("Split", axis=axis_at(1), count=integer("num_splits"))
-def _split(site: LayerSite, *, axis: int, count: int) -> Sequence[Value]:
+@opsets("Split")
+def _split(
+    site: LayerSite, *, axis: int = axis_at(1), count: int = integer("num_splits")
+) -> Sequence[Value]:
     if count != len(site.layer.outputs):
         raise InvalidOperation(f"'num_splits' is {count}, it has {len(site.layer.outputs)} outputs")
     return divided(site, site.tensor(0), axis, count)
 
 
-@opsets("VariadicSplit", axis=axis_at(1), lengths=integers_at(2))
-def _variadic_split(site: LayerSite, *, axis: int, lengths: list[int]) -> Sequence[Value]:
+@opsets("VariadicSplit")
+def _variadic_split(
+    site: LayerSite, *, axis: int = axis_at(1), lengths: list[int] = integers_at(2)
+) -> Sequence[Value]:
     if -1 in lengths:
         lengths[lengths.index(-1)] = site.known_shape()[axis] - sum(n for n in lengths if n != -1)
     return cut(site, site.tensor(0), axis, lengths)
 
 
-@legacy("Split", "Slice", axis=axis("axis", 1))
-def _legacy_split(site: LayerSite, *, axis: int) -> Sequence[Value]:
+@legacy("Split", "Slice")
+def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[Value]:
     """Cut along an axis, into parts of the declared extents of the outputs."""
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
@@ -135,24 +139,28 @@ def _legacy_split(site: LayerSite, *, axis: int) -> Sequence[Value]:
     return cut(site, site.tensor(0), axis, [shape[axis] for shape in shapes])
 
 
-@legacy("Tile", axis=axis("axis"), count=integer("tiles"))
-def _legacy_tile(site: LayerSite, x: Value, *, axis: int, count: int) -> Value:
+@legacy("Tile")
+def _legacy_tile(
+    site: LayerSite, x: Value, *, axis: int = axis("axis"), count: int = integer("tiles")
+) -> Value:
     repeats = [count if i == axis else 1 for i in range(len(x.type.shape))]
     return site.last.tile(x, repeats=repeats)
 
 
-@opsets("Tile", repeats=integers_at(1))
-def _tile(site: LayerSite, x: Value, *, repeats: list[int]) -> Value:
+@opsets("Tile")
+def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> Value:
     more = len(repeats) - len(x.type.shape)
     return site.last.tile(site.unsqueezed(x, range(more)), repeats=[1] * -more + repeats)
 
 
-@operator(
-    "Broadcast",
-    shape=integers_at(1),
-    mode=word("mode", "numpy", "bidirectional", "explicit", "pdpd"),
-)
-def _broadcast(site: LayerSite, x: Value, *, shape: Sequence[int], mode: str) -> Value:
+@operator("Broadcast")
+def _broadcast(
+    site: LayerSite,
+    x: Value,
+    *,
+    shape: Sequence[int] = integers_at(1),
+    mode: str = word("mode", "numpy", "bidirectional", "explicit", "pdpd"),
+) -> Value:
     """Repeat items to a shape: as numpy does, both ways, or along the axes of input 2."""
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
@@ -168,8 +176,14 @@ def _broadcast(site: LayerSite, x: Value, *, shape: Sequence[int], mode: str) ->
     return site.last.broadcast(x, shape=shape)
 
 
-@opsets("Reverse", axes=integers_at(1), mode=word("mode", "index", "mask"))
-def _reverse(site: LayerSite, x: Value, *, axes: Sequence[int], mode: str) -> Value:
+@opsets("Reverse")
+def _reverse(
+    site: LayerSite,
+    x: Value,
+    *,
+    axes: Sequence[int] = integers_at(1),
+    mode: str = word("mode", "index", "mask"),
+) -> Value:
     """Reverse axes, which input 1 names or is a mask of."""
     if mode == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
@@ -178,8 +192,10 @@ def _reverse(site: LayerSite, x: Value, *, axes: Sequence[int], mode: str) -> Va
     return site.last.slice(x, axes=[site.axis(axis) for axis in axes], **window)
 
 
-@opsets("Roll", shifts=integers_at(1), axes=axes_at(2))
-def _roll(site: LayerSite, x: Any, *, shifts: list[int], axes: Sequence[int]) -> Value:
+@opsets("Roll")
+def _roll(
+    site: LayerSite, x: Any, *, shifts: list[int] = integers_at(1), axes: Sequence[int] = axes_at(2)
+) -> Value:
     """Shift items along axes; what leaves at one end enters at the other."""
     if len(shifts) == 1:
         shifts *= len(axes)
@@ -247,8 +263,10 @@ def _batch_to_space(
     return site.last.slice(joined, axes=[*range(rank)], begin=begin, end=ends, stride=[1] * rank)
 
 
-@operator("ShuffleChannels", axis=axis("axis", 1), groups=integer("group", 1))
-def _shuffle_channels(site: LayerSite, x: Value, *, axis: int, groups: int) -> Value:
+@operator("ShuffleChannels")
+def _shuffle_channels(
+    site: LayerSite, x: Value, *, axis: int = axis("axis", 1), groups: int = integer("group", 1)
+) -> Value:
     channels = x.type.shape[axis]
     if groups < 1 or channels % groups:
         raise InvalidShape(f"{groups} groups do not divide {channels} channels")
@@ -258,8 +276,8 @@ def _shuffle_channels(site: LayerSite, x: Value, *, axis: int, groups: int) -> V
     return site.last.reshape(moved, shape=(channels,), axis_start=axis, axis_count=2)
 
 
-@operator("ReorgYolo", strides=integers("stride"))
-def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int]) -> Value:
+@operator("ReorgYolo")
+def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers("stride")) -> Value:
     """Rearrange as darknet does: the input is read as if it had channels / stride^2 channels."""
     stride = strides[0]
     batch, channels, height, width = site.known_shape()

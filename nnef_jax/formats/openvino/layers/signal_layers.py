@@ -24,11 +24,15 @@ def _diagonal(site: LayerSite, rows: int, columns: int, at: Any, dtype: str) -> 
     return site.step.cast(site.step.eq(site.step.sub(column, row), at), dtype=dtype)
 
 
-@opsets(
-    "Eye", rows=integer_at(0), columns=integer_at(1), batch=integers_at(3, ()),
-    dtype=dtype("output_type"),
-)  # fmt: skip
-def _eye(site: LayerSite, *, rows: int, columns: int, batch: Sequence[int], dtype: str) -> Value:
+@opsets("Eye")
+def _eye(
+    site: LayerSite,
+    *,
+    rows: int = integer_at(0),
+    columns: int = integer_at(1),
+    batch: Sequence[int] = integers_at(3, ()),
+    dtype: str = dtype("output_type"),
+) -> Value:
     """Return a matrix with ones on a diagonal, once for each item of a batch."""
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
@@ -38,33 +42,37 @@ def _eye(site: LayerSite, *, rows: int, columns: int, batch: Sequence[int], dtyp
     return site.last.broadcast(matrix, shape=(*batch, rows, columns))
 
 
-@opsets("Inverse", adjoint=flag("adjoint"))
-def _inverse(site: LayerSite, x: Value, *, adjoint: bool) -> Value:
+@opsets("Inverse")
+def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> Value:
     """Invert matrices; with `adjoint` the results are transposed, as the runtime has it."""
     inverse = site.step_or_last(not adjoint).inverse(x)
     *axes, rows, columns = range(len(inverse.type.shape))
     return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
 
 
-@opsets(
-    "Col2Im", size=integers_at(1), kernel=integers_at(2), begin=integers("pads_begin", (0, 0)),
-    end=integers("pads_end", (0, 0)), strides=integers("strides", (1, 1)),
-    dilations=integers("dilations", (1, 1)),
-)  # fmt: skip
+@opsets("Col2Im")
 def _col_to_im(
-    site: LayerSite, *, size: list[int], kernel: list[int], begin: list[int], end: list[int],
-    strides: list[int], dilations: list[int],
-) -> Value:  # fmt: skip
+    site: LayerSite,
+    *,
+    size: list[int] = integers_at(1),
+    kernel: list[int] = integers_at(2),
+    begin: list[int] = integers("pads_begin", (0, 0)),
+    end: list[int] = integers("pads_end", (0, 0)),
+    strides: list[int] = integers("strides", (1, 1)),
+    dilations: list[int] = integers("dilations", (1, 1)),
+) -> Value:
     window = {"padding": list(zip(begin, end, strict=True)), "stride": strides}
     return add_patches(site, size, kernel, 0.0, **window, dilation=dilations)
 
 
-@opsets(
-    "ExtractImagePatches", sizes=integers("sizes"), strides=integers("strides"),
-    rates=integers("rates"),
-)  # fmt: skip
+@opsets("ExtractImagePatches")
 def _extract_patches(
-    site: LayerSite, x: Value, *, sizes: list[int], strides: list[int], rates: list[int]
+    site: LayerSite,
+    x: Value,
+    *,
+    sizes: list[int] = integers("sizes"),
+    strides: list[int] = integers("strides"),
+    rates: list[int] = integers("rates"),
 ) -> Value:
     """Return the items of windows as channels, the window's cells slowest."""
     channels = x.type.shape[1]
@@ -161,8 +169,16 @@ def _irdft(site: LayerSite) -> Value:
 _FRAMES: dict[str, Any] = {"size": integer_at(2), "hop": integer_at(3)}
 
 
-@opsets("STFT", **_FRAMES, swaps=flag("transpose_frames"))
-def _stft(site: LayerSite, x: Value, window: Value, *, size: int, hop: int, swaps: bool) -> Value:
+@opsets("STFT", **_FRAMES)
+def _stft(
+    site: LayerSite,
+    x: Value,
+    window: Value,
+    *,
+    size: int,
+    hop: int,
+    swaps: bool = flag("transpose_frames"),
+) -> Value:
     """Return frequencies from 0 to a half of windowed frames, [batch,frames,frequencies,2].
 
     With `transpose_frames` frequencies are before frames.
@@ -176,11 +192,17 @@ def _stft(site: LayerSite, x: Value, window: Value, *, size: int, hop: int, swap
     return _halved(site, site.transposed(spectra, order), axis)
 
 
-@opsets("ISTFT", **_FRAMES, is_normal=flag("normalized"), is_centred=flag("center"))
+@opsets("ISTFT", **_FRAMES)
 def _istft(
-    site: LayerSite, x: Value, window: Value, *, size: int, hop: int, is_normal: bool,
-    is_centred: bool,
-) -> Value:  # fmt: skip
+    site: LayerSite,
+    x: Value,
+    window: Value,
+    *,
+    size: int,
+    hop: int,
+    is_normal: bool = flag("normalized"),
+    is_centred: bool = flag("center"),
+) -> Value:
     """Add windowed frames up, divided by the squares of their windows; input 4 is a length."""
     add, shape = site.step, site.known_shape()
     if len(shape) == 3:

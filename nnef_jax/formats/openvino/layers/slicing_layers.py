@@ -17,9 +17,14 @@ from nnef_jax.formats.openvino.layers.registry import (
 )
 
 
-@opsets("Slice", begin=integers_at(1), end=integers_at(2), step=integers_at(3))
+@opsets("Slice")
 def _slice(
-    site: LayerSite, x: Value, *, begin: list[int], end: list[int], step: list[int]
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: list[int] = integers_at(1),
+    end: list[int] = integers_at(2),
+    step: list[int] = integers_at(3),
 ) -> Value:
     axes = site.axes(4) if site.has(4) else range(len(begin))
     bounds = zip(begin, end, step, strict=True)
@@ -74,8 +79,14 @@ def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
     return site.last.unsqueeze(x, axes=new) if new else x
 
 
-@legacy("Crop", axes=integers("axis", ()), offsets=integers("offset", ()))
-def _crop(site: LayerSite, x: Value, *, axes: Sequence[int], offsets: Sequence[int]) -> Value:
+@legacy("Crop")
+def _crop(
+    site: LayerSite,
+    x: Value,
+    *,
+    axes: Sequence[int] = integers("axis", ()),
+    offsets: Sequence[int] = integers("offset", ()),
+) -> Value:
     """Cut to the extents of a second input, to `dim`, or by `crop_begin` and `crop_end`."""
     element = site.layer.element
     axes = [site.axis(a) for a in axes]
@@ -104,13 +115,16 @@ _MODES = {
 _MODE = text("pad_mode", "constant")
 
 
-@legacy(
-    "Pad", mode=_MODE, begin=integers("pads_begin"), end=integers("pads_end"),
-    value=number("pad_value", 0),
-)  # fmt: skip
-@opsets("Pad", mode=_MODE, begin=integers_at(1), end=integers_at(2), value=number_at(3, 0.0))
+@legacy("Pad", begin=integers("pads_begin"), end=integers("pads_end"), value=number("pad_value", 0))
+@opsets("Pad", begin=integers_at(1), end=integers_at(2), value=number_at(3, 0.0))
 def _pad(
-    site: LayerSite, x: Value, *, mode: str, begin: Sequence[int], end: Sequence[int], value: float
+    site: LayerSite,
+    x: Value,
+    *,
+    mode: str = _MODE,
+    begin: Sequence[int],
+    end: Sequence[int],
+    value: float,
 ) -> Value:
     if mode not in _MODES:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")

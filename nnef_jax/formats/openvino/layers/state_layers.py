@@ -22,8 +22,8 @@ from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 from nnef_jax.formats.openvino.network_ends import label_of
 
 
-@legacy("Memory", index=integer("index", 0))
-def _memory(site: LayerSite, *, index: int) -> Any:
+@legacy("Memory")
+def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
     """Read (index 1) or write (index 0) the state of an `id`, which starts with zeros.
 
     OpenVINO's CPU plugin starts with zeros since 2021.1 (MKLDNNMemoryInputNode::createPrimitive).

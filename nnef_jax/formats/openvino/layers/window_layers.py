@@ -226,21 +226,29 @@ def _pool(
     return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
 
 
-@opsets("AvgPool", rounding=_ROUNDING, leaves_out=_LEAVES_OUT)
-def _avg_pool(site: LayerSite, x: Value, *, rounding: str, leaves_out: bool) -> Value:
+@opsets("AvgPool")
+def _avg_pool(
+    site: LayerSite, x: Value, *, rounding: str = _ROUNDING, leaves_out: bool = _LEAVES_OUT
+) -> Value:
     return _pool(site, x, "avg_pool", rounding=rounding, includes=not leaves_out, counts_more=True)
 
 
-@legacy("Pooling", method=either(text("pool-method", "max"), "pool_method"), rounding=_ROUNDING)
-def _pooling(site: LayerSite, x: Value, *, method: str, rounding: str) -> Value:
+@legacy("Pooling")
+def _pooling(
+    site: LayerSite,
+    x: Value,
+    *,
+    method: str = either(text("pool-method", "max"), "pool_method"),
+    rounding: str = _ROUNDING,
+) -> Value:
     if method not in ("max", "avg"):
         raise InvalidOperation(f"there is no pool-method '{method}'")
     includes = method == "avg" and not _LEAVES_OUT(site)
     return _pool(site, x, f"{method}_pool", rounding=rounding, dilated=False, includes=includes)
 
 
-@opsets("MaxPool", rounding=_ROUNDING)
-def _max_pool(site: LayerSite, x: Value, *, rounding: str) -> Any:
+@opsets("MaxPool")
+def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
     if not site.is_read(1):
         return [_pool(site, x, "max_pool", rounding=rounding), None]
