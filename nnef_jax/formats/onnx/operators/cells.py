@@ -35,7 +35,7 @@ _ATTRIBUTES: dict[str, Any] = {
 def _activations(
     site: NodeSite, kind: str, ways: int, *parameters: Sequence[float]
 ) -> list[Activation]:
-    """Return the activations of all directions. Alphas and betas go to functions of parameters."""
+    """Return the activations of all directions; those with parameters take alphas and betas."""
     names = site.attribute("activations", tuple, DEFAULTS[kind] * ways)
     if len(names) != ways * len(DEFAULTS[kind]):
         raise InvalidOperation(f"it has {len(names)} activations for {ways} directions")
@@ -60,10 +60,12 @@ def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
 
 def _layer(
     site: NodeSite, kind: str, *, direction: str, alphas: Sequence[float], betas: Sequence[float],
-    clip: float, batch_first: bool = False, resets_after: bool = False, couples: bool = False,
-    is_quantized: bool = False,
+    batch_first: bool = False, is_quantized: bool = False, **fields: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run forward, backward or both; return all outputs, and the last states."""
+    """Run forward, backward or both; return all outputs, and the last states.
+
+    `fields` are of the cell.
+    """
     ways = _DIRECTIONS[direction]
     x = site.transposed(site.tensor(0), (1, 0, 2)) if batch_first else site.tensor(0)
     hidden = site.shape(2)[1 if is_quantized else 2]
@@ -76,7 +78,7 @@ def _layer(
     parts: list[list[Any]] = []
     for i, reverse in enumerate(ways):
         functions = activations[i * count : (i + 1) * count]
-        cell = Cell(kind, "iofc", functions, clip, resets_after, couples)
+        cell = Cell(kind, "iofc", functions, **fields)
         states = [
             _of(site, k, i, int(batch_first))
             if site.has(k)

@@ -99,29 +99,30 @@ def _scores(site: NodeSite, query: Any, key: Any, value: Any, scale: float) -> t
 
 
 def attended(
-    site: NodeSite, query: Value, key: Any, value: Any, mask: Any = None, *, scale: float,
-    softcap: float = 0, stage: int | None = None, precision: str = "", sink: Any = None,
+    mask: Mask, query: Value, key: Any, value: Any, *, scale: float, softcap: float = 0,
+    stage: int | None = None, precision: str = "", sink: Any = None,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Return attention, and the scores of a stage.
 
     A scale of 0 is 1 / sqrt(items), a softcap of 0 is none. A sink [heads,1,1] is a further score,
     whose value is 0.
     """
-    step, dtype = site.step, site.dtype_of(query)
+    site, step, dtype = mask.site, mask.site.step, mask.site.dtype_of(query)
+    bias = mask.whole(dtype)
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in rounding.HALVES else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
-        mask = False if mask is None else mask
-        return step.attention(query, key, value, mask, scale=scale, is_causal=False), None
+        bias = False if bias is None else bias
+        return step.attention(query, key, value, bias, scale=scale, is_causal=False), None
     scores, value = _scores(site, query, key, value, scale)
     stages = [scores]
     if softcap:
         scores = step.mul(step.tanh(step.div(scores, softcap)), softcap)
     stages.append(scores)
-    if mask is not None and site.dtype_of(mask) == "bool":
-        scores = step.select(mask, scores, -math.inf)
-    elif mask is not None:
-        scores = step.add(scores, mask)
+    if bias is not None and site.dtype_of(bias) == "bool":
+        scores = step.select(bias, scores, -math.inf)
+    elif bias is not None:
+        scores = step.add(scores, bias)
     stages.append(scores)
     scores = site.cast(scores, precision or dtype)
     keys = site.extent(scores, -1)
@@ -145,7 +146,7 @@ def attended(
 )  # fmt: skip
 def _attention(
     site: NodeSite, *, query_heads: int, key_heads: int, left: int, right: int, is_causal: bool,
-    code: int, stage: int, scale: float, softcap: float,
+    code: int, stage: int, **scaling: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Attend to earlier and new keys, within windows, and up to the length of each sequence."""
     is_flat, counts = site.rank() == 3, (query_heads, key_heads, key_heads)
@@ -178,9 +179,8 @@ def _attention(
         mask.within(times, keys, before, left, right)
     dtype = site.dtype_of(query)
     result, scores = attended(
-        site, query, key, site.cast(value, dtype), mask.whole(dtype), scale=scale, softcap=softcap,
-        stage=stage if site.is_read(3) else None,
-        precision=site.computed(dtype_of(code)) if code else "",
+        mask, query, key, site.cast(value, dtype), stage=stage if site.is_read(3) else None,
+        precision=site.computed(dtype_of(code)) if code else "", **scaling,
     )  # fmt: skip
     return joined(site, result) if is_flat else result, key, value, scores
 

@@ -94,7 +94,7 @@ def _attended(
         mask.add(site.operand(bias))
     if is_causal:
         mask.within(times, keys, keys - times, right=0)
-    return joined(site, attended(site, q, k, v, mask.whole(site.dtype_of(q)), scale=scale)[0])
+    return joined(site, attended(mask, q, k, v, scale=scale)[0])
 
 
 @operator("Attention", domain=MICROSOFT, **_ATTENTION)
@@ -165,7 +165,7 @@ def _rotary_embedding(site: NodeSite, x: Any, *, count: int, interleaved: bool) 
 )  # fmt: skip
 def _group_query_attention(
     site: NodeSite, *, query_heads: int, key_heads: int, rotates: bool, interleaved: bool,
-    window: int, is_smooth: bool, scale: float, softcap: float,
+    window: int, is_smooth: bool, **scaling: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Attend causally, with keys and values in buffers. New ones come behind old ones.
 
@@ -207,8 +207,7 @@ def _group_query_attention(
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
     if is_smooth and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
-    bias = mask.whole(site.dtype_of(q))
-    result, _ = attended(site, q, k, v, bias, scale=scale, softcap=softcap, sink=sink)
+    result, _ = attended(mask, q, k, v, sink=sink, **scaling)
     if size and not isinstance(total, Constant):
         fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
         one = site.cast(fits, site.dtype_of(q))

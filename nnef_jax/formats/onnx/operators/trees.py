@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -73,8 +74,24 @@ def _scores(
     return site.step.div(scores, float(len(roots))) if is_mean else scores
 
 
-def _tables(votes: str) -> dict[str, Any]:
-    """Return the attributes of trees whose nodes have numbers of their own."""
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """Trees whose nodes have numbers: lists of an item a node, and of an item a vote."""
+
+    trees: Sequence[int]
+    numbers: Sequence[int]
+    modes: Sequence[str]
+    features: Sequence[int]
+    true: Sequence[int]
+    false: Sequence[int]
+    tracks: Sequence[int]
+    # Node `voting` of tree `voters` votes for class `voted`.
+    voters: Sequence[int]
+    voting: Sequence[int]
+    voted: Sequence[int]
+
+
+def _attributes(votes: str) -> dict[str, Any]:
     return {
         "trees": integers("nodes_treeids"),
         "numbers": integers("nodes_nodeids"),
@@ -90,29 +107,28 @@ def _tables(votes: str) -> dict[str, Any]:
 
 
 def _ensemble(
-    site: NodeSite, count: int, weights: NDArray[Any], aggregate: str = "SUM", *,
-    trees: Sequence[int], numbers: Sequence[int], modes: Sequence[str], features: Sequence[int],
-    true: Sequence[int], false: Sequence[int], tracks: Sequence[int], voters: Sequence[int],
-    voting: Sequence[int], voted: Sequence[int],
-) -> Any:  # fmt: skip
-    """Return scores of trees; votes are for class `voted` by node `voting` of tree `voters`."""
+    site: NodeSite, ensemble: _Trees, count: int, weights: NDArray[Any], aggregate: str = "SUM"
+) -> Any:
+    """Return the score of each class for each row."""
+    trees = ensemble.trees
     site.spend(_NODE * len(trees))
-    if unknown := {*modes} - {*_COMPARISONS}:
+    if unknown := {*ensemble.modes} - {*_COMPARISONS}:
         raise InvalidOperation(f"there is no mode {sorted(unknown)[0]!r}")
-    place = {node: i for i, node in enumerate(zip(trees, numbers, strict=True))}
+    place = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
     if len(place) != len(trees):
         raise InvalidOperation("a node of a tree is there twice")
-    owners = np.array([place[node] for node in zip(voters, voting, strict=True)], np.int64)
+    voters = zip(ensemble.voters, ensemble.voting, strict=True)
+    owners = np.array([place[node] for node in voters], np.int64)
     order = np.argsort(owners, kind="stable")
-    leaves = np.stack([np.asarray(voted, np.int32), _bits(weights)], 1)[order]
+    leaves = np.stack([np.asarray(ensemble.voted, np.int32), _bits(weights)], 1)[order]
     edges = np.searchsorted(owners[order], np.arange(len(trees) + 1))
     nodes = np.zeros((len(trees), 5), np.int32)
-    thresholds, tracks = _bits(_numbers(site, "nodes_values")), tracks or (0,) * len(trees)
-    for i, (tree, mode) in enumerate(zip(trees, modes, strict=True)):
+    thresholds, tracks = _bits(_numbers(site, "nodes_values")), ensemble.tracks or (0,) * len(trees)
+    for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
         if code := _COMPARISONS[mode]:
-            below = place[tree, true[i]], place[tree, false[i]]
+            below = place[tree, ensemble.true[i]], place[tree, ensemble.false[i]]
             holds = bool(tracks[i]) or mode == "BRANCH_NEQ"
-            nodes[i] = features[i], *below, thresholds[i], code + _NAN * holds
+            nodes[i] = ensemble.features[i], *below, thresholds[i], code + _NAN * holds
         else:
             nodes[i, :2] = edges[i], edges[i + 1]
     roots = list({tree: i for i, tree in reversed(list(enumerate(trees)))}.values())
@@ -128,20 +144,21 @@ def _based(site: NodeSite, scores: Any, count: int) -> Any:
 
 @operator(
     "TreeEnsembleRegressor", domain=DOMAIN, count=integer("n_targets"), transform=TRANSFORM,
-    **_tables("target"),
+    **_attributes("target"),
 )  # fmt: skip
-def _regressor(site: NodeSite, *, count: int, transform: str, **tables: Any) -> Any:
+def _regressor(site: NodeSite, *, count: int, transform: str, **trees: Any) -> Any:
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
-    scores = _ensemble(site, count, _numbers(site, "target_weights"), aggregate, **tables)
+    weights = _numbers(site, "target_weights")
+    scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
     return transformed(site, _based(site, scores, count), transform)
 
 
 @operator(
     "TreeEnsembleClassifier", domain=DOMAIN, names=integers("classlabels_int64s", ()),
-    transform=TRANSFORM, **_tables("class"),
+    transform=TRANSFORM, **_attributes("class"),
 )  # fmt: skip
 def _classifier(
-    site: NodeSite, *, names: Sequence[int], transform: str, voted: Sequence[int], **tables: Any
+    site: NodeSite, *, names: Sequence[int], transform: str, voted: Sequence[int], **trees: Any
 ) -> Any:
     """Return the label with the highest score, and scores.
 
@@ -152,7 +169,8 @@ def _classifier(
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
     count = 1 if len(labels) == 2 and {*voted} == {0} else len(labels)
-    scores = _based(site, _ensemble(site, len(labels), weights, voted=voted, **tables), count)
+    scores = _ensemble(site, _Trees(voted=voted, **trees), len(labels), weights)
+    scores = _based(site, scores, count)
     if len(labels) != 2 or len({*voted}) != 1:
         return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
     first = voted[0]
@@ -173,6 +191,30 @@ def _tensor(name: str, default: Constant | None = None) -> Attribute:
     return Attribute(name, "attribute", (Constant, default))
 
 
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Trees whose nodes and leaves have places: lists of an item a node, and of an item a leaf."""
+
+    modes: Constant
+    splits: Constant
+    features: Sequence[int]
+    tracks: Sequence[int]
+    true: Sequence[int]
+    true_leafs: Sequence[int]
+    false: Sequence[int]
+    false_leafs: Sequence[int]
+    voted: Sequence[int]
+    weights: Constant
+    members: Constant
+
+    def below(self, name: str, places: Sequence[int], leafs: Sequence[int]) -> list[int]:
+        """Return rows: of nodes first, then of leaves."""
+        limits = self.modes.array.size, len(self.voted)
+        if any(not 0 <= p < limits[bool(f)] for p, f in zip(places, leafs, strict=True)):
+            raise InvalidOperation(f"'nodes_{name}nodeids' names what is not there")
+        return [p + limits[0] * bool(f) for p, f in zip(places, leafs, strict=True)]
+
+
 @operator(
     "TreeEnsemble", domain=DOMAIN, roots=integers("tree_roots"), targets=integer("n_targets"),
     aggregate=integer("aggregate_function", 1), transform=integer("post_transform", 0),
@@ -184,26 +226,19 @@ def _tensor(name: str, default: Constant | None = None) -> Attribute:
 )  # fmt: skip
 def _tree_ensemble(
     site: NodeSite, *, roots: Sequence[int], targets: int, aggregate: int, transform: int,
-    modes: Constant, splits: Constant, features: Sequence[int], tracks: Sequence[int],
-    true: Sequence[int], true_leafs: Sequence[int], false: Sequence[int],
-    false_leafs: Sequence[int], voted: Sequence[int], weights: Constant, members: Constant,
+    **tables: Any,
 ) -> Any:  # fmt: skip
     """Return scores of trees whose nodes and leaves have places of their own."""
-    count, limits = modes.array.size, (modes.array.size, len(voted))
+    ensemble = _Tables(**tables)
+    count, features = ensemble.modes.array.size, ensemble.features
     site.spend(_NODE * count)
-    sets, tracks = _sets(members), tracks or (0,) * count
-
-    def below(name: str, places: Sequence[int], leafs: Sequence[int]) -> list[int]:
-        """Return rows: of nodes first, then of leaves."""
-        if any(not 0 <= p < limits[bool(f)] for p, f in zip(places, leafs, strict=True)):
-            raise InvalidOperation(f"'nodes_{name}nodeids' names what is not there")
-        return [p + count * bool(f) for p, f in zip(places, leafs, strict=True)]
-
-    true, false = below("true", true, true_leafs), below("false", false, false_leafs)
-    thresholds = _bits(splits.array.reshape(-1))
+    sets, tracks = _sets(ensemble.members), ensemble.tracks or (0,) * count
+    true = ensemble.below("true", ensemble.true, ensemble.true_leafs)
+    false = ensemble.below("false", ensemble.false, ensemble.false_leafs)
+    thresholds = _bits(ensemble.splits.array.reshape(-1))
     table = [[0] * 5 for _ in range(count)]
-    table += [[i, i + 1, 0, 0, 0] for i in range(len(voted))]
-    for i, mode in enumerate(modes.array.reshape(-1).tolist()):
+    table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.voted))]
+    for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
         nan = _NAN * (bool(tracks[i]) or mode == _MODES.index("NEQ"))
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan
@@ -217,7 +252,8 @@ def _tree_ensemble(
         table += [[0] * 5 for _ in at[1:]]
         for here, item, other in zip(at, bits, [*at[1:], false[i]], strict=True):
             table[here] = [features[i], true[i], other, item, _COMPARISONS["BRANCH_EQ"] + nan]
-    leaves = np.stack([np.asarray(voted, np.int32), _bits(weights.array.reshape(-1))], 1)
+    weights = _bits(ensemble.weights.array.reshape(-1))
+    leaves = np.stack([np.asarray(ensemble.voted, np.int32), weights], 1)
     nodes, function = np.array(table, np.int32).reshape(-1, 5), "aggregate_function"
     scores = _scores(site, roots, nodes, leaves, targets, _named(function, aggregate, _AGGREGATES))
     scores = transformed(site, scores, _named("post_transform", transform, TRANSFORMS))
