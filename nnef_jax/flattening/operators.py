@@ -10,8 +10,8 @@ it:
 A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
 An input that has a default may be left out. `*` takes all inputs. An attribute is a value, or a
 function of the site, as those of `flattening.attributes`: its default, or where operators differ,
-an argument of the decorator. They are called in order, after the inputs. A meaning returns the
-tensor of the first output, or a tuple of outputs.
+an argument of the decorator; `**` takes all that have no parameter. They are called in order, after
+the inputs. A meaning returns the tensor of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from inspect import CO_VARARGS
+from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any, TypeVar
 
 from lowering.errors import InvalidOperation
@@ -124,7 +124,8 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any
         return meaning
     count = code.co_argcount
     names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]
-    if {*keywords} != {*attributes}:
+    others = {*attributes} - {*keywords}
+    if {*keywords} - {*attributes} or (others and not code.co_flags & CO_VARKEYWORDS):
         raise TypeError(f"{meaning.__name__} takes {keywords}, its attributes are {[*attributes]}")
     needed = len(names) - len(meaning.__defaults__ or ())
     takes_all = bool(code.co_flags & CO_VARARGS)
