@@ -69,3 +69,13 @@ def text(name: str, default: str | None = None) -> Any:
 def word(name: str, *allowed: str) -> Any:
     """Return an attribute that is one of some words, the first by default."""
     return Attribute(name, "word", allowed)
+
+
+def one_of(name: str, *allowed: str) -> Any:
+    """Return an attribute that is one of some words, and is required."""
+    return Attribute(name, "choice", allowed)
+
+
+def attribute(name: str, type: str, *arguments: Any) -> Any:
+    """Return an attribute that a method of the format's site reads, with these arguments."""
+    return Attribute(name, type, arguments)

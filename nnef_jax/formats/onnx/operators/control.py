@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
-from nnef_jax.flattening.attributes import Attribute, integer
+from nnef_jax.flattening.attributes import attribute, integer
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -24,14 +24,16 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 _MOST_UNROLLED = 1024  # iterations
 _MOST_RETRIED = 64  # iterations that are written out if one body for all of them has an error
-_BODY = Attribute("body", "subgraph")
+_BODY = attribute("body", "subgraph")
 
 
-@operator(
-    "If", then=Attribute("then_branch", "subgraph"), otherwise=Attribute("else_branch", "subgraph")
-)
+@operator("If")
 def _if(
-    site: NodeSite, condition: Any, *, then: ModelGraph, otherwise: ModelGraph
+    site: NodeSite,
+    condition: Any,
+    *,
+    then: ModelGraph = attribute("then_branch", "subgraph"),
+    otherwise: ModelGraph = attribute("else_branch", "subgraph"),
 ) -> tuple[Any, ...]:
     """Choose one of two graphs; only the chosen one is computed."""
     if isinstance(condition, Constant):
@@ -69,9 +71,9 @@ def _result(at: NodeSite, x: Tensor) -> Value:
     return value
 
 
-@operator("Loop", body=_BODY)
+@operator("Loop")
 def _loop(
-    site: NodeSite, count: Any = None, begins: Any = None, *, body: ModelGraph
+    site: NodeSite, count: Any = None, begins: Any = None, *, body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
     """Repeat at most `count` times, and as long as the condition is true."""
     states = list(site.operands[2:])
@@ -194,8 +196,10 @@ def _require_inputs(site: NodeSite, count: int) -> None:
         raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
 
 
-@operator("Scan", since=9, count=integer("num_scan_inputs"), body=_BODY)
-def _scan(site: NodeSite, *, count: int, body: ModelGraph) -> tuple[Any, ...]:
+@operator("Scan", since=9)
+def _scan(
+    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
+) -> tuple[Any, ...]:
     _require_inputs(site, count)
     tensors, kinds = [*map(site.operand, range(len(site.operands)))], ("axes", "directions")
     first = len(tensors) - count
@@ -231,8 +235,10 @@ def _scanned(
     return tuple(body.scan(after, shown, how))
 
 
-@operator("Scan", count=integer("num_scan_inputs"), body=_BODY)
-def _scan_8(site: NodeSite, *, count: int, body: ModelGraph) -> tuple[Any, ...]:
+@operator("Scan")
+def _scan_8(
+    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
+) -> tuple[Any, ...]:
     """Scan each sequence of a batch: its axis comes first, that of time second."""
     _require_inputs(site, count)
     first = len(site.operands) - count - 1

@@ -89,8 +89,14 @@ def is_above(site: NodeSite, scores: Any, threshold: float) -> Any:
 # Preparation
 
 
-@operator("Scaler", domain=DOMAIN, offset=numbers("offset", (0.0,)), scale=numbers("scale", (1.0,)))
-def _scaler(site: NodeSite, x: Any, *, offset: Sequence[float], scale: Sequence[float]) -> Any:
+@operator("Scaler", domain=DOMAIN)
+def _scaler(
+    site: NodeSite,
+    x: Any,
+    *,
+    offset: Sequence[float] = numbers("offset", (0.0,)),
+    scale: Sequence[float] = numbers("scale", (1.0,)),
+) -> Any:
     x = site.step.sub(site.cast(x, site.computed("float32")), parameter(site, "offset", offset))
     return site.step.mul(x, parameter(site, "scale", scale))
 
@@ -100,8 +106,8 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 )
 
 
-@operator("Normalizer", domain=DOMAIN, norm=word("norm", "MAX", "L1", "L2"))
-def _normalizer(site: NodeSite, x: Any, *, norm: str) -> Any:
+@operator("Normalizer", domain=DOMAIN)
+def _normalizer(site: NodeSite, x: Any, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
     """Divide rows by their largest item, or by a norm; rows of 0 stay."""
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
@@ -139,8 +145,8 @@ def _feature_vectorizer(site: NodeSite, *inputs: Any) -> Any:
     return site.last.concat(parts, axis=1)
 
 
-@operator("OneHotEncoder", domain=DOMAIN, zeros=flag("zeros", True))
-def _one_hot_encoder(site: NodeSite, x: Any, *, zeros: bool) -> Any:
+@operator("OneHotEncoder", domain=DOMAIN)
+def _one_hot_encoder(site: NodeSite, x: Any, *, zeros: bool = flag("zeros", True)) -> Any:
     """Mark categories. Other items give zeros; or NaN, where runtimes raise an error."""
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
@@ -152,11 +158,14 @@ def _one_hot_encoder(site: NodeSite, x: Any, *, zeros: bool) -> Any:
     return site.step.select(site.step.any_reduce(is_it, axes=(axis,)), marks, np.nan)
 
 
-@operator(
-    "LabelEncoder", domain=DOMAIN, since=2, default_float=number("default_float", -0.0),
-    default_int=integer("default_int64", -1),
-)  # fmt: skip
-def _label_encoder(site: NodeSite, x: Any, *, default_float: float, default_int: int) -> Any:
+@operator("LabelEncoder", domain=DOMAIN, since=2)
+def _label_encoder(
+    site: NodeSite,
+    x: Any,
+    *,
+    default_float: float = number("default_float", -0.0),
+    default_int: int = integer("default_int64", -1),
+) -> Any:
     """Map numbers to others. Of equal keys the last counts, and NaN is a key."""
     attributes = site.node.attributes
 
@@ -222,14 +231,20 @@ def _linear(
     return site.step.linear(x, parameter(site, "coefficients", filter), bias)
 
 
-@operator("LinearRegressor", domain=DOMAIN, count=integer("targets", 1), **_LINEAR)
-def _linear_regressor(site: NodeSite, *, count: int, transform: str, **linear: Any) -> Any:
+@operator("LinearRegressor", domain=DOMAIN, **_LINEAR)
+def _linear_regressor(
+    site: NodeSite, *, count: int = integer("targets", 1), transform: str, **linear: Any
+) -> Any:
     return transformed(site, _linear(site, count, **linear), transform)
 
 
-@operator("LinearClassifier", domain=DOMAIN, names=integers("classlabels_ints", ()), **_LINEAR)
+@operator("LinearClassifier", domain=DOMAIN, **_LINEAR)
 def _linear_classifier(
-    site: NodeSite, *, names: Sequence[int], transform: str, **linear: Any
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_ints", ()),
+    transform: str,
+    **linear: Any,
 ) -> Any:
     """Return the label with the highest score, and scores; one score is that of the second."""
     labels, scores = classes(site, names), _linear(site, None, **linear)

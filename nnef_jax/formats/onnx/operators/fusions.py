@@ -77,18 +77,21 @@ for _name, _count, _triples, _end in (
     )
 
 
-@operator("QLinearConcat", domain=MICROSOFT, axis=integer("axis"))
-def _qlinear_concat(site: NodeSite, *, axis: int) -> Any:
+@operator("QLinearConcat", domain=MICROSOFT)
+def _qlinear_concat(site: NodeSite, *, axis: int = integer("axis")) -> Any:
     parts = [_real(site, i) for i in range(2, len(site.operands), 3)]
     joined = site.step.concat(parts, axis=site.axis(axis, site.rank(2)))
     return _as_quantized(site, joined, 0, site.dtype_of(2))
 
 
-@operator(
-    "QGemm", domain=MICROSOFT, flips_a=flag("transA"), flips_b=flag("transB"),
-    alpha=number("alpha", 1.0),
-)  # fmt: skip
-def _qgemm(site: NodeSite, *, flips_a: bool, flips_b: bool, alpha: float) -> Any:
+@operator("QGemm", domain=MICROSOFT)
+def _qgemm(
+    site: NodeSite,
+    *,
+    flips_a: bool = flag("transA"),
+    flips_b: bool = flag("transB"),
+    alpha: float = number("alpha", 1.0),
+) -> Any:
     step, zero_points = site.step, (site.optional(2), site.optional(5))
     a, b, flags = site.operand(0), site.operand(3), (flips_a, flips_b)
     total = product(site, a, b, zero_points, flags=flags)
@@ -120,12 +123,15 @@ def _dynamic_quantize_matmul(
     return result if bias is None else site.step.add(result, bias)
 
 
-@operator(
-    "MatMulNBits", domain=MICROSOFT, inputs=integer("K"), outputs=integer("N"),
-    bits=integer("bits", 4), size=integer("block_size"),
-)  # fmt: skip
+@operator("MatMulNBits", domain=MICROSOFT)
 def _matmul_n_bits(
-    site: NodeSite, x: Any, *, inputs: int, outputs: int, bits: int, size: int
+    site: NodeSite,
+    x: Any,
+    *,
+    inputs: int = integer("K"),
+    outputs: int = integer("N"),
+    bits: int = integer("bits", 4),
+    size: int = integer("block_size"),
 ) -> Any:
     """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs."""
     if site.has(4):
@@ -162,15 +168,18 @@ def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Consta
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 
 
-@operator(
-    "FusedMatMul", "TransposeMatMul", domain=MICROSOFT, flips_a=flag("transA"),
-    flips_b=flag("transB"), moves_a=flag("transBatchA"), moves_b=flag("transBatchB"),
-    alpha=number("alpha", 1.0),
-)  # fmt: skip
+@operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(
-    site: NodeSite, a: Any, b: Any, *,
-    flips_a: bool, flips_b: bool, moves_a: bool, moves_b: bool, alpha: float,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    a: Any,
+    b: Any,
+    *,
+    flips_a: bool = flag("transA"),
+    flips_b: bool = flag("transB"),
+    moves_a: bool = flag("transBatchA"),
+    moves_b: bool = flag("transBatchB"),
+    alpha: float = number("alpha", 1.0),
+) -> Any:
     """Multiply matrices. With `transBatch` the axis of rows comes before those of the batch."""
     operands: list[Any] = []
     for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):

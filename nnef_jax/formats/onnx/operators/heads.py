@@ -137,17 +137,19 @@ def attended(
     return site.product(weights, value), None if stage is None else stages[stage]
 
 
-@operator(
-    "Attention", since=23, query_heads=integer("q_num_heads", 0),
-    key_heads=integer("kv_num_heads", 0), left=integer("left_window_size", -1),
-    right=integer("right_window_size", -1), is_causal=flag("is_causal"),
-    code=integer("softmax_precision", 0), stage=integer("qk_matmul_output_mode", 0),
-    scale=number("scale", 0), softcap=number("softcap", 0),
-)  # fmt: skip
+@operator("Attention", since=23, scale=number("scale", 0), softcap=number("softcap", 0))
 def _attention(
-    site: NodeSite, *, query_heads: int, key_heads: int, left: int, right: int, is_causal: bool,
-    code: int, stage: int, **scaling: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    site: NodeSite,
+    *,
+    query_heads: int = integer("q_num_heads", 0),
+    key_heads: int = integer("kv_num_heads", 0),
+    left: int = integer("left_window_size", -1),
+    right: int = integer("right_window_size", -1),
+    is_causal: bool = flag("is_causal"),
+    code: int = integer("softmax_precision", 0),
+    stage: int = integer("qk_matmul_output_mode", 0),
+    **scaling: Any,
+) -> tuple[Any, ...]:
     """Attend to earlier and new keys, within windows, and up to the length of each sequence."""
     is_flat, counts = site.rank() == 3, (query_heads, key_heads, key_heads)
     if not is_flat and any(counts) and site.version >= 25:
@@ -185,12 +187,15 @@ def _attention(
     return joined(site, result) if is_flat else result, key, value, scores
 
 
-@operator(
-    "FlexAttention", domain="ai.onnx.preview", code=integer("softmax_precision", 0),
-    scale=number("scale", 0),
-)  # fmt: skip
+@operator("FlexAttention", domain="ai.onnx.preview")
 def _flex_attention(
-    site: NodeSite, query: Any, key: Any, value: Any, *, code: int, scale: float
+    site: NodeSite,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    code: int = integer("softmax_precision", 0),
+    scale: float = number("scale", 0),
 ) -> Any:
     """Attend. Graphs may change scores and weights, which have the precision of the softmax."""
     dtype = site.dtype_of(query)
@@ -248,12 +253,16 @@ def angles(site: NodeSite, positions: Any, caches: tuple[int, int]) -> list[Any]
     return [site.step.gather(site.operand(i), positions, axis=0) for i in caches]
 
 
-@operator(
-    "RotaryEmbedding", since=23, size=integer("rotary_embedding_dim", 0),
-    interleaved=flag("interleaved"),
-)  # fmt: skip
+@operator("RotaryEmbedding", since=23)
 def _rotary_embedding(
-    site: NodeSite, x: Any, cos: Any, sin: Any, places: Any = None, *, size: int, interleaved: bool
+    site: NodeSite,
+    x: Any,
+    cos: Any,
+    sin: Any,
+    places: Any = None,
+    *,
+    size: int = integer("rotary_embedding_dim", 0),
+    interleaved: bool = flag("interleaved"),
 ) -> Any:
     is_flat = site.rank() == 3
     x = heads(site, site.tensor(x), site.int("num_heads")) if is_flat else site.tensor(x)

@@ -64,8 +64,8 @@ def _compress(site: NodeSite, x: Any, condition: Any) -> Any:
     return site.last.gather(x, indices, axis=axis)
 
 
-@operator("Unique", sorts=flag("sorted", True))
-def _unique(site: NodeSite, x: Any, *, sorts: bool) -> tuple[Any, ...]:
+@operator("Unique")
+def _unique(site: NodeSite, x: Any, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
     """Return the distinct items, with first places, inverse indices and counts."""
     x, axis = _along(site, x)
     x = site.tensor(x)

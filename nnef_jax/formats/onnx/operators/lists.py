@@ -9,7 +9,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.along_axes import cut
-from nnef_jax.flattening.attributes import Attribute, axis, flag, integer
+from nnef_jax.flattening.attributes import attribute, axis, flag, integer
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -60,8 +60,10 @@ def _erase(site: NodeSite) -> Any:
     return items[:place] + items[place + 1 :]
 
 
-@operator("SplitToSequence", axis=axis("axis", 0), keeps=flag("keepdims", True))
-def _split_to_sequence(site: NodeSite, x: Any, *, axis: int, keeps: bool) -> Any:
+@operator("SplitToSequence")
+def _split_to_sequence(
+    site: NodeSite, x: Any, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
+) -> Any:
     """Cut along an axis. A single length, 1 by default, is that of all parts but the last."""
     if site.has(1) and site.rank(1):
         return cut(site, x, axis, site.integers(1))
@@ -76,8 +78,10 @@ def _split_to_sequence(site: NodeSite, x: Any, *, axis: int, keeps: bool) -> Any
     return [site.squeezed(part, axis) for part in parts]
 
 
-@operator("ConcatFromSequence", axis=integer("axis"), stacks=flag("new_axis"))
-def _concat_from_sequence(site: NodeSite, *, axis: int, stacks: bool) -> Any:
+@operator("ConcatFromSequence")
+def _concat_from_sequence(
+    site: NodeSite, *, axis: int = integer("axis"), stacks: bool = flag("new_axis")
+) -> Any:
     items = _sequence(site)
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
@@ -85,8 +89,8 @@ def _concat_from_sequence(site: NodeSite, *, axis: int, stacks: bool) -> Any:
     return (site.last.stack if stacks else site.last.concat)(items, axis=axis)
 
 
-@operator("SequenceMap", body=Attribute("body", "subgraph"))
-def _map(site: NodeSite, *, body: ModelGraph) -> Any:
+@operator("SequenceMap")
+def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
     """Apply a graph to the items of sequences in turn. Tensors are the same for all items."""
     count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.attributes import Attribute, integer, integers
+from nnef_jax.flattening.attributes import integer, integers, one_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -33,16 +33,18 @@ def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
     return site.whole(site.filled(0, "int64", (height, count))) if total is None else total
 
 
-@operator(
-    "TfIdfVectorizer", mode=Attribute("mode", "choice", ("TF", "IDF", "TFIDF")),
-    shortest=integer("min_gram_length"), longest=integer("max_gram_length"),
-    skips=integer("max_skip_count"), starts=integers("ngram_counts"),
-    columns=integers("ngram_indexes"),
-)  # fmt: skip
+@operator("TfIdfVectorizer")
 def _tf_idf_vectorizer(
-    site: NodeSite, x: Any, *, mode: str, shortest: int, longest: int, skips: int,
-    starts: Sequence[int], columns: Sequence[int],
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = one_of("mode", "TF", "IDF", "TFIDF"),
+    shortest: int = integer("min_gram_length"),
+    longest: int = integer("max_gram_length"),
+    skips: int = integer("max_skip_count"),
+    starts: Sequence[int] = integers("ngram_counts"),
+    columns: Sequence[int] = integers("ngram_indexes"),
+) -> Any:
     """Return counts of sequences, or weights of those that are there, or weighted counts."""
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")

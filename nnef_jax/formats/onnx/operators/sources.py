@@ -11,7 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
 from lowering.graph import Value, is_float
-from nnef_jax.flattening.attributes import Attribute, dtype, flag, integer, word
+from nnef_jax.flattening.attributes import attribute, dtype, flag, integer, word
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -48,8 +48,10 @@ def _constant(site: NodeSite) -> Constant:
     return Constant(np.array(value, dtypes[name]), dtypes[name])
 
 
-@operator("ConstantOfShape", value=Attribute("value", "attribute", (Constant, _ZERO)))
-def _constant_of_shape(site: NodeSite, *, value: Constant) -> Tensor:
+@operator("ConstantOfShape")
+def _constant_of_shape(
+    site: NodeSite, *, value: Constant = attribute("value", "attribute", Constant, _ZERO)
+) -> Tensor:
     item = site.reshaped(Constant(value.array, value.type, derived=True), ())
     shape = site.integers(0)
     if any(n < 0 for n in shape):
@@ -57,8 +59,10 @@ def _constant_of_shape(site: NodeSite, *, value: Constant) -> Tensor:
     return site.last.broadcast(item, shape=shape) if shape else item
 
 
-@operator("Shape", start=integer("start", 0), end=integer("end", _ALL))
-def _shape(site: NodeSite, x: Any, *, start: int, end: int) -> Any:
+@operator("Shape")
+def _shape(
+    site: NodeSite, x: Any, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
+) -> Any:
     """Return the extents of some axes. The network computes counts that depend on values."""
     shape: list[Any] = list(site.known_shape())
     if x in site.graph.counts:
@@ -81,8 +85,8 @@ def _size(site: NodeSite, x: Any) -> Any:
     return site.reshaped(site.step.mul(count.items, volume), ())
 
 
-@operator("Cast", since=6, dtype=dtype("to"), saturates=_SATURATES)
-def _cast(site: NodeSite, x: Any, *, dtype: str, saturates: bool) -> Any:
+@operator("Cast", since=6)
+def _cast(site: NodeSite, x: Any, *, dtype: str = dtype("to"), saturates: bool = _SATURATES) -> Any:
     """Return the input in a dtype. `saturates` clamps numbers to the range of 8-bit floats."""
     source = site.dtype_of(0)
     result = dtype if site.decides("cast", [x]) else site.computed(dtype)
@@ -130,8 +134,8 @@ def _power_of_two(site: NodeSite, x: Any, *, saturates: bool) -> Any:
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
-@operator("BitCast", dtype=dtype("to"))
-def _bit_cast(site: NodeSite, x: Any, *, dtype: str) -> Any:
+@operator("BitCast")
+def _bit_cast(site: NodeSite, x: Any, *, dtype: str = dtype("to")) -> Any:
     if site.computed(dtype) != dtype:
         raise InvalidOperation(
             f"it gives {dtype}, which is computed in {site.computed(dtype)}",
@@ -156,8 +160,8 @@ def _range(site: NodeSite, first: Any) -> Any:
     return site.last.range(start=start, end=limit, step=delta, dtype=site.computed(dtype))
 
 
-@operator("EyeLike", diagonal=integer("k", 0))
-def _eye_like(site: NodeSite, x: Any, *, diagonal: int) -> Any:
+@operator("EyeLike")
+def _eye_like(site: NodeSite, x: Any, *, diagonal: int = integer("k", 0)) -> Any:
     """Return ones on a diagonal of a matrix, zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
@@ -170,8 +174,8 @@ def _eye_like(site: NodeSite, x: Any, *, diagonal: int) -> Any:
     return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))
 
 
-@operator("MelWeightMatrix", dtype=dtype("output_datatype", 1))
-def _mel_weights(site: NodeSite, *, dtype: str) -> Any:
+@operator("MelWeightMatrix")
+def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
     """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [float(site.known(i).reshape(-1)[0]) for i in (3, 4)]

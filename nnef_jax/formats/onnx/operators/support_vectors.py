@@ -54,14 +54,15 @@ def _kernels(site: NodeSite, count: int) -> Any:
     return step.tanh(sums) if kind == "SIGMOID" else step.pow(sums, float(degree))
 
 
-@operator(
-    "SVMRegressor", domain=DOMAIN, count=integer("n_supports", 0), one_class=flag("one_class"),
-    **_SUMS,
-)  # fmt: skip
+@operator("SVMRegressor", domain=DOMAIN, **_SUMS)
 def _regressor(
-    site: NodeSite, *, count: int, one_class: bool, rho: Sequence[float],
+    site: NodeSite,
+    *,
+    count: int = integer("n_supports", 0),
+    one_class: bool = flag("one_class"),
+    rho: Sequence[float],
     coefficients: Sequence[float],
-) -> Any:  # fmt: skip
+) -> Any:
     """Return sums for rows; with one class 1 above 0, else -1."""
     x = _kernels(site, count) if count else rows(site)
     filter = _matrix("coefficients", coefficients, 1)
@@ -72,15 +73,17 @@ def _regressor(
     return transformed(site, sums, TRANSFORM(site))
 
 
-@operator(
-    "SVMClassifier", domain=DOMAIN, names=integers("classlabels_ints", ()),
-    sizes=integers("vectors_per_class", ()), slopes=numbers("prob_a", ()), transform=TRANSFORM,
-    **_SUMS,
-)  # fmt: skip
+@operator("SVMClassifier", domain=DOMAIN, **_SUMS)
 def _classifier(
-    site: NodeSite, *, names: Sequence[int], sizes: Sequence[int], slopes: Sequence[float],
-    transform: str, rho: Sequence[float], coefficients: Sequence[float],
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_ints", ()),
+    sizes: Sequence[int] = integers("vectors_per_class", ()),
+    slopes: Sequence[float] = numbers("prob_a", ()),
+    transform: str = TRANSFORM,
+    rho: Sequence[float],
+    coefficients: Sequence[float],
+) -> Any:
     """Return the label that most pairs of classes vote for, and scores of pairs, or probabilities.
 
     Without support vectors each class has a score.

@@ -141,11 +141,14 @@ def _multi_head_attention(
     return _attended(site, q, k, v, 4, 5, **attributes), k, v
 
 
-@operator(
-    "RotaryEmbedding", domain=MICROSOFT, count=integer("num_heads", 0),
-    interleaved=flag("interleaved"),
-)  # fmt: skip
-def _rotary_embedding(site: NodeSite, x: Any, *, count: int, interleaved: bool) -> Any:
+@operator("RotaryEmbedding", domain=MICROSOFT)
+def _rotary_embedding(
+    site: NodeSite,
+    x: Any,
+    *,
+    count: int = integer("num_heads", 0),
+    interleaved: bool = flag("interleaved"),
+) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
     x, is_flat = site.tensor(x), site.rank() == 3
     if is_flat:
@@ -158,15 +161,19 @@ def _rotary_embedding(site: NodeSite, x: Any, *, count: int, interleaved: bool) 
 
 
 @operator(
-    "GroupQueryAttention", domain=MICROSOFT, query_heads=integer("num_heads"),
-    key_heads=integer("kv_num_heads"), rotates=flag("do_rotary"),
-    interleaved=flag("rotary_interleaved"), window=integer("local_window_size", -1),
-    is_smooth=flag("smooth_softmax"), scale=number("scale", 0), softcap=number("softcap", 0),
-)  # fmt: skip
+    "GroupQueryAttention", domain=MICROSOFT, scale=number("scale", 0), softcap=number("softcap", 0)
+)
 def _group_query_attention(
-    site: NodeSite, *, query_heads: int, key_heads: int, rotates: bool, interleaved: bool,
-    window: int, is_smooth: bool, **scaling: Any,
-) -> tuple[Any, ...]:  # fmt: skip
+    site: NodeSite,
+    *,
+    query_heads: int = integer("num_heads"),
+    key_heads: int = integer("kv_num_heads"),
+    rotates: bool = flag("do_rotary"),
+    interleaved: bool = flag("rotary_interleaved"),
+    window: int = integer("local_window_size", -1),
+    is_smooth: bool = flag("smooth_softmax"),
+    **scaling: Any,
+) -> tuple[Any, ...]:
     """Attend causally, with keys and values in buffers. New ones come behind old ones.
 
     `seqlens_k` is the number of keys, new ones among them, less 1. A buffer is as long as its

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
-from nnef_jax.flattening.attributes import Attribute, integer, integers
+from nnef_jax.flattening.attributes import attribute, integer, integers
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (
@@ -95,7 +95,7 @@ def _attributes(votes: str) -> dict[str, Any]:
     return {
         "trees": integers("nodes_treeids"),
         "numbers": integers("nodes_nodeids"),
-        "modes": Attribute("nodes_modes", "attribute", (tuple, None)),
+        "modes": attribute("nodes_modes", "attribute", tuple, None),
         "features": integers("nodes_featureids"),
         "true": integers("nodes_truenodeids"),
         "false": integers("nodes_falsenodeids"),
@@ -142,23 +142,24 @@ def _based(site: NodeSite, scores: Any, count: int) -> Any:
     return site.step.add(scores, parameter(site, "base", base)) if base.size else scores
 
 
-@operator(
-    "TreeEnsembleRegressor", domain=DOMAIN, count=integer("n_targets"), transform=TRANSFORM,
-    **_attributes("target"),
-)  # fmt: skip
-def _regressor(site: NodeSite, *, count: int, transform: str, **trees: Any) -> Any:
+@operator("TreeEnsembleRegressor", domain=DOMAIN, **_attributes("target"))
+def _regressor(
+    site: NodeSite, *, count: int = integer("n_targets"), transform: str = TRANSFORM, **trees: Any
+) -> Any:
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
     weights = _numbers(site, "target_weights")
     scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
     return transformed(site, _based(site, scores, count), transform)
 
 
-@operator(
-    "TreeEnsembleClassifier", domain=DOMAIN, names=integers("classlabels_int64s", ()),
-    transform=TRANSFORM, **_attributes("class"),
-)  # fmt: skip
+@operator("TreeEnsembleClassifier", domain=DOMAIN, **_attributes("class"))
 def _classifier(
-    site: NodeSite, *, names: Sequence[int], transform: str, voted: Sequence[int], **trees: Any
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_int64s", ()),
+    transform: str = TRANSFORM,
+    voted: Sequence[int],
+    **trees: Any,
 ) -> Any:
     """Return the label with the highest score, and scores.
 
@@ -187,8 +188,8 @@ def _classifier(
     return label, site.step.concat([other, score], axis=1)
 
 
-def _tensor(name: str, default: Constant | None = None) -> Attribute:
-    return Attribute(name, "attribute", (Constant, default))
+def _tensor(name: str, default: Constant | None = None) -> Any:
+    return attribute(name, "attribute", Constant, default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,18 +217,29 @@ class _Tables:
 
 
 @operator(
-    "TreeEnsemble", domain=DOMAIN, roots=integers("tree_roots"), targets=integer("n_targets"),
-    aggregate=integer("aggregate_function", 1), transform=integer("post_transform", 0),
-    modes=_tensor("nodes_modes"), splits=_tensor("nodes_splits"),
-    features=integers("nodes_featureids"), tracks=_TRACKS, true=integers("nodes_truenodeids"),
-    true_leafs=integers("nodes_trueleafs"), false=integers("nodes_falsenodeids"),
-    false_leafs=integers("nodes_falseleafs"), voted=integers("leaf_targetids"),
-    weights=_tensor("leaf_weights"), members=_tensor("membership_values", _NO_MEMBERS),
-)  # fmt: skip
+    "TreeEnsemble",
+    domain=DOMAIN,
+    modes=_tensor("nodes_modes"),
+    splits=_tensor("nodes_splits"),
+    features=integers("nodes_featureids"),
+    tracks=_TRACKS,
+    true=integers("nodes_truenodeids"),
+    true_leafs=integers("nodes_trueleafs"),
+    false=integers("nodes_falsenodeids"),
+    false_leafs=integers("nodes_falseleafs"),
+    voted=integers("leaf_targetids"),
+    weights=_tensor("leaf_weights"),
+    members=_tensor("membership_values", _NO_MEMBERS),
+)
 def _tree_ensemble(
-    site: NodeSite, *, roots: Sequence[int], targets: int, aggregate: int, transform: int,
+    site: NodeSite,
+    *,
+    roots: Sequence[int] = integers("tree_roots"),
+    targets: int = integer("n_targets"),
+    aggregate: int = integer("aggregate_function", 1),
+    transform: int = integer("post_transform", 0),
     **tables: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return scores of trees whose nodes and leaves have places of their own."""
     ensemble = _Tables(**tables)
     count, features = ensemble.modes.array.size, ensemble.features

@@ -11,7 +11,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
-from nnef_jax.flattening.attributes import integer, number, numbers, text, word
+from nnef_jax.flattening.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import binary
@@ -24,7 +24,6 @@ from nnef_jax.formats.openvino.layers.registry import (
     element,
     legacy,
     number_at,
-    one_of,
     operator,
     opsets,
 )

@@ -50,11 +50,6 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 # Readers of attributes
 
 
-def one_of(name: str, *words: str) -> Any:
-    """Return an attribute that is one of some words, and is required."""
-    return Attribute(name, "choice", words)
-
-
 def element(name: str, default: str | None = None) -> Any:
     """Return an attribute that is an element type, as files name these."""
     return lambda site: element_type(site.text(name, default))
