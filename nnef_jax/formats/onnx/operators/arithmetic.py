@@ -85,10 +85,10 @@ def floored_mod(site: NodeSite, x: Any, y: Any, add: ByKind) -> Any:
 
 def _joined(site: NodeSite, kind: str, values: Sequence[Any], end: ByKind) -> Any:
     """Join all inputs in order. `end` adds the last operation."""
-    result, *others = values
-    for i, value in enumerate(others, 1):
-        result = getattr(end if i == len(others) else site.step, kind)(result, value)
-    return result if others else end.copy(result)
+    result, *operands = values
+    for i, value in enumerate(operands, 1):
+        result = getattr(end if i == len(operands) else site.step, kind)(result, value)
+    return result if operands else end.copy(result)
 
 
 def _of_all(kind: str) -> Meaning:

@@ -73,22 +73,28 @@ def _concat(site: NodeSite, *values: Any, axis: int) -> Any:
     return site.last.concat(values, axis=axis)
 
 
-@operator("Split", axis=axis("axis", 0))
+@operator("Split", since=18, axis=axis("axis", 0))
 def _split(site: NodeSite, x: Any, *, axis: int) -> tuple[Any, ...]:
-    """Cut along an axis into parts of given lengths, or as equal as can be."""
+    """Cut along an axis into parts of some lengths, or of one length but for the last part."""
+    if site.has(1):
+        return tuple(cut(site, x, axis, site.integers(1)))
     count = len(site.node.outputs)
+    parts = site.int("num_outputs", count)
+    if parts != count:
+        raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
+    extent = site.known_shape()[axis]
+    length = -(-extent // count)
+    return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
+
+
+@operator("Split", axis=axis("axis", 0))
+def _split_by_attribute(site: NodeSite, x: Any, *, axis: int) -> tuple[Any, ...]:
+    """Cut along an axis into parts of some lengths, or of one length."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     if site.has_attribute("split"):
         return tuple(cut(site, x, axis, site.ints("split")))
-    parts = site.int("num_outputs", count)
-    if parts != count:
-        raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
-    if site.version < 18:
-        return tuple(divided(site, x, axis, count))
-    extent = site.known_shape()[axis]
-    length = -(-extent // count)
-    return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
+    return tuple(divided(site, x, axis, len(site.node.outputs)))
 
 
 @operator("Tile", since=6)

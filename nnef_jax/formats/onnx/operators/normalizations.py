@@ -166,11 +166,11 @@ def _embed_layer_normalization(site: NodeSite, words: Any, *, epsilon: float) ->
     batch, times = site.known_shape()
     places = site.operand(8) if site.has(8) else site.places(times, 1, 2)
     pairs = [(2, words), (3, places), (4, site.optional(1))]
-    total, *others = (
+    total, *embeddings = (
         site.step.gather(site.operand(i), x, axis=0) for i, x in pairs if x is not None
     )
-    for x in others:
-        total = site.step.add(total, x)
+    for embedding in embeddings:
+        total = site.step.add(total, embedding)
     if site.has(7):
         count = site.reshaped(site.total(site.cast(site.operand(7), "int32"), (1,)), (batch,))
     else:

@@ -17,6 +17,8 @@ from nnef_jax.formats.onnx.operators.filters import GROUPS, kernel_of, windows_o
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dynamically, is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
+_CHANNELS_LAST = flag("channels_last")
+
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Any, y: Any) -> Any:
@@ -146,22 +148,18 @@ def _conv_integer(
     )  # fmt: skip
 
 
-@operator("QLinearConv", groups=GROUPS)
-def _qlinear_conv(site: NodeSite, x: Any, *, groups: int) -> Any:
+@operator("QLinearConv", groups=GROUPS, channels_last=_CHANNELS_LAST)
+@operator("QLinearConv", domain=MICROSOFT, groups=GROUPS, channels_last=_CHANNELS_LAST)
+def _qlinear_conv(site: NodeSite, x: Any, *, groups: int, channels_last: bool) -> Any:
+    if channels_last:
+        rank = site.rank()
+        x = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))
+        inner = replace(site, operands=[x, *site.operands[1:]])
+        result = _qlinear_conv(inner, x, groups=groups, channels_last=False)
+        return site.transposed(result, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
     levels = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]
     return site.last.quantized_conv(
         x, site.operand(3), bias, *levels, groups=groups, border="constant",
         dtype=site.dtype_of(7), **windows_of(site, kernel_of(site, 3)),
     )  # fmt: skip
-
-
-@operator("QLinearConv", domain=MICROSOFT, groups=GROUPS, channels_last=flag("channels_last"))
-def _qlinear_conv_of_items(site: NodeSite, x: Any, *, groups: int, channels_last: bool) -> Any:
-    """Convolve a tensor whose channels may be its last axis."""
-    if not channels_last:
-        return _qlinear_conv(site, x, groups=groups)
-    rank = site.rank()
-    x = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))
-    site = replace(site, operands=[x, *site.operands[1:]])
-    return site.transposed(_qlinear_conv(site, x, groups=groups), (0, *range(2, rank), 1))

@@ -64,9 +64,9 @@ def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -
     below, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
     if onesided or not above:
         return below
-    others = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
-    others = site.step.mul(others, site.constant([1, -1], site.dtype_of()))
-    return site.last.concat([below, others], axis=axis)
+    conjugates = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
+    conjugates = site.step.mul(conjugates, site.constant([1, -1], site.dtype_of()))
+    return site.last.concat([below, conjugates], axis=axis)
 
 
 @operator("STFT", onesided=flag("onesided", True))
