@@ -17,12 +17,6 @@ _NAMED = (
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",
     "tan", "tanh",
 )  # fmt: skip
-_PAIRS = {
-    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
-    "LessOrEqual": "le", "Greater": "gt", "GreaterOrEqual": "ge", "And": "and", "Or": "or",
-    "Xor": "bitwise_xor", "BitwiseAnd": "bitwise_and", "BitwiseOr": "bitwise_or",
-    "BitwiseXor": "bitwise_xor",
-}  # fmt: skip
 _REDUCTION = word("reduction", "none", "add", "mul", "min", "max")
 _RANDOM = (
     "Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform",
@@ -34,28 +28,16 @@ RANDOM = Refusal(
 )
 
 
-def pair(site: NodeSite) -> tuple[Any, Any]:
-    """Return two operands that broadcast as numpy does; before version 7 along an axis."""
-    x, y = site.operand(0), site.operand(1)
-    if site.version < 7 and site.flag("broadcast") and "axis" in site.node.attributes:
-        behind = site.axis_of("axis") + site.rank(y)
-        y = site.unsqueezed(y, range(site.rank(y), site.rank(y) + site.rank(x) - behind))
-    return x, y
-
-
-def _on_two(kind: str) -> Meaning:
-    return lambda site: getattr(site.last, kind)(*pair(site))
-
-
 def plane(site: NodeSite) -> tuple[int, ...]:
     """Return the axes behind those of the batch and the channels."""
     return tuple(range(2, site.rank()))
 
 
-def classes(site: NodeSite) -> tuple[int, ...]:
-    """Return the axis of classes; before version 13 all from one on."""
-    if site.version >= 13:
-        return (site.axis_of("axis", -1),)
+def _class_axis(site: NodeSite) -> tuple[int, ...]:
+    return (site.axis_of("axis", -1),)
+
+
+def _class_axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(range(site.axis_of("axis", 1), site.rank()))
 
 
@@ -65,21 +47,17 @@ def _optional(i: int, default: Any) -> Callable[[NodeSite], Any]:
 
 _ROWS: Mapping[str, Meaning] = {
     **{kind.capitalize(): operation(kind) for kind in _NAMED},
-    **{name: _on_two(kind) for name, kind in _PAIRS.items()},
     **dict.fromkeys(_RANDOM, RANDOM),
-    "BitShift": lambda site: getattr(
-        site.last, f"shift_{site.choice('direction', 'LEFT', 'RIGHT').lower()}"
-    )(*pair(site)),
+    "BitwiseAnd": operation("bitwise_and", 0, 1),
     "BitwiseNot": operation("bitwise_not"),
+    "BitwiseOr": operation("bitwise_or", 0, 1),
+    "BitwiseXor": operation("bitwise_xor", 0, 1),
     **{
         name: operation(
             name.lower(), axis=lambda site: site.axis(site.integer(1)),
             exclusive=flag("exclusive"), reverse=flag("reverse"),
         ) for name in ("CumSum", "CumProd")
     },
-    "Concat": lambda site, *values: site.last.concat(
-        values, axis=site.axis_of("axis", 1 if site.version < 4 else None)
-    ),
     "Det": operation("determinant"),
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
     "Expand": operation("broadcast", shape=methodcaller("integers", 1)),
@@ -88,16 +66,14 @@ _ROWS: Mapping[str, Meaning] = {
     "GatherND": operation("gather_nd", 0, 1, batch_dims=integer("batch_dims", 0)),
     "GlobalAveragePool": operation("mean_reduce", axes=plane),
     "GlobalMaxPool": operation("max_reduce", axes=plane),
-    "HardSigmoid": lambda site, x: site.last.clamp(
-        site.step.add(site.step.mul(x, site.number("alpha", 0.2)), site.number("beta", 0.5)), 0, 1
-    ),
+    "GreaterOrEqual": operation("ge", 0, 1),
     "HardSwish": operation("hard_swish"),
     "IsInf": operation(
         "is_inf", positive=flag("detect_positive", True), negative=flag("detect_negative", True)
     ),
     "IsNaN": operation("is_nan"),
     "LeakyRelu": operation("leaky_relu", alpha=number("alpha", 0.01)),
-    "LogSoftmax": operation("log_softmax", axes=classes),
+    "LessOrEqual": operation("le", 0, 1),
     "LRN": operation(
         "local_response_normalization",
         size=lambda site: (1, site.int("size"), *[1] * (site.rank() - 2)),
@@ -113,9 +89,11 @@ _ROWS: Mapping[str, Meaning] = {
         operation("scatter_elements", 0, 1, 2, axis=axis("axis", 0), reduction=_REDUCTION),
     ),
     "ScatterND": operation("scatter_nd", 0, 1, 2, reduction=_REDUCTION),
-    "Softmax": operation("softmax", axes=classes),
     "Trilu": operation("triangle", 0, _optional(1, 0), upper=flag("upper", True)),
     "Where": operation("select", 0, 1, 2),
 }  # fmt: skip
 
 OPERATORS.rows(_ROWS)
+for _name, _kind in (("Softmax", "softmax"), ("LogSoftmax", "log_softmax")):
+    OPERATORS.rows({_name: operation(_kind, axes=_class_axes)})
+    OPERATORS.rows({_name: operation(_kind, axes=_class_axis)}, since=13)
