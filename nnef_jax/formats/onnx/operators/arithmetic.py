@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nnef_jax.flattening.attributes import Attribute, flag, number, word
+from nnef_jax.flattening.attributes import flag, number, one_of, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.operators import Meaning
 from nnef_jax.flattening.site import Tensor
@@ -62,14 +62,16 @@ for _name, _meaning in {
     operator(_name, broadcasts=flag("broadcast"))(_along_axis(_meaning))
 
 
-@operator("BitShift", direction=Attribute("direction", "choice", ("LEFT", "RIGHT")))
-def _bit_shift(site: NodeSite, x: Any, y: Any, *, direction: str) -> Any:
+@operator("BitShift")
+def _bit_shift(
+    site: NodeSite, x: Any, y: Any, *, direction: str = one_of("direction", "LEFT", "RIGHT")
+) -> Any:
     add = site.last.shift_left if direction == "LEFT" else site.last.shift_right
     return add(x, y)
 
 
-@operator("Mod", truncates=flag("fmod"))
-def _mod(site: NodeSite, x: Any, y: Any, *, truncates: bool) -> Any:
+@operator("Mod")
+def _mod(site: NodeSite, x: Any, y: Any, *, truncates: bool = flag("fmod")) -> Any:
     """Return the remainder of a division: with the sign of x for `fmod`, else of y."""
     return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
@@ -129,8 +131,14 @@ def _selu(site: NodeSite, x: Any, *, alpha: float, gamma: float) -> Any:
     return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
-@operator("HardSigmoid", alpha=number("alpha", 0.2), beta=number("beta", 0.5))
-def _hard_sigmoid(site: NodeSite, x: Any, *, alpha: float, beta: float) -> Any:
+@operator("HardSigmoid")
+def _hard_sigmoid(
+    site: NodeSite,
+    x: Any,
+    *,
+    alpha: float = number("alpha", 0.2),
+    beta: float = number("beta", 0.5),
+) -> Any:
     return site.last.clamp(site.step.add(site.step.mul(x, alpha), beta), 0, 1)
 
 
@@ -149,16 +157,18 @@ def _prelu_of_channels(site: NodeSite, x: Any, slope: Any) -> Any:
     return _prelu(site, x, slope)
 
 
-@operator("Gelu", approximation=word("approximate", "none", "tanh"))
-def _gelu(site: NodeSite, x: Any, *, approximation: str) -> Any:
+@operator("Gelu")
+def _gelu(
+    site: NodeSite, x: Any, *, approximation: str = word("approximate", "none", "tanh")
+) -> Any:
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
     share = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
     return site.last.mul(site.step.mul(x, 0.5), share)
 
 
-@operator("Swish", alpha=number("alpha", 1.0))
-def _swish(site: NodeSite, x: Any, *, alpha: float) -> Any:
+@operator("Swish")
+def _swish(site: NodeSite, x: Any, *, alpha: float = number("alpha", 1.0)) -> Any:
     if alpha == 1:
         return site.last.silu(x)
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
@@ -171,8 +181,8 @@ def _dropout(site: NodeSite, x: Any, ratio: Any = None, mode: Any = None) -> Any
     return _dropped(site, x, trains and (ratio is None or bool(site.known(1).any())))
 
 
-@operator("Dropout", is_test=flag("is_test"))
-def _dropout_by_attributes(site: NodeSite, x: Any, *, is_test: bool) -> Any:
+@operator("Dropout")
+def _dropout_by_attributes(site: NodeSite, x: Any, *, is_test: bool = flag("is_test")) -> Any:
     return _dropped(site, x, not is_test and site.number("ratio", 0.5) != 0)
 
 

@@ -73,16 +73,22 @@ def _plus(site: NodeSite, x: Any, bias: Any) -> Any:
     return x if bias is None else site.last.add(x, site.unsqueezed(bias, range(1, site.rank() - 1)))
 
 
-@operator("Conv", groups=GROUPS)
-def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None, *, groups: int) -> Any:
+@operator("Conv")
+def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None, *, groups: int = GROUPS) -> Any:
     window = windows_of(site, kernel_of(site))
     bias = _bias(site, bias)
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
 
 
-@operator("ConvTranspose", mode=_AUTO_PAD, groups=GROUPS)
+@operator("ConvTranspose")
 def _conv_transpose(
-    site: NodeSite, x: Any, filter: Any, bias: Any = None, *, mode: str, groups: int
+    site: NodeSite,
+    x: Any,
+    filter: Any,
+    bias: Any = None,
+    *,
+    mode: str = _AUTO_PAD,
+    groups: int = GROUPS,
 ) -> Any:
     """Reverse a convolution. Items beyond the reach of all windows are the bias."""
     kernel = kernel_of(site)
@@ -120,11 +126,18 @@ def _conv_transpose(
     return _plus(site, result, bias)
 
 
-@operator("DeformConv", groups=GROUPS, offset_groups=integer("offset_group", 1))
+@operator("DeformConv")
 def _deform_conv(
-    site: NodeSite, x: Any, filter: Any, offsets: Any, bias: Any = None, mask: Any = None, *,
-    groups: int, offset_groups: int,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    x: Any,
+    filter: Any,
+    offsets: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    groups: int = GROUPS,
+    offset_groups: int = integer("offset_group", 1),
+) -> Any:
     result = site.step_or_last(bias is None).deformable_conv(
         x, offsets, filter, False if mask is None else mask, groups=groups,
         offset_groups=offset_groups, padded_bilinear=True, **windows_of(site, kernel_of(site)),

@@ -26,9 +26,13 @@ def _slice(site: NodeSite, x: Any) -> Any:
     return _slice_by_attributes(site, x, begins=site.integers(1), ends=site.integers(2))
 
 
-@operator("Slice", begins=integers("starts"), ends=integers("ends"))
+@operator("Slice")
 def _slice_by_attributes(
-    site: NodeSite, x: Any, *, begins: Sequence[int], ends: Sequence[int]
+    site: NodeSite,
+    x: Any,
+    *,
+    begins: Sequence[int] = integers("starts"),
+    ends: Sequence[int] = integers("ends"),
 ) -> Any:
     axes = site.axes(3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
@@ -36,8 +40,8 @@ def _slice_by_attributes(
     return sliced(site, x, windows)
 
 
-@operator("Pad", since=11, mode=_MODE)
-def _pad(site: NodeSite, x: Any, *, mode: str) -> Any:
+@operator("Pad", since=11)
+def _pad(site: NodeSite, x: Any, *, mode: str = _MODE) -> Any:
     """Put items around a tensor. Negative pads take items away, before others are put."""
     axes = site.axes(3)
     axes = tuple(range(site.rank())) if axes is None else axes
@@ -45,10 +49,15 @@ def _pad(site: NodeSite, x: Any, *, mode: str) -> Any:
     return _padded(site, x, _around(site, site.integers(1), axes), mode, value)
 
 
-@operator("Pad", since=2, pads=integers("pads"), value=number("value", 0.0), mode=_MODE)
-@operator("Pad", pads=integers("paddings"), value=number("value", 0.0), mode=_MODE)
+@operator("Pad", since=2, pads=integers("pads"))
+@operator("Pad", pads=integers("paddings"))
 def _pad_by_attributes(
-    site: NodeSite, x: Any, *, pads: Sequence[int], value: float, mode: str
+    site: NodeSite,
+    x: Any,
+    *,
+    pads: Sequence[int],
+    value: float = number("value", 0.0),
+    mode: str = _MODE,
 ) -> Any:
     return _padded(site, x, _around(site, pads, range(site.rank())), mode, value)
 
@@ -92,9 +101,15 @@ def _padded(
     return site.last.select(inside, x, site.reshaped(value, ()))
 
 
-@operator("TensorScatter", axis=axis("axis", -2), mode=word("mode", "linear", "circular"))
+@operator("TensorScatter")
 def _tensor_scatter(
-    site: NodeSite, cache: Any, update: Any, starts: Any = None, *, axis: int, mode: str
+    site: NodeSite,
+    cache: Any,
+    update: Any,
+    starts: Any = None,
+    *,
+    axis: int = axis("axis", -2),
+    mode: str = word("mode", "linear", "circular"),
 ) -> Any:
     """Put an update into a cache from a place on. Each item of the batch has its own place."""
     step, is_circular = site.step, mode == "circular"
@@ -112,8 +127,8 @@ def _tensor_scatter(
     return site.last.select(is_new, moved, cache)
 
 
-@operator("OneHot", axis=integer("axis", -1))
-def _one_hot(site: NodeSite, indices: Any, *, axis: int) -> Any:
+@operator("OneHot")
+def _one_hot(site: NodeSite, indices: Any, *, axis: int = integer("axis", -1)) -> Any:
     """Put the second value at indices along a new axis, the first one elsewhere."""
     step, rank, depth = site.step, site.rank() + 1, site.integer(1)
     axis = site.axis(axis, rank)
@@ -127,13 +142,17 @@ def _one_hot(site: NodeSite, indices: Any, *, axis: int) -> Any:
     return site.last.select(is_hot, on, off)
 
 
-@operator("TopK", since=10, axis=axis("axis", -1), largest=flag("largest", True))
-def _top_k(site: NodeSite, x: Any, *, axis: int, largest: bool) -> tuple[Any, Any]:
+@operator("TopK", since=10)
+def _top_k(
+    site: NodeSite, x: Any, *, axis: int = axis("axis", -1), largest: bool = flag("largest", True)
+) -> tuple[Any, Any]:
     return _extremes(site, x, site.integer(1), axis, largest=largest)
 
 
-@operator("TopK", k=integer("k"), axis=axis("axis", -1))
-def _top_k_by_attribute(site: NodeSite, x: Any, *, k: int, axis: int) -> tuple[Any, Any]:
+@operator("TopK")
+def _top_k_by_attribute(
+    site: NodeSite, x: Any, *, k: int = integer("k"), axis: int = axis("axis", -1)
+) -> tuple[Any, Any]:
     return _extremes(site, x, k, axis, largest=True)
 
 

@@ -15,8 +15,8 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 
-@operator("Reshape", since=5, allows_zero=flag("allowzero"))
-def _reshape(site: NodeSite, x: Any, *, allows_zero: bool) -> Any:
+@operator("Reshape", since=5)
+def _reshape(site: NodeSite, x: Any, *, allows_zero: bool = flag("allowzero")) -> Any:
     """Reshape; 0 copies the extent of the input unless `allowzero`."""
     shape = site.integers(1)
     if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
@@ -26,13 +26,15 @@ def _reshape(site: NodeSite, x: Any, *, allows_zero: bool) -> Any:
     return site.last_reshape(x, shape)
 
 
-@operator("Reshape", shape=integers("shape"))
-def _reshape_by_attribute(site: NodeSite, x: Any, *, shape: Sequence[int]) -> Any:
+@operator("Reshape")
+def _reshape_by_attribute(
+    site: NodeSite, x: Any, *, shape: Sequence[int] = integers("shape")
+) -> Any:
     return site.last_reshape(x, shape)
 
 
-@operator("Flatten", axis=integer("axis", 1))
-def _flatten(site: NodeSite, x: Any, *, axis: int) -> Any:
+@operator("Flatten")
+def _flatten(site: NodeSite, x: Any, *, axis: int = integer("axis", 1)) -> Any:
     """Return a matrix: axes before one make its rows, the others its columns."""
     axis = axis if axis == site.rank() else site.axis(axis)
     x = site.reshaped(x, (-1,), axis)
@@ -61,8 +63,10 @@ def _unsqueeze(site: NodeSite, x: Any) -> Any:
     return _unsqueeze_by_attribute(site, x, axes=site.integers(1))
 
 
-@operator("Unsqueeze", axes=integers("axes"))
-def _unsqueeze_by_attribute(site: NodeSite, x: Any, *, axes: Sequence[int]) -> Any:
+@operator("Unsqueeze")
+def _unsqueeze_by_attribute(
+    site: NodeSite, x: Any, *, axes: Sequence[int] = integers("axes")
+) -> Any:
     rank = site.rank() + len(axes)
     return site.last.unsqueeze(x, axes=sorted(site.axis(a, rank) for a in axes))
 
@@ -73,8 +77,8 @@ def _concat(site: NodeSite, *values: Any, axis: int) -> Any:
     return site.last.concat(values, axis=axis)
 
 
-@operator("Split", since=18, axis=axis("axis", 0))
-def _split(site: NodeSite, x: Any, *, axis: int) -> tuple[Any, ...]:
+@operator("Split", since=18)
+def _split(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
     """Cut along an axis into parts of some lengths, or of one length but for the last part."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
@@ -87,8 +91,8 @@ def _split(site: NodeSite, x: Any, *, axis: int) -> tuple[Any, ...]:
     return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
 
 
-@operator("Split", axis=axis("axis", 0))
-def _split_by_attribute(site: NodeSite, x: Any, *, axis: int) -> tuple[Any, ...]:
+@operator("Split")
+def _split_by_attribute(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
     """Cut along an axis into parts of some lengths, or of one length."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))

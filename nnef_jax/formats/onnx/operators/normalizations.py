@@ -49,8 +49,10 @@ def _scaled(site: NodeSite, x: Any, scale: Any, bias: Any, dtype: str = "") -> A
     return x if bias is None else site.step.add(x, bias)
 
 
-@operator("BatchNormalization", since=14, epsilon=_EPSILON, trains=flag("training_mode"))
-def _batch_normalization(site: NodeSite, x: Any, *, epsilon: float, trains: bool) -> Any:
+@operator("BatchNormalization", since=14)
+def _batch_normalization(
+    site: NodeSite, x: Any, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
+) -> Any:
     """Normalise by the statistics among the inputs, or in training by those of the batch.
 
     Running statistics follow those of the batch. Before version 9 there may be statistics for each
@@ -77,28 +79,37 @@ def _batch_normalization(site: NodeSite, x: Any, *, epsilon: float, trains: bool
     return (site.cast(x, site.dtype_of()), *running)
 
 
-@operator("BatchNormalization", since=7, epsilon=_EPSILON)
-def _batch_normalization_by_outputs(site: NodeSite, x: Any, *, epsilon: float) -> Any:
+@operator("BatchNormalization", since=7)
+def _batch_normalization_by_outputs(site: NodeSite, x: Any, *, epsilon: float = _EPSILON) -> Any:
     """Train if outputs besides the first are read."""
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
 
 
-@operator("BatchNormalization", epsilon=_EPSILON, is_test=flag("is_test"))
-def _old_batch_normalization(site: NodeSite, x: Any, *, epsilon: float, is_test: bool) -> Any:
+@operator("BatchNormalization")
+def _old_batch_normalization(
+    site: NodeSite, x: Any, *, epsilon: float = _EPSILON, is_test: bool = flag("is_test")
+) -> Any:
     return _batch_normalization(site, x, epsilon=epsilon, trains=not is_test)
 
 
-@operator("InstanceNormalization", epsilon=_EPSILON)
-def _instance_normalization(site: NodeSite, x: Any, *, epsilon: float) -> Any:
+@operator("InstanceNormalization")
+def _instance_normalization(site: NodeSite, x: Any, *, epsilon: float = _EPSILON) -> Any:
     plane = site.rank() - 2
     normal = _standardized(site, site.wide(x), range(2, plane + 2), epsilon)[0]
     return _scaled(site, normal, _behind(site, 1, plane), _behind(site, 2, plane))
 
 
-@operator("LayerNormalization", axis=axis("axis", -1), epsilon=_EPSILON, stash=_STASH)
+@operator("LayerNormalization")
 def _layer_normalization(
-    site: NodeSite, x: Any, scale: Any, bias: Any = None, *, axis: int, epsilon: float, stash: str
+    site: NodeSite,
+    x: Any,
+    scale: Any,
+    bias: Any = None,
+    *,
+    axis: int = axis("axis", -1),
+    epsilon: float = _EPSILON,
+    stash: str = _STASH,
 ) -> Any:
     """Normalise the axes from one on; return the mean and 1 / deviation too."""
     x = site.cast(x, site.computed(stash))
@@ -106,18 +117,24 @@ def _layer_normalization(
     return _scaled(site, x, scale, bias), mean, inverse
 
 
-@operator("RMSNormalization", axis=axis("axis", -1), epsilon=_EPSILON, stash=_STASH)
+@operator("RMSNormalization")
 def _rms_normalization(
-    site: NodeSite, x: Any, scale: Any, *, axis: int, epsilon: float, stash: str
+    site: NodeSite,
+    x: Any,
+    scale: Any,
+    *,
+    axis: int = axis("axis", -1),
+    epsilon: float = _EPSILON,
+    stash: str = _STASH,
 ) -> Any:
     x = site.cast(x, site.computed(stash))
     return _of_mean_square(site, x, scale, axis=axis, epsilon=epsilon)
 
 
-@operator("SimplifiedLayerNormalization", axis=axis("axis", -1), epsilon=_EPSILON)
-@operator("SimplifiedLayerNormalization", domain=MICROSOFT, axis=axis("axis", -1), epsilon=_EPSILON)
+@operator("SimplifiedLayerNormalization")
+@operator("SimplifiedLayerNormalization", domain=MICROSOFT)
 def _simplified_layer_normalization(
-    site: NodeSite, x: Any, scale: Any, *, axis: int, epsilon: float
+    site: NodeSite, x: Any, scale: Any, *, axis: int = axis("axis", -1), epsilon: float = _EPSILON
 ) -> Any:
     return _of_mean_square(site, site.wide(x), scale, axis=axis, epsilon=epsilon)
 
@@ -143,25 +160,39 @@ def _sum(site: NodeSite, x: Any, y: Any, bias: Any) -> Any:
     return total if bias is None else site.step.add(total, bias)
 
 
-@operator("SkipLayerNormalization", domain=MICROSOFT, epsilon=_EPSILON_OF_SUMS)
+@operator("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_normalization(
-    site: NodeSite, x: Any, y: Any, scale: Any, beta: Any = None, bias: Any = None, *,
-    epsilon: float,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    x: Any,
+    y: Any,
+    scale: Any,
+    beta: Any = None,
+    bias: Any = None,
+    *,
+    epsilon: float = _EPSILON_OF_SUMS,
+) -> Any:
     total = _sum(site, x, y, bias)
     return (*_of_sum(site, total, scale, beta, epsilon), total)
 
 
-@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT, epsilon=_EPSILON_OF_SUMS)
+@operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip_simplified_layer_normalization(
-    site: NodeSite, x: Any, y: Any, scale: Any, bias: Any = None, *, epsilon: float
+    site: NodeSite,
+    x: Any,
+    y: Any,
+    scale: Any,
+    bias: Any = None,
+    *,
+    epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
     total = _sum(site, x, y, bias)
     return (*_of_sum(site, total, scale, None, epsilon, centred=False), total)
 
 
-@operator("EmbedLayerNormalization", domain=MICROSOFT, epsilon=_EPSILON_OF_SUMS)
-def _embed_layer_normalization(site: NodeSite, words: Any, *, epsilon: float) -> tuple[Any, ...]:
+@operator("EmbedLayerNormalization", domain=MICROSOFT)
+def _embed_layer_normalization(
+    site: NodeSite, words: Any, *, epsilon: float = _EPSILON_OF_SUMS
+) -> tuple[Any, ...]:
     """Normalise sums of embeddings of words, positions, segments; count the items of a mask."""
     batch, times = site.known_shape()
     places = site.operand(8) if site.has(8) else site.places(times, 1, 2)
@@ -200,33 +231,44 @@ def _grouped(
     return _standardized(site, x, range(2, site.rank() + 1), epsilon)[0], channels
 
 
-@operator(
-    "GroupNormalization", since=21, groups=integer("num_groups"), epsilon=_EPSILON, stash=_STASH
-)
-def _group_normalization(site: NodeSite, x: Any, *, groups: int, epsilon: float, stash: str) -> Any:
+@operator("GroupNormalization", since=21)
+def _group_normalization(
+    site: NodeSite,
+    x: Any,
+    *,
+    groups: int = integer("num_groups"),
+    epsilon: float = _EPSILON,
+    stash: str = _STASH,
+) -> Any:
     x = site.cast(x, site.computed(stash))
     normal, channels = _grouped(site, x, groups, epsilon, by_channel=True)
     scale, bias = (_behind(site, i, site.rank() - 2) for i in (1, 2))
     return _scaled(site, site.reshaped(normal, (channels,), 1, 2), scale, bias)
 
 
-@operator("GroupNormalization", groups=integer("num_groups"), epsilon=_EPSILON)
-def _group_normalization_by_group(site: NodeSite, x: Any, *, groups: int, epsilon: float) -> Any:
+@operator("GroupNormalization")
+def _group_normalization_by_group(
+    site: NodeSite, x: Any, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
+) -> Any:
     normal, channels = _grouped(site, site.wide(x), groups, epsilon, by_channel=False)
     scale, bias = (_behind(site, i, site.rank() - 1) for i in (1, 2))
     return site.reshaped(_scaled(site, normal, scale, bias), (channels,), 1, 2)
 
 
-@operator("MeanVarianceNormalization", axes=integers("axes", (0, 2, 3)))
-def _mean_variance_normalization(site: NodeSite, x: Any, *, axes: Sequence[int]) -> Any:
+@operator("MeanVarianceNormalization")
+def _mean_variance_normalization(
+    site: NodeSite, x: Any, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
+) -> Any:
     x, step = site.wide(x), site.step
     mean, variance = step.moments(x, axes=tuple(map(site.axis, axes)))
     deviation = step.add(site.root(variance), 1e-9)
     return site.cast(step.div(step.sub(x, mean), deviation), site.dtype_of())
 
 
-@operator("LpNormalization", axis=axis("axis", -1), power=integer("p", 2))
-def _lp_normalization(site: NodeSite, x: Any, *, axis: int, power: int) -> Any:
+@operator("LpNormalization")
+def _lp_normalization(
+    site: NodeSite, x: Any, *, axis: int = axis("axis", -1), power: int = integer("p", 2)
+) -> Any:
     if power not in (1, 2):
         raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")
     add = site.last.l1_normalization if power == 1 else site.last.l2_normalization

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.attributes import Attribute, number
+from nnef_jax.flattening.attributes import number, one_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -42,10 +42,14 @@ def _divided(site: NodeSite, x: Any, squares: Any, epsilon: float) -> Any:
     return site.step.div(x, site.step.add(site.step.sqrt(squares), epsilon))
 
 
-@operator(
-    "Adagrad", domain=_TRAINING, shrink=_SHRINK, epsilon=_EPSILON, decay=number("decay_factor", 0)
-)
-def _adagrad(site: NodeSite, *, shrink: float, epsilon: float, decay: float) -> Any:
+@operator("Adagrad", domain=_TRAINING)
+def _adagrad(
+    site: NodeSite,
+    *,
+    shrink: float = _SHRINK,
+    epsilon: float = _EPSILON,
+    decay: float = number("decay_factor", 0),
+) -> Any:
     """Divide gradients by the root of the sum of their squares until now."""
     make = site.step
 
@@ -57,12 +61,15 @@ def _adagrad(site: NodeSite, *, shrink: float, epsilon: float, decay: float) -> 
     return _updated(site, update, shrink)
 
 
-@operator(
-    "Adam", domain=_TRAINING, shrink=_SHRINK, epsilon=_EPSILON, alpha=number("alpha", 0.9),
-    beta=number("beta", 0.999), shrink_after=number("norm_coefficient_post", 0),
-)  # fmt: skip
+@operator("Adam", domain=_TRAINING)
 def _adam(
-    site: NodeSite, *, shrink: float, epsilon: float, alpha: float, beta: float, shrink_after: float
+    site: NodeSite,
+    *,
+    shrink: float = _SHRINK,
+    epsilon: float = _EPSILON,
+    alpha: float = number("alpha", 0.9),
+    beta: float = number("beta", 0.999),
+    shrink_after: float = number("norm_coefficient_post", 0),
 ) -> Any:
     """Divide mean gradients by the root of their mean squares, both corrected for few steps."""
     make = site.step
@@ -80,11 +87,15 @@ def _adam(
     return _updated(site, update, shrink)
 
 
-@operator(
-    "Momentum", domain=_TRAINING, shrink=_SHRINK, alpha=number("alpha"), beta=number("beta"),
-    mode=Attribute("mode", "choice", ("standard", "nesterov")),
-)  # fmt: skip
-def _momentum(site: NodeSite, *, shrink: float, alpha: float, beta: float, mode: str) -> Any:
+@operator("Momentum", domain=_TRAINING)
+def _momentum(
+    site: NodeSite,
+    *,
+    shrink: float = _SHRINK,
+    alpha: float = number("alpha"),
+    beta: float = number("beta"),
+    mode: str = one_of("mode", "standard", "nesterov"),
+) -> Any:
     """Move along gradients that add up. Past ones fade; Nesterov's mode is one step ahead."""
     make = site.step
 

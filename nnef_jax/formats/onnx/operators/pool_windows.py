@@ -27,8 +27,14 @@ def _pooled(
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
 
 
-@operator("MaxPool", order=integer("storage_order", 0), rounds_up=_ROUNDS_UP)
-def _max_pool(site: NodeSite, x: Any, *, order: int, rounds_up: bool) -> Any:
+@operator("MaxPool")
+def _max_pool(
+    site: NodeSite,
+    x: Any,
+    *,
+    order: int = integer("storage_order", 0),
+    rounds_up: bool = _ROUNDS_UP,
+) -> Any:
     """Return maxima, and where read their places in the tensor."""
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
@@ -54,8 +60,14 @@ def _by_columns(site: NodeSite, places: Any, extents: Shape) -> Any:
     return by_columns
 
 
-@operator("AveragePool", includes=flag("count_include_pad"), rounds_up=_ROUNDS_UP)
-def _average_pool(site: NodeSite, x: Any, *, includes: bool, rounds_up: bool) -> Any:
+@operator("AveragePool")
+def _average_pool(
+    site: NodeSite,
+    x: Any,
+    *,
+    includes: bool = flag("count_include_pad"),
+    rounds_up: bool = _ROUNDS_UP,
+) -> Any:
     """Average each window.
 
     Padding counts if `count_include_pad` is set. Items that `ceil_mode` adds never count.
@@ -74,16 +86,18 @@ def _norm(site: NodeSite, x: Any, power: float, total: Callable[[Any], Any]) -> 
     return site.root(total(powers), degree=power)
 
 
-@operator("LpPool", power=number("p", 2), rounds_up=_ROUNDS_UP)
-def _lp_pool(site: NodeSite, x: Any, *, power: float, rounds_up: bool) -> Any:
+@operator("LpPool")
+def _lp_pool(
+    site: NodeSite, x: Any, *, power: float = number("p", 2), rounds_up: bool = _ROUNDS_UP
+) -> Any:
     def total(powers: Any) -> Any:
         return _pooled(site, powers, site.step.box, rounds_up=rounds_up, normalize=False)
 
     return _norm(site, x, power, total)
 
 
-@operator("GlobalLpPool", power=number("p", 2))
-def _global_lp_pool(site: NodeSite, x: Any, *, power: float) -> Any:
+@operator("GlobalLpPool")
+def _global_lp_pool(site: NodeSite, x: Any, *, power: float = number("p", 2)) -> Any:
     return _norm(site, x, power, lambda powers: site.total(powers, plane(site)))
 
 

@@ -33,14 +33,18 @@ def _matmul(site: NodeSite, x: Any, y: Any) -> Any:
     return site.last.squeeze(product, axes=axes) if dropped else product
 
 
-@operator(
-    "Gemm", alpha=number("alpha", 1.0), beta=number("beta", 1.0),
-    flips_a=flag("transA"), flips_b=flag("transB"),
-)  # fmt: skip
+@operator("Gemm")
 def _gemm(
-    site: NodeSite, a: Any, b: Any, bias: Any = None, *,
-    alpha: float, beta: float, flips_a: bool, flips_b: bool,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    *,
+    alpha: float = number("alpha", 1.0),
+    beta: float = number("beta", 1.0),
+    flips_a: bool = flag("transA"),
+    flips_b: bool = flag("transB"),
+) -> Any:
     """Return alpha * A * B + beta * C. A and B may be transposed."""
     has_bias = bias is not None and beta != 0
     if flips_b and not flips_a and alpha == beta == 1 and has_bias:
@@ -54,8 +58,8 @@ def _gemm(
     return site.last.add(result, bias if beta == 1 else site.step.mul(bias, beta))
 
 
-@operator("Einsum", equation=text("equation"))
-def _einsum(site: NodeSite, *inputs: Any, equation: str) -> Any:
+@operator("Einsum")
+def _einsum(site: NodeSite, *inputs: Any, equation: str = text("equation")) -> Any:
     """Sum products. A result without letters in the equation has the ones that occur once."""
     expr = equation.replace(" ", "")
     if "->" not in expr:
@@ -136,9 +140,15 @@ def _qlinear_matmul(site: NodeSite) -> Any:
     return product(site, a, b, (a_zero, b_zero), scales, (y_zero, y_scale), site.dtype_of(7))
 
 
-@operator("ConvInteger", groups=GROUPS)
+@operator("ConvInteger")
 def _conv_integer(
-    site: NodeSite, x: Any, filter: Any, zero_x: Any = None, zero_filter: Any = None, *, groups: int
+    site: NodeSite,
+    x: Any,
+    filter: Any,
+    zero_x: Any = None,
+    zero_filter: Any = None,
+    *,
+    groups: int = GROUPS,
 ) -> Any:
     zero_x, zero_filter = (0 if zero is None else zero for zero in (zero_x, zero_filter))
     levels = [zero_x, 1.0, zero_filter, 1.0, 0, 1.0]
@@ -148,9 +158,11 @@ def _conv_integer(
     )  # fmt: skip
 
 
-@operator("QLinearConv", groups=GROUPS, channels_last=_CHANNELS_LAST)
-@operator("QLinearConv", domain=MICROSOFT, groups=GROUPS, channels_last=_CHANNELS_LAST)
-def _qlinear_conv(site: NodeSite, x: Any, *, groups: int, channels_last: bool) -> Any:
+@operator("QLinearConv")
+@operator("QLinearConv", domain=MICROSOFT)
+def _qlinear_conv(
+    site: NodeSite, x: Any, *, groups: int = GROUPS, channels_last: bool = _CHANNELS_LAST
+) -> Any:
     if channels_last:
         rank = site.rank()
         x = site.transposed(x, (0, rank - 1, *range(1, rank - 1)))

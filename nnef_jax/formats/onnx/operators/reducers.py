@@ -82,13 +82,13 @@ for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
     )(_places(_kind))
 
 
-@operator("Hardmax", since=13, axis=axis("axis", -1))
-def _hardmax(site: NodeSite, x: Any, *, axis: int) -> Any:
+@operator("Hardmax", since=13)
+def _hardmax(site: NodeSite, x: Any, *, axis: int = axis("axis", -1)) -> Any:
     return _first_largest(site, x, (axis,))
 
 
-@operator("Hardmax", axis=axis("axis", 1))
-def _hardmax_from_axis(site: NodeSite, x: Any, *, axis: int) -> Any:
+@operator("Hardmax")
+def _hardmax_from_axis(site: NodeSite, x: Any, *, axis: int = axis("axis", 1)) -> Any:
     return _first_largest(site, x, range(axis, site.rank()))
 
 

@@ -44,20 +44,19 @@ def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[An
     return tuple(of_all)
 
 
-@operator(
-    "Resize", since=11,
-    mode=word("mode", "nearest", "linear", "cubic"),
-    coordinates=word("coordinate_transformation_mode", *_COORDINATES),
-    rounding=word("nearest_mode", *_ROUNDINGS),
-    cubic=number("cubic_coeff_a", -0.75),
-    excludes=flag("exclude_outside"),
-    antialiases=flag("antialias"),
-    outside=number("extrapolation_value", 0),
-)  # fmt: skip
+@operator("Resize", since=11)
 def _resize(
-    site: NodeSite, x: Any, *, mode: str, coordinates: str, rounding: str, cubic: float,
-    excludes: bool, antialiases: bool, outside: float,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = word("mode", "nearest", "linear", "cubic"),
+    coordinates: str = word("coordinate_transformation_mode", *_COORDINATES),
+    rounding: str = word("nearest_mode", *_ROUNDINGS),
+    cubic: float = number("cubic_coeff_a", -0.75),
+    excludes: bool = flag("exclude_outside"),
+    antialiases: bool = flag("antialias"),
+    outside: float = number("extrapolation_value", 0),
+) -> Any:
     """Resize axes by scales, or to sizes. A policy may keep the ratio of the sizes."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
@@ -107,21 +106,32 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
 _UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
 
 
-@operator("Upsample", since=9, mode=_UPSAMPLE_MODE)
-@operator("Resize", since=10, mode=_UPSAMPLE_MODE)
-def _upsample(site: NodeSite, x: Any, *, mode: str) -> Any:
+@operator("Upsample", since=9)
+@operator("Resize", since=10)
+def _upsample(site: NodeSite, x: Any, *, mode: str = _UPSAMPLE_MODE) -> Any:
     return _scaled(site, x, mode, [float(s) for s in site.known(1)])
 
 
-@operator("Upsample", since=7, mode=_UPSAMPLE_MODE, scales=numbers("scales"))
-def _upsample_by_attribute(site: NodeSite, x: Any, *, mode: str, scales: Sequence[float]) -> Any:
+@operator("Upsample", since=7)
+def _upsample_by_attribute(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = _UPSAMPLE_MODE,
+    scales: Sequence[float] = numbers("scales"),
+) -> Any:
     return _scaled(site, x, mode, [float(s) for s in scales])
 
 
-@operator(
-    "Upsample", mode=_UPSAMPLE_MODE, height=number("height_scale"), width=number("width_scale")
-)
-def _upsample_plane(site: NodeSite, x: Any, *, mode: str, height: float, width: float) -> Any:
+@operator("Upsample")
+def _upsample_plane(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = _UPSAMPLE_MODE,
+    height: float = number("height_scale"),
+    width: float = number("width_scale"),
+) -> Any:
     return _scaled(site, x, mode, [1.0, 1.0, height, width])
 
 
@@ -136,11 +146,15 @@ def _scaled(site: NodeSite, x: Any, mode: str, scales: Sequence[float]) -> Any:
     return x
 
 
-@operator(
-    "GridSample", aligns=flag("align_corners"),
-    padding=word("padding_mode", "zeros", "border", "reflection"),
-)  # fmt: skip
-def _grid_sample(site: NodeSite, x: Any, grid: Any, *, aligns: bool, padding: str) -> Any:
+@operator("GridSample")
+def _grid_sample(
+    site: NodeSite,
+    x: Any,
+    grid: Any,
+    *,
+    aligns: bool = flag("align_corners"),
+    padding: str = word("padding_mode", "zeros", "border", "reflection"),
+) -> Any:
     modes, default = _GRID_MODES, "linear" if site.version >= 20 else "bilinear"
     mode = site.choice("mode", *modes, *modes.values(), "nearest", default=default)
     return site.last.grid_sample(
@@ -148,19 +162,20 @@ def _grid_sample(site: NodeSite, x: Any, grid: Any, *, aligns: bool, padding: st
     )
 
 
-@operator(
-    "RoiAlign",
-    coordinates=word("coordinate_transformation_mode", "half_pixel", "output_half_pixel"),
-    scale=number("spatial_scale", 1),
-    mode=word("mode", "avg", "max"),
-    height=integer("output_height", 1),
-    width=integer("output_width", 1),
-    samples=integer("sampling_ratio", 0),
-)
+@operator("RoiAlign")
 def _roi_align(
-    site: NodeSite, x: Any, rois: Any, image: Any, *, coordinates: str, scale: float, mode: str,
-    height: int, width: int, samples: int,
-) -> Any:  # fmt: skip
+    site: NodeSite,
+    x: Any,
+    rois: Any,
+    image: Any,
+    *,
+    coordinates: str = word("coordinate_transformation_mode", "half_pixel", "output_half_pixel"),
+    scale: float = number("spatial_scale", 1),
+    mode: str = word("mode", "avg", "max"),
+    height: int = integer("output_height", 1),
+    width: int = integer("output_width", 1),
+    samples: int = integer("sampling_ratio", 0),
+) -> Any:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
 
     Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
@@ -175,16 +190,25 @@ def _roi_align(
     )  # fmt: skip
 
 
-@operator("MaxRoiPool", scale=number("spatial_scale", 1), size=integers("pooled_shape"))
-def _max_roi_pool(site: NodeSite, x: Any, rois: Any, *, scale: float, size: Sequence[int]) -> Any:
+@operator("MaxRoiPool")
+def _max_roi_pool(
+    site: NodeSite,
+    x: Any,
+    rois: Any,
+    *,
+    scale: float = number("spatial_scale", 1),
+    size: Sequence[int] = integers("pooled_shape"),
+) -> Any:
     """Pool regions (image, x1, y1, x2, y2)."""
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
     rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
     return site.last.max_roi_pool(x, rois, image, output_size=size)
 
 
-@operator("NonMaxSuppression", centred=flag("center_point_box"))
-def _non_max_suppression(site: NodeSite, boxes: Any, scores: Any, *, centred: bool) -> Value:
+@operator("NonMaxSuppression")
+def _non_max_suppression(
+    site: NodeSite, boxes: Any, scores: Any, *, centred: bool = flag("center_point_box")
+) -> Value:
     """Return the places (image, class, box) of the remaining boxes, and note their number.
 
     The places are padded by -1.

@@ -20,15 +20,24 @@ def _is_real(site: NodeSite) -> bool:
     return parts == (1,)
 
 
-@operator("DFT", since=20, inverse=flag("inverse"), onesided=flag("onesided"))
-def _dft(site: NodeSite, x: Any, *, inverse: bool, onesided: bool) -> Any:
+@operator("DFT", since=20)
+def _dft(
+    site: NodeSite, x: Any, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
+) -> Any:
     """Transform along an axis. `onesided` has frequencies from 0 to a half alone."""
     axis = site.integer(2, -2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
 
-@operator("DFT", axis=integer("axis", 1), inverse=flag("inverse"), onesided=flag("onesided"))
-def _along_axis(site: NodeSite, x: Any, *, axis: int, inverse: bool, onesided: bool) -> Any:
+@operator("DFT")
+def _along_axis(
+    site: NodeSite,
+    x: Any,
+    *,
+    axis: int = integer("axis", 1),
+    inverse: bool = flag("inverse"),
+    onesided: bool = flag("onesided"),
+) -> Any:
     rank, is_real = site.rank(), _is_real(site)
     if site.axis(axis) == rank - 1:
         raise InvalidOperation(f"there is no signal along axis {axis}, which holds [re,im]")
@@ -69,8 +78,8 @@ def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -
     return site.last.concat([below, conjugates], axis=axis)
 
 
-@operator("STFT", onesided=flag("onesided", True))
-def _stft(site: NodeSite, x: Any, *, onesided: bool) -> Any:
+@operator("STFT")
+def _stft(site: NodeSite, x: Any, *, onesided: bool = flag("onesided", True)) -> Any:
     """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2].
 
     Runtimes take [batch,items] for real signals, as torch.onnx writes them.
