@@ -7,21 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lowering.graph import is_integer
-from nnef_jax.flattening.along_axes import reduced
+from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
 from nnef_jax.flattening.attributes import axis, flag
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.operators import Meaning
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
-
-# The kind of operation on the items, of the reduction, and on its results.
-_STEPS = {
-    "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
-    "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
-    "L1": ("abs", "sum_reduce", ""), "L2": ("sqr", "sum_reduce", "sqrt"),
-    "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
-    "LogSumExp": ("exp", "sum_reduce", "log"),
-}  # fmt: skip
 
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
@@ -32,7 +23,7 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(sorted(set(axes or ())))
 
 
-def _reduced(*steps: str) -> Meaning:
+def _reduced(steps: tuple[str, str, str]) -> Meaning:
     _, kind, after = steps
 
     def meaning(site: NodeSite, x: Any, *, keeps: bool) -> Any:
@@ -46,8 +37,8 @@ def _reduced(*steps: str) -> Meaning:
     return meaning
 
 
-for _name, _steps in _STEPS.items():
-    operator(f"Reduce{_name}", keeps=flag("keepdims", True))(_reduced(*_steps))
+for _name, _steps in REDUCTIONS.items():
+    operator(f"Reduce{_name}", keeps=flag("keepdims", True))(_reduced(_steps))
 
 
 def _extreme_of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:

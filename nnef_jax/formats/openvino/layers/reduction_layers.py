@@ -8,7 +8,7 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value, is_integer
-from nnef_jax.flattening.along_axes import reduced
+from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
 from nnef_jax.flattening.attributes import axis, flag, integer, number, text, word
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
@@ -20,36 +20,32 @@ from nnef_jax.formats.openvino.layers.registry import (
     opsets,
 )
 
-# What is done with items before, the reduction, and what with its results.
-_REDUCTIONS = {
-    "ReduceMax": ("", "max_reduce", ""), "ReduceMin": ("", "min_reduce", ""),
-    "ReduceMean": ("", "mean_reduce", ""), "ReduceProd": ("", "product_reduce", ""),
-    "ReduceSum": ("", "sum_reduce", ""), "ReduceSumSquare": ("sqr", "sum_reduce", ""),
-    "ReduceL1": ("abs", "sum_reduce", ""), "ReduceL2": ("sqr", "sum_reduce", "sqrt"),
-    "ReduceLogSum": ("", "sum_reduce", "log"), "ReduceLogSumExp": ("exp", "sum_reduce", "log"),
-    **dict.fromkeys(("ReduceLogicalAnd", "ReduceAnd"), ("", "all_reduce", "")),
-    **dict.fromkeys(("ReduceLogicalOr", "ReduceOr"), ("", "any_reduce", "")),
-}  # fmt: skip
+_STEPS = {
+    **REDUCTIONS,
+    **dict.fromkeys(("LogicalAnd", "And"), ("", "all_reduce", "")),
+    **dict.fromkeys(("LogicalOr", "Or"), ("", "any_reduce", "")),
+}
 
 
 def _reduced(
-    site: LayerSite, x: Value, *, axes: Sequence[int], how: Sequence[str], keeps: bool
+    site: LayerSite, x: Value, *, axes: Sequence[int], steps: tuple[str, str, str], keeps: bool
 ) -> Value:
     axes, dtype = tuple(sorted(set(axes))), x.type.dtype
     if not axes:
         return site.last.copy(x)
-    _, kind, after = how
+    _, kind, after = steps
     back = ""  # what the result is cast back to
     if kind in ("all_reduce", "any_reduce") and dtype != "bool":
         x, back = site.truths(x), dtype
     elif is_integer(dtype) and (kind == "mean_reduce" or after):
         x, back = site.step.cast(x, dtype=site.real), dtype
-    return reduced(site, x, axes, how, keeps=keeps, back=back)
+    return reduced(site, x, axes, steps, keeps=keeps, back=back)
 
 
-for _type, _how in _REDUCTIONS.items():
+for _name, _steps in _STEPS.items():
     for _versions, _keeps in ((legacy, True), (opsets, False)):
-        _versions(_type, axes=axes_at(1), how=_how, keeps=flag("keep_dims", _keeps))(_reduced)
+        _keeps_axes = flag("keep_dims", _keeps)
+        _versions(f"Reduce{_name}", axes=axes_at(1), steps=_steps, keeps=_keeps_axes)(_reduced)
 
 
 @legacy("ArgMax")
