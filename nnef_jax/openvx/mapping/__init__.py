@@ -1,7 +1,7 @@
 """What each kind of operation is to OpenVX: a layer, nodes on tensors, a table, a view; or nothing.
 
-A function of a kind takes an `OperationSite` and returns a `VxLayer`. It raises `Unfit` with the
-reason where attributes say what no node computes.
+A function of a kind takes a `MappedOperation` and returns a `VxLayer`. It raises `Unfit` with the
+reason if no node computes the operation.
 """
 
 from __future__ import annotations
