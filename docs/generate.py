@@ -257,7 +257,7 @@ def _becomes(entry: OperatorEntry) -> str:
     """Return the kinds of an operator, or what else becomes of it."""
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
-    kinds = [f"`{kind}`" for kind in entry.kinds] + ["..."] * (not entry.has_all_kinds)
+    kinds = [f"`{kind}`" for kind in entry.kinds]
     return entry.role if entry.role != "operation" else ", ".join(kinds) or "-"
 
 

@@ -35,7 +35,7 @@ def formats(
 ) -> None:
     """Show which operators each format has, in which versions, and what they become.
 
-    An operator becomes operations of some of the kinds that are named. `...` stands for others.
+    An operator becomes operations of some of the kinds that are named.
     """
     with status("reading the operators"):
         tables = {x: list(operators_of(x)) for x in ([name] if name in FORMATS else FORMATS)}
@@ -94,7 +94,7 @@ def becomes(entry: OperatorEntry) -> str:
     """Return what an operator becomes as a text."""
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
-    kinds = ", ".join([*entry.kinds, *([] if entry.has_all_kinds else ["..."])])
+    kinds = ", ".join(entry.kinds)
     return _ROLES.get(entry.role, kinds or "(no operation)")
 
 
@@ -104,5 +104,4 @@ def attribute(entry: AttributeEntry) -> str:
     default: Any = entry.default
     shown = "" if default is None or entry.words else f" = {json.dumps(default)}"
     required = ", required" if entry.is_required else ""
-    some = "" if entry.is_always_read else ", not always read"
-    return f"{entry.name}: {type}{shown}{required}{some}"
+    return f"{entry.name}: {type}{shown}{required}"

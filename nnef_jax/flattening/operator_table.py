@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 from nnef_jax.flattening.attributes import Attribute
-from nnef_jax.flattening.code_reader import CodeReader
+from nnef_jax.flattening.operator_kinds import kinds_of
 from nnef_jax.flattening.operators import NEWEST, Operator, Operators, Refusal, Row
 
 Role = Literal["operation", "structure", "definition", "refused"]
@@ -28,7 +28,6 @@ class AttributeEntry:
         default: None if there is none, or if it depends on something.
         words: those that are allowed, where the type is "word".
         is_required: whether every file must have it.
-        is_always_read: whether it is read wherever the operator stands.
     """
 
     name: str
@@ -36,7 +35,6 @@ class AttributeEntry:
     default: Any = None
     words: tuple[str, ...] = ()
     is_required: bool = False
-    is_always_read: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,7 @@ class OperatorEntry:
         until: None if it has no last version.
         role: "operation", a part of the graph's "structure" as an input is, "definition" if it is
             run by operations that define it, or "refused".
-        kinds: of the operations that it may become. None is for a text, an input or a constant.
-        has_all_kinds: whether it becomes operations of no other kind.
+        kinds: of the operations that it may become.
         refusal: why it is refused.
     """
 
@@ -59,7 +56,6 @@ class OperatorEntry:
     attributes: tuple[AttributeEntry, ...] = ()
     role: Role = "operation"
     kinds: tuple[str, ...] = ()
-    has_all_kinds: bool = True
     refusal: str = ""
 
 
@@ -67,60 +63,37 @@ def entries_of(
     operators: Operators, site: type, key: Callable[[str], str] = str
 ) -> Iterator[OperatorEntry]:
     """Yield the entries of a registry, given the class of its sites and what names are to these."""
-    reader = CodeReader(site, key)
     for _, group in groupby(operators, lambda x: (x.domain, key(x.name))):
         versions = list(group)
         following = [x.since - 1 for x in versions[1:]]
         for operator, last in zip(versions, [*following, NEWEST], strict=True):
-            yield _entry(operator, min(operator.until, last), reader)
+            yield _entry(operator, min(operator.until, last), site)
 
 
-def _entry(operator: Operator, last: int, reader: CodeReader) -> OperatorEntry:
-    facts, meaning = reader.facts(operator), operator.meaning
-    until = None if last == NEWEST else last
-    always = _always(operator)
-    attributes = tuple(_attributes(always, facts.reads - always))
+def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
+    meaning, until = operator.meaning, None if last == NEWEST else last
+    attributes = tuple(sorted(_attributes(operator), key=lambda x: x.name))
     versions = operator.name, operator.domain, operator.since, until, attributes
     if isinstance(meaning, Refusal):
         return OperatorEntry(*versions, "refused", refusal=meaning.reason)
-    kinds = tuple(sorted(facts.kinds))
-    return OperatorEntry(*versions, "operation", kinds, has_all_kinds=not facts.is_open)
+    return OperatorEntry(*versions, "operation", tuple(kinds_of(operator, site)))
 
 
-def _always(operator: Operator) -> frozenset[Attribute]:
-    """Return the attributes that a registration names itself."""
-    meaning = operator.meaning
-    parts: list[Any] = [*operator.attributes.values()]
-    if isinstance(meaning, Row):
-        parts += [*meaning.inputs, *meaning.attributes.values()]
-    return frozenset(x for x in parts if isinstance(x, Attribute))
-
-
-def _attributes(
-    always: Iterable[Attribute], others: Iterable[Attribute]
-) -> Iterator[AttributeEntry]:
-    """Yield attributes by name; one that is read in several ways has all types."""
-    by_name: dict[str, list[Attribute]] = {}
-    for x in (*always, *others):
-        by_name.setdefault(x.name, []).append(x)
-    named = {x.name for x in always}
-    for name, reads in sorted(by_name.items()):
-        types = dict.fromkeys(_TYPES.get(x.type, x.type) for x in reads)
-        words = [
-            w
-            for x in reads
-            if x.type in ("word", "choice")
-            for w in x.arguments
-            if isinstance(w, str)
-        ]
-        defaults = [x.arguments[0] if x.arguments else None for x in reads]
-        is_one = all(x == defaults[0] for x in defaults) and defaults[0] is not ...
-        default = defaults[0] if is_one else None
+def _attributes(operator: Operator) -> Iterator[AttributeEntry]:
+    """Yield the attributes that a registration names. Meanings may read more of them."""
+    readers = [*operator.attributes.values()]
+    if isinstance(meaning := operator.meaning, Row):
+        readers += [*meaning.inputs, *meaning.attributes.values()]
+    for x in readers:
+        if not isinstance(x, Attribute):
+            continue
+        type, arguments = _TYPES.get(x.type, x.type), x.arguments
+        if type == "word":
+            yield AttributeEntry(x.name, type, None, arguments, is_required=x.type == "choice")
+            continue
+        default = arguments[-1] if arguments else None
+        default = list(default) if isinstance(default, tuple) else default
+        is_plain = isinstance(default, bool | int | float | str | list)
         yield AttributeEntry(
-            name,
-            " or ".join(sorted(types)),
-            list(default) if isinstance(default, tuple) else default,
-            tuple(dict.fromkeys(words)),
-            is_required=name in named and all(x is None for x in defaults),
-            is_always_read=name in named,
+            x.name, type, default if is_plain else None, is_required=default is None
         )

@@ -1,8 +1,7 @@
-"""The table of operators of each format: what code says is what documents give."""
+"""The table of operators of each format: no kind that documents give is missing."""
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 import nnef_jax
 from lowering.ops import rules
 from nnef_jax.errors import NnefError
-from nnef_jax.flattening import code_values
 from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry
 from nnef_jax.flattening.operators import NEWEST, Operator, Operators
 from nnef_jax.flattening.site import Site
@@ -137,12 +135,6 @@ def test_a_kind_that_is_missing_is_noticed(recorder: Recorder, tmp_path: Path) -
     assert lacking("openvino", {floor: {"floor", "ceil"}}) == {floor: {"ceil"}}
 
 
-@pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_the_code_says_all_kinds(format: str) -> None:
-    """A meaning that computes the name of a kind would have others."""
-    assert [x.name for x in TABLES[format] if not x.has_all_kinds] == []
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_kinds_are_those_of_rules(format: str) -> None:
     for entry in TABLES[format]:
@@ -175,34 +167,18 @@ def kinds(format: str, name: str, version: int = 1, domain: str = "") -> Iterato
     [
         ("nnef", "relu", 1, {"relu"}),  # of the same name
         ("onnx", "Gather", 13, {"gather"}),  # a row
-        ("onnx", "BitShift", 13, {"shift_left", "shift_right", "unsqueeze"}),  # f"shift_{...}"
-        ("onnx", "ArgMax", 13, {"argmax_reduce", "cast", "copy", "squeeze"}),  # by its own name
+        ("onnx", "BitShift", 13, {"shift_left", "shift_right"}),  # by a condition
+        ("onnx", "MatMul", 13, {"matmul", "squeeze", "unsqueeze"}),  # by `step_or_last`
+        ("onnx", "ArgMax", 13, {"argmax_reduce", "cast", "copy", "squeeze"}),  # of a closure
         ("onnx", "Einsum", 13, {"einsum"}),
-        ("openvino", "SoftSign", 11, {"abs", "add", "div"}),  # a lambda in a table
-        ("openvino", "Gelu", 11, {"add", "erf", "gelu", "mul"}),  # by branches
+        ("openvino", "Mish", 11, {"mul", "softplus", "tanh"}),  # a lambda in a table
+        ("openvino", "Gelu", 11, {"add", "erf", "gelu", "mul", "tanh"}),  # by branches, and a text
     ],
 )
 def test_kinds_are_read_from_code(
     format: str, name: str, version: int, all_kinds: set[str]
 ) -> None:
     assert {*kinds(format, name, version)} == all_kinds
-
-
-@pytest.mark.parametrize(
-    ("format", "name", "some", "none"),
-    [
-        ("onnx", "ReduceL1", {"abs", "sum_reduce"}, {"max_reduce", "sqrt", "exp"}),
-        ("onnx", "ReduceMax", {"max_reduce"}, {"min_reduce", "sqrt", "exp"}),
-        ("onnx", "LSTM", {"scan", "sigmoid", "tanh"}, set[str]()),  # functions by their names
-        ("onnx", "Loop", {"loop", "scan"}, set[str]()),  # added by a method that is handed on
-        ("openvino", "Activation", {"sin", "relu", "sqr"}, {"conv"}),  # by other layers' meanings
-    ],
-)
-def test_kinds_of_branches_that_are_not_taken_are_left_out(
-    format: str, name: str, some: set[str], none: set[str]
-) -> None:
-    named = {*kinds(format, name, 9)}
-    assert some <= named and named.isdisjoint(none)
 
 
 def named(format: str, operator: str, attribute: str) -> AttributeEntry:
@@ -221,9 +197,3 @@ def test_attributes_have_types_and_defaults() -> None:
     assert (mode.type, mode.words) == ("word", ("bilinear", "nearest", "bicubic"))
     assert named("nnef", "softmax", "axes") == AttributeEntry("axes", "integer[]", [1])
     assert named("nnef", "conv", "groups") == AttributeEntry("groups", "integer", 1)
-
-
-def test_a_lambda_is_told_from_others_in_its_line() -> None:
-    one, two = (lambda: "one"), (lambda: "two")
-    texts = [ast.unparse(code_values.code_of(x).node) for x in (one, two)]
-    assert texts == ["lambda: 'one'", "lambda: 'two'"]

@@ -20,7 +20,6 @@ def entry_of(
     *,
     name: str = "",
     domain: str = "",
-    has_all_kinds: bool = True,
 ) -> OperatorEntry:
     """Return the entry of a declaration, or of another name for it."""
     attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
@@ -30,7 +29,6 @@ def entry_of(
         attributes=attributes,
         role=role,
         kinds=tuple(kinds),
-        has_all_kinds=has_all_kinds,
     )
 
 

@@ -18,11 +18,7 @@ def entries() -> Iterator[OperatorEntry]:
         if fragment.name in REFUSED:
             continue
         if meaning is not None:
-            # A rewrite may put operations of other kinds before the one, or behind it.
-            known = meaning.rewrite is None
-            yield entry_of(
-                fragment, "operation", [meaning.kind], name=name, domain=domain, has_all_kinds=known
-            )
+            yield entry_of(fragment, "operation", [meaning.kind], name=name, domain=domain)
         elif fragment.name in INTRINSICS or fragment.body is None:
             yield entry_of(fragment, "structure", name=name, domain=domain)
         else:

@@ -112,8 +112,8 @@ def _normalizer(site: NodeSite, x: Any, *, norm: str = word("norm", "MAX", "L1",
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
-        kind = f"{norm.lower()}_normalization"
-        return getattr(site.last, kind)(x, axes=axes, bias=0.0, epsilon=0.0)
+        divide = site.last.l1_normalization if norm == "L1" else site.last.l2_normalization
+        return divide(x, axes=axes, bias=0.0, epsilon=0.0)
     most = site.step.max_reduce(x, axes=axes)
     return site.step.div(x, site.step.select(site.step.eq(most, 0.0), 1.0, most))
 

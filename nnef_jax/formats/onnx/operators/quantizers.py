@@ -141,11 +141,11 @@ def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
     """Return real numbers as uint8, with the scale and zero point of their range and 0."""
     axes, step = tuple(range(site.rank(x))), site.step
 
-    def end(kind: str) -> Any:
-        extreme = getattr(step, f"{kind}_reduce")(x, axes=axes) if axes else x
-        return getattr(step, kind)(site.reshaped(extreme, ()), 0)
-
-    low, high = end("min"), end("max")
+    least, most = (
+        site.reshaped(reduce(x, axes=axes) if axes else x, ())
+        for reduce in (step.min_reduce, step.max_reduce)
+    )
+    low, high = step.min(least, 0), step.max(most, 0)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
     return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point

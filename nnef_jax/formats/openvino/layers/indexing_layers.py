@@ -190,8 +190,8 @@ def _scatter_elements(
     """Put single items at indices along an axis, or reduce them with the items there."""
     dtype = x.type.dtype
 
-    def scattered(steps: ByKind, start: Value, items: Value, how: str) -> Value:
-        return steps.scatter_elements(start, indices, items, axis=axis, reduction=how)
+    def scattered(add: ByKind, start: Value, items: Value, how: str) -> Value:
+        return add.scatter_elements(start, indices, items, axis=axis, reduction=how)
 
     def filled(item: float, like: Value = updates) -> Value:
         if is_integer(dtype):

@@ -244,7 +244,8 @@ def _pooling(
     if method not in ("max", "avg"):
         raise InvalidOperation(f"there is no pool-method '{method}'")
     includes = method == "avg" and not _LEAVES_OUT(site)
-    return _pool(site, x, f"{method}_pool", rounding=rounding, dilated=False, includes=includes)
+    kind = "max_pool" if method == "max" else "avg_pool"
+    return _pool(site, x, kind, rounding=rounding, dilated=False, includes=includes)
 
 
 @opsets("MaxPool")
