@@ -91,7 +91,7 @@ def versions(entry: OperatorEntry) -> str:
 
 
 def becomes(entry: OperatorEntry) -> str:
-    """Return what an operator becomes as a text."""
+    """Return the kinds of an operator as a text, or the reason why it has none."""
     if entry.role == "refused":
         return f"refused: {entry.refusal}"
     kinds = ", ".join(entry.kinds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,14 @@ from tests.openvino.layers import LEGACY, OPSETS, network
 from tests.openvino.test_layers import MODULES
 from tests.openvino.test_rare_layers import written
 
-TABLES = {name: list(operators_of(name)) for name in FORMATS}
 # Methods that align operands, or put a constant into the graph: their operations are not named.
 _UNNAMED = ("aligned", "item", "tensor", "_emit")
 Key = tuple[str, str, int]  # domain, name and first version
+
+
+@cache
+def table(format: str) -> list[OperatorEntry]:
+    return list(operators_of(format))
 
 
 class Recorder:
@@ -85,13 +90,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def entries(format: str) -> dict[Key, OperatorEntry]:
-    return {(x.domain, x.name, x.since): x for x in TABLES[format]}
+    return {(x.domain, x.name, x.since): x for x in table(format)}
 
 
 def lacking(format: str, recorded: dict[Key, set[str]]) -> dict[Key, set[str]]:
     """Return the kinds that documents gave and the table does not name."""
-    table = entries(format)
-    missing = {key: kinds.difference(table[key].kinds) for key, kinds in recorded.items()}
+    by_key = entries(format)
+    missing = {key: kinds.difference(by_key[key].kinds) for key, kinds in recorded.items()}
     return {key: kinds for key, kinds in missing.items() if kinds}
 
 
@@ -137,7 +142,7 @@ def test_a_kind_that_is_missing_is_noticed(recorder: Recorder, tmp_path: Path) -
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_kinds_are_those_of_rules(format: str) -> None:
-    for entry in TABLES[format]:
+    for entry in table(format):
         assert {*entry.kinds} <= {*rules}, entry.name
         assert bool(entry.refusal) == (entry.role == "refused"), entry.name
         assert entry.role == "operation" or not entry.kinds, entry.name
@@ -147,7 +152,7 @@ def test_kinds_are_those_of_rules(format: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_versions_of_an_operator_follow_each_other(format: str) -> None:
     last: dict[tuple[str, str], int | None] = {}
-    for entry in TABLES[format]:
+    for entry in table(format):
         key = entry.domain, entry.name.lower()
         if key in last:
             before = last[key]
@@ -156,7 +161,7 @@ def test_versions_of_an_operator_follow_each_other(format: str) -> None:
 
 
 def kinds(format: str, name: str, version: int = 1, domain: str = "") -> Iterator[str]:
-    for entry in TABLES[format]:
+    for entry in table(format):
         ends = entry.since, NEWEST if entry.until is None else entry.until
         if (entry.domain, entry.name) == (domain, name) and ends[0] <= version <= ends[1]:
             yield from entry.kinds
@@ -183,7 +188,7 @@ def test_kinds_are_read_from_code(
 
 def named(format: str, operator: str, attribute: str) -> AttributeEntry:
     (found,) = [
-        x for y in TABLES[format] if y.name == operator for x in y.attributes if x.name == attribute
+        x for y in table(format) if y.name == operator for x in y.attributes if x.name == attribute
     ]
     return found
 

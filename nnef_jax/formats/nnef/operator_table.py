@@ -11,7 +11,7 @@ from nnef_jax.formats.syntax.standard import INTRODUCING, standard
 
 
 def entries() -> Iterator[OperatorEntry]:
-    """Yield what there is of each operation, in the order of the standard."""
+    """Yield the entries, in the order of the standard."""
     for name, fragment in standard().items():
         if name in rules:
             yield entry_of(fragment, "operation", [name])

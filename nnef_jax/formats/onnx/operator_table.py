@@ -10,5 +10,5 @@ from nnef_jax.formats.onnx.operators import OPERATORS
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return what there is of each operator, by domain and name."""
+    """Return the entries, by domain and name."""
     return entries_of(OPERATORS, NodeSite)

@@ -18,6 +18,6 @@ _STRUCTURE = (
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return what there is of each layer, by name. Versions are those of the document."""
+    """Return the entries, by name. Versions are those of the document."""
     entries = [*entries_of(OPERATORS, LayerSite, str.lower), *_STRUCTURE]
     return sorted(entries, key=lambda x: (x.name.lower(), x.since))

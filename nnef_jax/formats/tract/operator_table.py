@@ -12,7 +12,7 @@ from nnef_jax.formats.tract.operations import meanings
 
 
 def entries() -> Iterator[OperatorEntry]:
-    """Yield what there is of each operation, in the order of the declarations."""
+    """Yield the entries, in the order of the declarations."""
     for name, fragment in declarations().items():
         domain, meaning = registry_of(fragment.name), meanings().get(fragment.name)
         if fragment.name in REFUSED:
