@@ -86,6 +86,8 @@ class Recorder:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    for name in FORMATS:
+        table(name)  # the code of which is not that of the recorder
     return Recorder(monkeypatch)
 
 

@@ -17,6 +17,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import analysis
+from nnef_jax.formats.onnx import operators as operators_of_onnx
 from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 from tests.quickly import optimised
@@ -48,13 +49,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    tables: Any = [layers.meanings(is_legacy=is_legacy) for is_legacy in (True, False)]
-    before = [dict(table) for table in tables]  # to which pages add
+    for operators in (layers.OPERATORS, operators_of_onnx.OPERATORS):  # to which pages add
+        list(operators)  # which imports all families
+        names: Any = vars(operators)["_by_name"]
+        monkeypatch.setattr(operators, "_by_name", {key: [*x] for key, x in names.items()})
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-    for table, own in zip(tables, before, strict=True):
-        table.clear()
-        table.update(own)
 
 
 def test_every_fence_is_known() -> None:
