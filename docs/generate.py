@@ -22,14 +22,20 @@ from nnef_jax.formats.openvino.layers import OPERATORS  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
-from nnef_jax.formats.tract.operations import meanings  # noqa: E402
+from nnef_jax.formats.tract.operations import is_known  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import NNEF, TRACT, OpCase  # noqa: E402
 from tests.openvino.coverage import is_refused, shown  # noqa: E402
 from tests.openvino.layers import LEGACY, OPSETS  # noqa: E402
-from tests.operation_checks import few, is_batched, is_differentiated, is_narrowed  # noqa: E402
+from tests.operation_checks import (  # noqa: E402
+    few,
+    is_batched,
+    is_differentiated,
+    is_narrowed,
+    tract_kind,
+)
 from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -78,7 +84,7 @@ another way (`tract_nnef`). Written by `python docs/generate.py` from the declar
 `nnef_jax/formats/tract` and from `tests/op_cases/tract` ({cases} rows, each a use of an operation).
 Where tract reads an operation as NNEF does, rows of NNEF's table count too.
 
-- **kind**: what it is in the graph (`nnef_jax/formats/tract/operations.py`), a part of the graph's
+- **kind**: what it is in the graph (`nnef_jax/formats/tract/operators`), a part of the graph's
   structure (inputs, variables, types, shapes, state), or refused, with the reason.
 - **cases**: rows of the table.
 - **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
@@ -212,8 +218,8 @@ _FLOAT16 = _counted(filter(is_narrowed, _TRACT_CASES))
 
 def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
-        return (f"`{name}`", "structure" if name in INTRINSICS else _kind(name), *["-"] * 6)
-    reason = rules[meanings()[name].kind].not_differentiable if name in meanings() else ""
+        return (f"`{name}`", _kind(name), *["-"] * 6)
+    reason = rules[tract_kind(name)].not_differentiable if is_known(name) else ""
     reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (
@@ -227,7 +233,9 @@ def _tract_row(name: str) -> tuple[str, ...]:
 
 
 def _kind(name: str) -> str:
-    return f"`{meanings()[name].kind}`" if name in meanings() else "definition"
+    if INTRINSICS.get(name):
+        return "structure"
+    return f"`{tract_kind(name)}`" if is_known(name) else "definition"
 
 
 def _refused(name: str, why: str) -> tuple[str, ...]:
