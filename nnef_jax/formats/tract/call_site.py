@@ -164,11 +164,11 @@ class CallSite(OperatorSite[FlatGraph]):
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
         """Return the axis of the first operand that an argument names."""
-        return normal_axis(self.int(name), self.rank() if rank is None else rank)
+        return normal_axis(self.arguments[name], self.rank() if rank is None else rank)
 
     def axes_of(self, name: str) -> Sequence[int]:
         """Return the axes of the first operand that an argument names."""
-        return normal_axes(self.ints(name), self.rank())
+        return normal_axes(self.arguments[name], self.rank())
 
     # Operands
 
