@@ -24,13 +24,20 @@ from nnef_jax.flattening.operator_table import OperatorEntry  # noqa: E402
 from nnef_jax.formats import operators_of  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
+from nnef_jax.formats.tract.operations import is_known  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import NNEF, TRACT, OpCase  # noqa: E402
 from tests.openvino.coverage import shown  # noqa: E402
 from tests.openvino.layers import LEGACY, OPSETS  # noqa: E402
-from tests.operation_checks import few, is_batched, is_differentiated, is_narrowed  # noqa: E402
+from tests.operation_checks import (  # noqa: E402
+    few,
+    is_batched,
+    is_differentiated,
+    is_narrowed,
+    tract_kind,
+)
 from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -79,9 +86,8 @@ another way (`tract_nnef`). Written by `python docs/generate.py` from the declar
 `nnef_jax/formats/tract` and from `tests/op_cases/tract` ({cases} rows, each a use of an operation).
 Where tract reads an operation as NNEF does, rows of NNEF's table count too.
 
-- **kind**: what it becomes in the graph (`...` stands for operations of further kinds), a part of
-  the graph's structure (inputs, variables, types, shapes, state), its definition, or refused, with
-  the reason.
+- **kind**: the kinds that it becomes in the graph, a part of the graph's structure (inputs,
+  variables, types, shapes, state), its definition, or refused, with the reason.
 - **cases**: rows of the table.
 - **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
 - **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
@@ -240,7 +246,7 @@ def _tract_row(name: str) -> tuple[str, ...]:
     entry = _TRACT_ENTRIES[name]
     if not _TRACT_ALL[name]:
         return (f"`{name}`", _becomes(entry), *["-"] * 6)
-    reason = next(filter(None, (rules[x].not_differentiable for x in entry.kinds)), "")
+    reason = rules[tract_kind(name)].not_differentiable if is_known(name) else ""
     reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (

@@ -13,7 +13,7 @@ class Attribute:
 
     Args:
         name: its name in the format.
-        type: the method of `Site` that reads it.
+        type: the method of `OperatorSite` that reads it.
         arguments: those of the method besides the name: a default, or the words that are allowed.
     """
 

@@ -87,10 +87,12 @@ class Operators:
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
         """Return the operator of a name in a version of its domain, or None."""
-        self._load()
-        versions = self._by_name.get((domain, self._key(name)), ())
-        last = next((x for x in reversed(versions) if x.since <= version), None)
-        return last if last and version <= last.until else None
+        if self.families:
+            self._load()
+        for operator in reversed(self._by_name.get((domain, self._key(name)), ())):
+            if operator.since <= version:
+                return operator if version <= operator.until else None
+        return None
 
     def of_version(self, version: int, domain: str = "") -> dict[str, Operator]:
         """Return the operators of a domain in a version, by name."""
@@ -104,10 +106,9 @@ class Operators:
             yield from self._by_name[key]
 
     def _load(self) -> None:
-        if self.families:
-            families, self.families = self.families, ()
-            for family in families:
-                import_module(family)
+        families, self.families = self.families, ()
+        for family in families:
+            import_module(family)
 
     def _add(self, operator: Operator) -> None:
         versions = self._by_name.setdefault((operator.domain, self._key(operator.name)), [])
@@ -117,13 +118,19 @@ class Operators:
         versions.sort(key=lambda x: x.since)
 
 
+def inputs_of(meaning: Meaning) -> tuple[str, ...]:
+    """Return the names that a function has for its inputs; rows have none."""
+    code = getattr(meaning, "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if code else ()
+
+
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return a function of a site that hands inputs and attributes to a meaning."""
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
         return meaning
-    count = code.co_argcount
-    names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]
+    names = inputs_of(meaning)
+    keywords = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
     others = {*attributes} - {*keywords}
     if {*keywords} - {*attributes} or (others and not code.co_flags & CO_VARKEYWORDS):
         raise TypeError(f"{meaning.__name__} takes {keywords}, its attributes are {[*attributes]}")

@@ -17,7 +17,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import analysis
-from nnef_jax.formats.onnx import operators as operators_of_onnx
+from nnef_jax.formats.onnx import operators
 from nnef_jax.formats.openvino import layers
 from tests.pages import LANGUAGES, PAGES, ROOT, Block, blocks, session, unpasteable
 from tests.quickly import optimised
@@ -49,10 +49,10 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / ".cache"))
     monkeypatch.setenv("MPLBACKEND", "agg")
-    for operators in (layers.OPERATORS, operators_of_onnx.OPERATORS):  # to which pages add
-        list(operators)  # which imports all families
-        names: Any = vars(operators)["_by_name"]
-        monkeypatch.setattr(operators, "_by_name", {key: [*x] for key, x in names.items()})
+    for registry in (layers.OPERATORS, operators.OPERATORS):  # to which pages add
+        registry.get("")  # imports its families
+        copied = {key: [*versions] for key, versions in registry._by_name.items()}
+        monkeypatch.setattr(registry, "_by_name", copied)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from nnef_jax.flattening.operator_kinds import kinds_of
 from nnef_jax.flattening.operator_table import OperatorEntry
 from nnef_jax.formats.syntax.declared_operators import entry_of
+from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.declarations import REFUSED, declarations, registry_of
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import is_known
+from nnef_jax.formats.tract.operators import OPERATORS
 
 
 def entries() -> Iterator[OperatorEntry]:
-    """Yield the entries, in the order of the declarations."""
+    """Yield the entries of all operations, in the order of the declarations."""
     for name, fragment in declarations().items():
-        domain, meaning = registry_of(fragment.name), meanings().get(fragment.name)
+        domain = registry_of(fragment.name)
         if fragment.name in REFUSED:
             continue
-        if meaning is not None:
-            yield entry_of(fragment, "operation", [meaning.kind], name=name, domain=domain)
-        elif fragment.name in INTRINSICS or fragment.body is None:
+        if is_known(fragment.name):
+            operator = OPERATORS.get(fragment.name)
+            kinds = kinds_of(operator, CallSite) if operator else [fragment.name]
+            yield entry_of(fragment, "operation", kinds, name=name, domain=domain)
+        elif INTRINSICS.get(fragment.name) or fragment.body is None:
             yield entry_of(fragment, "structure", name=name, domain=domain)
         else:
             yield entry_of(fragment, "definition", name=name, domain=domain)
