@@ -13,11 +13,16 @@ from lowering.ops import rules
 from nnef_jax.flattening.operators import Operator, Row
 
 # Names that hold a `ByKind`, besides attributes of the site.
-_BUILDERS = {"add", "end", "last", "step", "step_or_last"}
+_BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
+_CALLED = {"step_on", "step_or_last"}  # methods that return one
 # Methods that align operands, or put a constant into the graph, whatever the operator is.
-_AROUND = {"_emit", "aligned", "emit", "insert", "item", "step", "last", "tensor"}
+_AROUND = {
+    "_emit", "_insert", "aligned", "emit", "folded", "insert", "item", "last", "step", "step_on",
+    "tensor",
+}  # fmt: skip
 # Modules with classes whose methods add operations, besides those of a format's families.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
+_CODE = ("nnef_jax.flattening.", "nnef_jax.formats.")
 _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
 
 
@@ -42,7 +47,7 @@ def kinds_of(operator: Operator, site: type) -> list[str]:
                 kinds.add(x)
             case tuple() | list():
                 waiting += x
-            case FunctionType() if x.__module__.startswith("nnef_jax.") and x not in seen:
+            case FunctionType() if x.__module__.startswith(_CODE) and x not in seen:
                 seen.add(x)
                 waiting += [cell.cell_contents for cell in x.__closure__ or ()]
                 waiting += _followed(x.__code__, x.__globals__, site)
@@ -86,7 +91,7 @@ def _named(code: CodeType) -> Iterator[str]:
             name, step = instruction.opname, instruction.argval
             if name in ("LOAD_ATTR", "LOAD_METHOD") and before in _BUILDERS:
                 yield step.removesuffix("_")
-            if name == "CALL" and "step_or_last" in part.co_names:
+            if name == "CALL" and not _CALLED.isdisjoint(part.co_names):
                 before = "step_or_last"
             elif name not in ("CACHE", "PRECALL", "PUSH_NULL"):
                 before = (
