@@ -22,7 +22,7 @@ from nnef_jax.formats.openvino.layers import OPERATORS  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
 from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
-from nnef_jax.formats.tract.operations import is_known  # noqa: E402
+from nnef_jax.formats.tract.operations import has_meaning  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
@@ -219,7 +219,7 @@ _FLOAT16 = _counted(filter(is_narrowed, _TRACT_CASES))
 def _tract_row(name: str) -> tuple[str, ...]:
     if not _TRACT_ALL[name]:
         return (f"`{name}`", _kind(name), *["-"] * 6)
-    reason = rules[tract_kind(name)].not_differentiable if is_known(name) else ""
+    reason = rules[tract_kind(name)].not_differentiable if has_meaning(name) else ""
     reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (
@@ -235,7 +235,7 @@ def _tract_row(name: str) -> tuple[str, ...]:
 def _kind(name: str) -> str:
     if INTRINSICS.get(name):
         return "structure"
-    return f"`{tract_kind(name)}`" if is_known(name) else "definition"
+    return f"`{tract_kind(name)}`" if has_meaning(name) else "definition"
 
 
 def _refused(name: str, why: str) -> tuple[str, ...]:
