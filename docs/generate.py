@@ -24,7 +24,7 @@ from nnef_jax.flattening.operator_table import OperatorEntry  # noqa: E402
 from nnef_jax.formats import operators_of  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
-from nnef_jax.formats.tract.operations import is_known  # noqa: E402
+from nnef_jax.formats.tract.operations import has_meaning  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
@@ -246,7 +246,7 @@ def _tract_row(name: str) -> tuple[str, ...]:
     entry = _TRACT_ENTRIES[name]
     if not _TRACT_ALL[name]:
         return (f"`{name}`", _becomes(entry), *["-"] * 6)
-    reason = rules[tract_kind(name)].not_differentiable if is_known(name) else ""
+    reason = rules[tract_kind(name)].not_differentiable if has_meaning(name) else ""
     reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (

@@ -118,19 +118,13 @@ class Operators:
         versions.sort(key=lambda x: x.since)
 
 
-def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names that a function has for its inputs; rows have none."""
-    code = getattr(meaning, "__code__", None)
-    return code.co_varnames[1 : code.co_argcount] if code else ()
-
-
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Return a function of a site that hands inputs and attributes to a meaning."""
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
         return meaning
-    names = inputs_of(meaning)
-    keywords = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    count = code.co_argcount
+    names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]
     others = {*attributes} - {*keywords}
     if {*keywords} - {*attributes} or (others and not code.co_flags & CO_VARKEYWORDS):
         raise TypeError(f"{meaning.__name__} takes {keywords}, its attributes are {[*attributes]}")
@@ -185,3 +179,9 @@ class Refusal:
     def __call__(self, site: Any) -> Any:
         """Raise InvalidOperation."""
         raise InvalidOperation(self.reason, self.hint)
+
+
+def inputs_of(meaning: Meaning) -> tuple[str, ...]:
+    """Return the names that a function has for its inputs; a row has none."""
+    code = getattr(meaning, "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if code else ()

@@ -146,9 +146,10 @@ def _folded(site: CallSite, kind: str, operands: Given, attributes: Given) -> An
     if operator is None:
         result = h.evaluate(kind, operands.values(), attributes)
     else:
+        place = _applied_at(site, kind, operands, attributes, (), folds=True)
         try:
-            result = operator.run(_applied_at(site, kind, operands, attributes, (), folds=True))
-        except InvalidOperation:  # it is raised again where it is added to the graph
+            result = operator.run(place)
+        except InvalidOperation:  # raised again where the operation is added to the graph
             raise h.NotFolded from None
     h.require_few(h.weight(result))
     site.graph.meter.spend(h.weight(result))
@@ -215,10 +216,10 @@ def _added(
     else:
         place = _applied_at(site, kind, operands, attributes, names)
         try:
-            made = operator.run(place)
+            tensors = operator.run(place)
         except InvalidOperation as error:
             raise place.invalid(error, kind, operands) from None
-        results = cast(tuple[Any, ...], made) if isinstance(made, tuple) else (made,)
+        results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
     first = results[0]
     if first and isinstance(first, list):
         first = cast(list[Any], first)[0]

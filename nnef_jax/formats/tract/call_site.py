@@ -67,9 +67,9 @@ def _read(type: Type) -> Callable[..., Any]:
 class CallSite(OperatorSite[FlatGraph]):
     """A place in the text that calls an operation, and the names wanted for its results.
 
-    `arguments` are those of `operation`, `operands` the tensors among them. `words` are the
-    document's names of arguments by those that its meaning has. Where a site `folds`, operands are
-    host values, and operations on them are computed.
+    `operands` are the tensors among the `arguments` of `operation`. `words` maps the names that its
+    meaning has for arguments to those of the document. If the site `folds`, its operands are host
+    values, and what is added on them is computed.
     """
 
     evaluator: _Evaluator
@@ -213,10 +213,10 @@ class CallSite(OperatorSite[FlatGraph]):
         words = self.words if kind == self.operation else dict[str, str]()
         named = {words.get(name, name): x for name, x in operands.items()}
 
-        def said(text: str) -> str:
+        def translated(text: str) -> str:
             return re.sub(r"'(\w+)'", lambda name: f"'{words.get(name[1], name[1])}'", text)
 
-        return refused(error, kind, named, self.span, self.frame.calls, said)
+        return refused(error, kind, named, self.span, self.frame.calls, translated)
 
     # What it adds
 
@@ -251,7 +251,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
-        """Add an operation; arguments that the last one lacks are those of the call, by name."""
+        """Add an operation. The last one takes arguments that it lacks from the call, by name."""
         if inserted:
             return self._insert(kind, operands, attributes, kind)
         operands, attributes = {**operands}, {**attributes}

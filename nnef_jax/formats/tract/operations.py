@@ -19,14 +19,14 @@ _WHOLE = frozenset(
 )
 
 
-def is_known(name: str) -> bool:
+def has_meaning(name: str) -> bool:
     """Tell whether an operation has a meaning: its own, or the kind of its name."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Return the document's names of an operation's arguments by those that its meaning has."""
+    """Return the document's names of arguments by the names that the operation's meaning has."""
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
@@ -48,5 +48,5 @@ def defined(expand: Expand) -> frozenset[str]:
     """
     compound = (name for name, fragment in declarations().items() if fragment.body is not None)
     if expand == "auto":
-        return frozenset(name for name in compound if not is_known(name))
+        return frozenset(name for name in compound if not has_meaning(name))
     return frozenset(n for n in compound if OPERATORS.get(n) is None and n not in _WHOLE)

@@ -10,7 +10,7 @@ from nnef_jax.formats.syntax.declared_operators import entry_of
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.declarations import REFUSED, declarations, registry_of
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
-from nnef_jax.formats.tract.operations import is_known
+from nnef_jax.formats.tract.operations import has_meaning
 from nnef_jax.formats.tract.operators import OPERATORS
 
 
@@ -20,7 +20,7 @@ def entries() -> Iterator[OperatorEntry]:
         domain = registry_of(fragment.name)
         if fragment.name in REFUSED:
             continue
-        if is_known(fragment.name):
+        if has_meaning(fragment.name):
             operator = OPERATORS.get(fragment.name)
             kinds = kinds_of(operator, CallSite) if operator else [fragment.name]
             yield entry_of(fragment, "operation", kinds, name=name, domain=domain)

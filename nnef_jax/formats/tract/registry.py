@@ -1,16 +1,16 @@
-"""The operations of the dialect: those on tensors, and intrinsics."""
+"""The registries of the dialect: operators, which take tensors, and intrinsics."""
 
 from __future__ import annotations
 
 from nnef_jax.flattening.attributes import Attribute
 from nnef_jax.flattening.operators import Operators
 
-# Operations on tensors, which have the types that they take. An argument of the last operation that
-# a meaning leaves out is the call's argument of that name.
+# Operands have the types of the declaration. The last operation that a meaning adds takes further
+# arguments from the call: those that have the names of the kind's parameters.
 OPERATORS = Operators()
 operator = OPERATORS.operator
 
-# Operations that need their call, as for an input or a shape. Arguments are those of the text.
+# Arguments are as the text has them.
 INTRINSICS = Operators()
 intrinsic = INTRINSICS.operator
 
@@ -18,10 +18,10 @@ AXES = Attribute("axes", "axes_of")  # of input 0, which may count from the end
 
 
 def argument(name: str) -> Attribute:
-    """Return an attribute of the type that its declaration has."""
+    """Return an attribute as the site has it."""
     return Attribute(name, "argument")
 
 
-def known(name: str) -> Attribute:
-    """Return an attribute that is a whole number, and decides the structure of the graph."""
+def fixed(name: str) -> Attribute:
+    """Return an attribute that is a whole number, neither open nor symbolic."""
     return Attribute(name, "integer")

@@ -18,20 +18,20 @@ from nnef_jax.flattening.attributes import integer, number, text
 from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import argument, intrinsic, known
+from nnef_jax.formats.tract.registry import argument, fixed, intrinsic
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 
-@intrinsic("tract_pulse_delay", delay=known("delay"), overlap=known("overlap"))
+@intrinsic("tract_pulse_delay", delay=fixed("delay"), overlap=fixed("overlap"))
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
         return input
-    kept = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
-    joined = apply(site, "concat", f"{site.name}_joined", values=[kept, input], axis=axis)
+    buffer = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
+    joined = apply(site, "concat", f"{site.name}_joined", values=[buffer, input], axis=axis)
 
     def part(begin: int, end: int, name: str) -> Value:
         bounds = {"axes": [axis], "begin": [begin], "end": [end], "stride": []}
@@ -39,7 +39,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
 
     pulse = input.type.shape[axis]
     following = part(pulse, delay + overlap + pulse, f"{site.name}_next")
-    site.graph.builder.update(kept, following)
+    site.graph.builder.update(buffer, following)
     return part(0, overlap + pulse, site.name)
 
 
@@ -52,7 +52,7 @@ def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
 @intrinsic(
     "tract_pulse_pulse_pad",
     border=text("border"), begin=integer("begin_input"), end=integer("end_input"),
-    overlap=known("overlap"), value=number("value"),
+    overlap=fixed("overlap"), value=number("value"),
 )  # fmt: skip
 def pulse_pad(
     site: CallSite, *, border: str, begin: int, end: int, overlap: int, value: float
@@ -64,15 +64,16 @@ def pulse_pad(
     return _between(site, begin, end, value, overlap)
 
 
-@intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=known("skip"))
+@intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
 def cumsum(site: CallSite, *, exclusive: Any, skip: int) -> Value:
     """Sum all items of the stream so far, without the first `skip` of them."""
     input, axis = _stream(site)
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
-    own = apply(site, "sum_reduce", f"{site.name}_own", input=input, axes=[axis], normalize=False)
-    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=own))
+    ways = {"axes": [axis], "normalize": False}
+    pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **ways)
+    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=pulse))
     ways = {"axis": axis, "exclusive": exclusive, "reverse": False}
     sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **ways)
     return apply(site, "add", site.name, x=sums, y=total)

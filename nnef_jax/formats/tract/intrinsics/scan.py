@@ -16,7 +16,7 @@ from nnef_jax.formats.tract.attributes import known_integer
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.flat_graph import FlatGraph
-from nnef_jax.formats.tract.registry import intrinsic, known
+from nnef_jax.formats.tract.registry import fixed, intrinsic
 from nnef_jax.similar import listed
 
 _STEPS = 1_000
@@ -30,7 +30,7 @@ _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
 _State = tuple[str, Value, str]  # a parameter of the body, its first value, the result for the next
 
 
-@intrinsic(SCAN, name=text("body"), skip=known("skip"), resets=flag("reset_every_turn"))
+@intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
 def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     """Flatten the body by itself and add one operation `scan` to the graph.
 
@@ -67,12 +67,12 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
         "outputs": [tuple(rest) for _, *rest in outputs],
         "skip": skip,
     }
-    (made,) = site.add("scan", operands, attributes, site.names)
+    (tensors,) = site.add("scan", operands, attributes, site.names)
     if streams:
-        for variable, last in zip(initial, made[-len(initial) :], strict=True):
+        for variable, last in zip(initial, tensors[-len(initial) :], strict=True):
             site.graph.builder.update(variable, last)
-        made = made[: -len(initial)]
-    return Results.of(made)
+        tensors = tensors[: -len(initial)]
+    return Results.of(tensors)
 
 
 def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:

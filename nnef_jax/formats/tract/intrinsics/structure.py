@@ -1,4 +1,4 @@
-"""Inputs, variables, networks within networks, and values that are known where arguments are."""
+"""Inputs, variables, networks within networks, casts, and values that follow from shapes."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
     if name not in site.evaluator.inputs:
         message = f"'{name}' is no input in the header of the graph"
         raise InvalidOperation(message if name else "an input must be assigned to its name")
-    given = site.evaluator.inputs[name]
-    if given is not None:
-        if shapes_differ(given.type.shape, declared.shape):
-            message = f"input '{name}' is declared as {declared}, it is given {given.type}"
+    outer = site.evaluator.inputs[name]
+    if outer is not None:
+        if shapes_differ(outer.type.shape, declared.shape):
+            message = f"input '{name}' is declared as {declared}, it is given {outer.type}"
             raise InvalidShape(message)
-        return site.cast(given, dtype)
+        return site.cast(outer, dtype)
     if graph.builder.is_taken(name):
         raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
     if name in graph.options.values:
@@ -139,8 +139,8 @@ def cast(site: CallSite, value: Any) -> Any:
     elif generic in _GENERIC:
         name = _GENERIC[generic]
     else:
-        known = ", ".join(f"cast<{name}>" for name in _GENERIC)
-        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {known}")
+        casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
+        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {casts}")
     if not name:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(name, graph.builder.real)

@@ -1,4 +1,4 @@
-"""Powers, normalisation, attention, recurrence, indices and resampling, made those of kinds."""
+"""Powers, normalisation, attention, recurrence, indices and resampling."""
 
 from __future__ import annotations
 
@@ -174,8 +174,8 @@ def resize(
     scales: Sequence[float], sizes: Sequence[int],
 ) -> Any:  # fmt: skip
     """Resize to sizes where scales of aligned corners leave a part of an item over."""
-    known = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
-    require.one_of("coord_transformer", coordinate_transformation_mode, known)
+    modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
+    require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates, shape = coordinate_transformation_mode, site.shape(input)
     whole = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if whole and not sizes and all(0 < scale < math.inf for scale in scales):

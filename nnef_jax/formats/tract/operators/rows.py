@@ -20,7 +20,6 @@ _PREFIXED = {
     "tract_onnx_ml": ("direct_lookup", "reverse_lookup"),
     "tract_transformers": ("causal_conv1d_update",),
 }  # fmt: skip
-# States that tract keeps from call to call start from the operand here: `stateless` says nothing.
 _RENAMED = {
     "recip": "rcp", "square": "sqr", "tract_shl": "shift_left", "tract_shr": "shift_right",
     "tract_core_bitand": "bitwise_and", "tract_core_bitor": "bitwise_or",
@@ -33,8 +32,7 @@ _RENAMED = {
     "tract_extra_exp_unit_norm": "tract.exp_unit_norm",
     "tract_extra_exp_mean_norm": "tract.exp_mean_norm",
 }  # fmt: skip
-# Operations whose axes may count from the end. `exp` of softmax names an approximation of the
-# exponential function; ours is exact.
+# Operations whose axes may count from the end.
 _ON_AXES = {
     **{name: name for name in (
         "sum_reduce", "max_reduce", "min_reduce", "argmax_reduce", "argmin_reduce", "transpose",
@@ -44,6 +42,10 @@ _ON_AXES = {
     "tract_core_softmax": "softmax", "tract_core_log_softmax": "log_softmax",
 }  # fmt: skip
 
+# Some arguments have no effect here. `end`, `datum_type` and `count_symbol` repeat what others say.
+# `exp` names an approximation of the exponential function, which is exact here. Scales have 32 bits
+# at least, whatever `scale_dt` is. `stateless` and `reset_every_turn` are for states that tract
+# keeps from call to call: here a state starts from its operand.
 _ROWS: Mapping[str, Meaning] = {
     **{f"{registry}_{x}": operation(x) for registry, kinds in _PREFIXED.items() for x in kinds},
     **{name: operation(kind) for name, kind in _RENAMED.items()},
@@ -68,7 +70,6 @@ _ROWS: Mapping[str, Meaning] = {
         "is_inf", positive=flag("detect_positive"), negative=flag("detect_negative")
     ),
     "tract_core_round_even": operation("round", ties="even"),
-    # What `scale_dt` says is done in 32 bits at least.
     "tract_core_scaled_rms_norm": operation(
         "rms_norm", 0, 1, 2, axis=axis("axis"), dtype=text("out_dt")
     ),
