@@ -255,8 +255,8 @@ def extending(names: Names) -> None:
         nnef_jax.load("saved.nnef.tgz")
     softened = np.sqrt(1 + 0.5)
     wanted = np.full((2, 3), np.log1p(np.exp(softened - 4)) - 0.1 * softened)
-    np.testing.assert_allclose(names[-2]["activated"], wanted, rtol=1e-6)
-    x, swoosh = names[-1]["x"], nnef_jax.load(names[-1]["made"])
+    np.testing.assert_allclose(names[-1]["activated"], wanted, rtol=1e-6)
+    x, swoosh = names[-1]["x"], nnef_jax.load(names[-1]["proto"])
     np.testing.assert_allclose(swoosh(x), np.log1p(np.exp(x - 4)) - 0.1 * x, rtol=1e-5)
 
 

@@ -27,6 +27,7 @@ _FLAT_FOLDERS = (
     "nnef_jax.cli.",
     "nnef_jax.formats.onnx.operators.",
     "nnef_jax.formats.openvino.layers.",
+    "nnef_jax.formats.tract.operators.",
     "nnef_jax.openvx.layers.",
     "lowering.ops.",
 )
