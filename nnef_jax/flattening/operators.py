@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import CO_VARARGS, CO_VARKEYWORDS
+from threading import RLock
 from typing import Any, TypeVar
 
 from lowering.errors import InvalidOperation
@@ -52,6 +53,7 @@ class Operators:
     def __init__(self, key: Callable[[str], str] = str) -> None:
         self.families: Sequence[str] = ()
         self._key = key
+        self._lock = RLock()
         self._by_name: dict[tuple[str, str], list[Operator]] = {}
 
     def operator(

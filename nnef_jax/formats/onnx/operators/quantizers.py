@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -141,11 +142,10 @@ def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
     """Return real numbers as uint8, with the scale and zero point of their range and 0."""
     axes, step = tuple(range(site.rank(x))), site.step
 
-    least, most = (
-        site.reshaped(reduce(x, axes=axes) if axes else x, ())
-        for reduce in (step.min_reduce, step.max_reduce)
-    )
-    low, high = step.min(least, 0), step.max(most, 0)
+    def end(reduce: Callable[..., Any], bound: Callable[..., Any]) -> Any:
+        return bound(site.reshaped(reduce(x, axes=axes) if axes else x, ()), 0)
+
+    low, high = end(step.min_reduce, step.min), end(step.max_reduce, step.max)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
     return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point
