@@ -12,25 +12,32 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from lowering.ops import rules  # noqa: E402
-from nnef_jax.formats.openvino.layers import meanings as layer_meanings  # noqa: E402
-from nnef_jax.formats.openvino.layers import spelled  # noqa: E402
+from nnef_jax.cli.formats import versions  # noqa: E402
+from nnef_jax.flattening.operator_table import OperatorEntry  # noqa: E402
+from nnef_jax.formats import operators_of  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402
-from nnef_jax.formats.tract.intrinsics import INTRINSICS  # noqa: E402
-from nnef_jax.formats.tract.operations import meanings  # noqa: E402
+from nnef_jax.formats.tract.operations import has_meaning  # noqa: E402
 from nnef_jax.openvx.kernel_import import FEATURE_SET  # noqa: E402
 from tests import torch_networks  # noqa: E402
 from tests.formats import test_tract_operations  # noqa: E402
 from tests.op_cases import NNEF, TRACT, OpCase  # noqa: E402
-from tests.openvino.coverage import is_refused, shown  # noqa: E402
+from tests.openvino.coverage import shown  # noqa: E402
 from tests.openvino.layers import LEGACY, OPSETS  # noqa: E402
-from tests.operation_checks import few, is_batched, is_differentiated, is_narrowed  # noqa: E402
+from tests.operation_checks import (  # noqa: E402
+    few,
+    is_batched,
+    is_differentiated,
+    is_narrowed,
+    tract_kind,
+)
 from tests.operations import test_operations  # noqa: E402
 from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 
@@ -79,8 +86,8 @@ another way (`tract_nnef`). Written by `python docs/generate.py` from the declar
 `nnef_jax/formats/tract` and from `tests/op_cases/tract` ({cases} rows, each a use of an operation).
 Where tract reads an operation as NNEF does, rows of NNEF's table count too.
 
-- **kind**: what it is in the graph (`nnef_jax/formats/tract/operations.py`), a part of the graph's
-  structure (inputs, variables, types, shapes, state), or refused, with the reason.
+- **kind**: the kinds that it becomes in the graph, a part of the graph's structure (inputs,
+  variables, types, shapes, state), its definition, or refused, with the reason.
 - **cases**: rows of the table.
 - **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
 - **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
@@ -110,10 +117,31 @@ This page is written by `python docs/generate.py`, which loads the documents.
 _OPENVINO = """\
 # OpenVINO's layers
 
-The layers that are read, by their types: in versions 2 to 9, and in the operation sets of versions
-10 and 11, each with the line in `tests/openvino` of a test of its results, against formulas in
-numpy. `python docs/generate.py` takes the table from the registry and from these tests. A layer
-that is not in it is an error that names all such layers of a network, with their lines.
+The layers that are read, by their types. Nobody typed the table: `python docs/generate.py` takes it
+from what `nnef-jax formats openvino` shows, and from the tests. A layer that is not in it is an
+error that names all such layers of a network, with their lines.
+
+- **versions**: those of documents. The operation sets have versions 10 and 11.
+- **becomes**: the kinds of operations of the graph that it may become, a part of the graph's
+  structure, or refused, with the reason. Operations that only broadcast operands, or hold a
+  constant, are left out.
+- **shown by**: the line in `tests/openvino` of a test of its results, against formulas in numpy.
+
+"""
+
+
+_ONNX = """\
+# ONNX's operators
+
+The operators that have a meaning here, by domain. Nobody typed the tables: `python
+docs/generate.py` takes them from what `nnef-jax formats onnx` shows. An operator that has no row
+runs by the function that the standard defines it by, as `Celu` and `Shrink` do. Without such a
+function it is an error that names all such nodes of a network.
+
+- **versions**: those of the operator set.
+- **becomes**: the kinds of operations of the graph that it may become, or refused, with the reason.
+  Operations that only broadcast operands, or hold a constant, are left out.
+- **attributes**: those that are read. `nnef-jax formats OPERATOR` shows their types and defaults.
 
 """
 
@@ -174,6 +202,7 @@ def _tests(cases: Sequence[OpCase]) -> dict[str, Counter[str]]:
     return {"value": _counted(cases), "jit": _counted(few(cases, 1)), "vmap": batched}
 
 
+_NNEF_ENTRIES = {x.name: x for x in operators_of("nnef")}
 _ALL = _counted(NNEF)
 _TESTS = {"expansion": _counted(test_operations.COMPOUND), **_tests(NNEF)}
 _GRADIENT = _counted(filter(is_differentiated, NNEF))
@@ -182,7 +211,8 @@ _BFLOAT16 = _counted(filter(is_narrowed, NNEF))
 
 def _row(name: str) -> tuple[str, ...]:
     kind = "compound" if standard()[name].body is not None else "primitive"
-    run_by = "rule" if name in rules else "definition" if kind == "compound" else "structure"
+    role = _NNEF_ENTRIES[name].role
+    run_by = "rule" if role == "operation" else role
     columns = ["yes" if counter[name] else "-" for counter in _TESTS.values()]
     return (
         f"`{name}`",
@@ -204,6 +234,7 @@ def _why_not(name: str) -> str:
     return f"no: {', '.join(reasons)}" if reasons else "-"
 
 
+_TRACT_ENTRIES = {x.name: x for x in operators_of("tract")}
 _TRACT_CASES = [*TRACT, *test_tract_operations.ALIKE]
 _TRACT_ALL = _counted(_TRACT_CASES)
 _TRACT_TESTS = _tests(_TRACT_CASES)
@@ -212,14 +243,15 @@ _FLOAT16 = _counted(filter(is_narrowed, _TRACT_CASES))
 
 
 def _tract_row(name: str) -> tuple[str, ...]:
+    entry = _TRACT_ENTRIES[name]
     if not _TRACT_ALL[name]:
-        return (f"`{name}`", "structure" if name in INTRINSICS else _kind(name), *["-"] * 6)
-    reason = rules[meanings()[name].kind].not_differentiable if name in meanings() else ""
+        return (f"`{name}`", _becomes(entry), *["-"] * 6)
+    reason = rules[tract_kind(name)].not_differentiable if has_meaning(name) else ""
     reasons = {c.not_differentiable for c in _TRACT_CASES if c.operation == name} - {""}
     why_not = f"no: {reason or ', '.join(sorted(reasons))}"
     return (
         f"`{name}`",
-        _kind(name),
+        _becomes(entry),
         str(_TRACT_ALL[name]),
         *("yes" if counter[name] else "-" for counter in _TRACT_TESTS.values()),
         "yes" if _TRACT_GRADIENT[name] else why_not,
@@ -227,8 +259,12 @@ def _tract_row(name: str) -> tuple[str, ...]:
     )
 
 
-def _kind(name: str) -> str:
-    return f"`{meanings()[name].kind}`" if name in meanings() else "definition"
+def _becomes(entry: OperatorEntry) -> str:
+    """Return the kinds of an operator, or what else becomes of it."""
+    if entry.role == "refused":
+        return f"refused: {entry.refusal}"
+    kinds = [f"`{kind}`" for kind in entry.kinds]
+    return entry.role if entry.role != "operation" else ", ".join(kinds) or "-"
 
 
 def _refused(name: str, why: str) -> tuple[str, ...]:
@@ -262,26 +298,31 @@ def _wrong(document: WrongDocument) -> str:
 
 
 def openvino_layers() -> str:
-    """The layers of OpenVINO that are read, from the registry, with the tests that show them."""
-    old, new = (
-        {*layer_meanings(is_legacy=flag), *kinds}
-        for flag, kinds in ((True, ("const", "input")), (False, ("const", "parameter", "result")))
-    )
-    names = {spelled(type): type for type in {*old, *new}}
-    rows = [
-        (f"`{name}`", *(_shown(names[name], *which) for which in ((old, LEGACY), (new, OPSETS))))
-        for name in sorted(names, key=str.lower)
-    ]
-    return _OPENVINO + _table([("layer", "versions 2 to 9", "operation sets"), *rows])
+    """The layers of OpenVINO that are read, with the tests that show them."""
+    rows = [(f"`{x.name}`", versions(x), _becomes(x), _shown(x)) for x in operators_of("openvino")]
+    return _OPENVINO + _table([("layer", "versions", "becomes", "shown by"), *rows])
 
 
-def _shown(type: str, known: set[str], version: int) -> str:
-    if type not in known:
-        return "-"
-    if is_refused(type):
-        return "refused, with the reason"
-    place = shown(type, version)
-    return f"`{place.removeprefix('tests/openvino/')}`" if place else "yes"
+def _shown(entry: OperatorEntry) -> str:
+    """Return the place of a test in any version of an entry."""
+    is_new = entry.until is None
+    version = OPSETS if is_new and entry.since > LEGACY else LEGACY
+    place = shown(entry.name, version) or (shown(entry.name, OPSETS) if is_new else "")
+    return f"`{place.removeprefix('tests/openvino/')}`" if place else "-"
+
+
+def onnx_operators() -> str:
+    """The operators of ONNX, a table for each domain."""
+    parts = [_ONNX]
+    for domain, entries in groupby(operators_of("onnx"), lambda x: x.domain):
+        rows = [(f"`{x.name}`", versions(x), _becomes(x), _attributes(x)) for x in entries]
+        heads = ("operator", "versions", "becomes", "attributes")
+        parts.append(f"## {domain or 'The standard'}\n\n{_table([heads, *rows])}\n")
+    return "".join(parts).removesuffix("\n")
+
+
+def _attributes(entry: OperatorEntry) -> str:
+    return ", ".join(f"`{x.name}`" for x in entry.attributes) or "-"
 
 
 GENERATED: dict[str, Callable[[], str]] = {
@@ -289,6 +330,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "tract_operations.md": tract_operations,
     "errors.md": errors,
     "openvino_layers.md": openvino_layers,
+    "onnx_operators.md": onnx_operators,
 }
 # Not compared: tests/execution/test_torch_networks.py holds the package to what the table says.
 MEASURED: dict[str, Callable[[], str]] = {"pytorch.md": pytorch}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -14,9 +14,11 @@ import pytest
 
 import nnef_jax
 from lowering.graph import Graph
+from nnef_jax.flattening import operators
+from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.reading import read
 from tests.helpers import archive, model_of
-from tests.op_cases import OpCase, document, evaluate, expected, inputs
+from tests.op_cases import TRACT, OpCase, document, evaluate, expected, inputs
 from tests.quickly import unoptimised_options
 
 Row = TypeVar("Row", bound=Hashable)
@@ -237,6 +239,18 @@ def assert_definition(case: OpCase, outputs: Any) -> None:
 def read_graph(text: str, **options: Any) -> Graph:
     """The graph of a document, read by options of `load`: no model is made."""
     return read(archive(graph=text), **options).graph
+
+
+@cache
+def tract_kind(name: str) -> str:
+    """The kind that an operation of tract is; a function's is the last one of its first case."""
+    operator = OPERATORS.get(name)
+    if operator is None:
+        return name
+    if isinstance(operator.meaning, operators.Row):
+        return operator.meaning.kind
+    case = next(case for case in TRACT if case.operation == name)
+    return read_graph(document(case)).operations[-1].kind
 
 
 def results(outputs: Any) -> list[np.ndarray]:

@@ -15,6 +15,15 @@ from nnef_jax.flattening.site import Site
 from nnef_jax.flattening.tensor_graph import Constant
 
 FAR = 2**31 - 1  # an end behind all items
+
+# Reductions by name: the kind of operation on the items, of the reduction, and on its results.
+REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
+    "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
+    "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
+    "L1": ("abs", "sum_reduce", ""), "L2": ("sqr", "sum_reduce", "sqrt"),
+    "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
+    "LogSumExp": ("exp", "sum_reduce", "log"),
+}  # fmt: skip
 Part = tuple[int | None, int | None, int]  # begin, end and step; None is the end that an axis has
 
 
@@ -103,17 +112,23 @@ def divided(site: Site[Any], x: Any, axis: int, count: int) -> list[Any]:
 
 
 def reduced(
-    site: Site[Any], x: Any, axes: Sequence[int], how: Sequence[str], *, keeps: bool, back: str = ""
+    site: Site[Any],
+    x: Any,
+    axes: Sequence[int],
+    steps: tuple[str, str, str],
+    *,
+    keeps: bool,
+    back: str = "",
 ) -> Any:
-    """Add a reduction: what is done with items before, its kind, and what with its results.
+    """Add a reduction by the steps of `REDUCTIONS`.
 
-    The result is cast back to a dtype if one is given, and is without the axes unless it `keeps`
-    them.
+    The result is cast to the dtype `back`, unless that is empty. It keeps the axes, with extent 1,
+    or loses them.
     """
-    before, kind, after = how
-    given: dict[str, Any] = {"axes": axes}
+    before, kind, after = steps
+    attributes: dict[str, Any] = {"axes": axes}
     if kind == "sum_reduce" or (kind == "mean_reduce" and is_integer(site.dtype_of(x))):
-        kind, given["normalize"] = "sum_reduce", kind == "mean_reduce"
+        kind, attributes["normalize"] = "sum_reduce", kind == "mean_reduce"
     more: list[Any] = [("cast", [], {"dtype": back})] if back else []
     if not keeps:
         more.append(("squeeze", [], {"axes": axes}))
@@ -123,7 +138,7 @@ def reduced(
         largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
         x, more = site.step.sub(x, largest), [("add", [largest], {}), *more]
     if after == "sqrt":
-        x = getattr(site.step, kind)(getattr(site.step, before)(x), **given)
+        x = getattr(site.step, kind)(getattr(site.step, before)(x), **attributes)
         x = site.root(x, site.step_or_last(not more))
         return site.chain(x, *more) if more else x
-    return site.chain(x, (before, [], {}), (kind, [], given), (after, [], {}), *more)
+    return site.chain(x, (before, [], {}), (kind, [], attributes), (after, [], {}), *more)

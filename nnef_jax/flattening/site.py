@@ -1,10 +1,10 @@
-"""A layer or a node while it is flattened: what it reads, and what adds operations for it."""
+"""A layer or a node while it is flattened: known tensors, and shorthands for operations."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import ml_dtypes
 import numpy as np
@@ -13,13 +13,12 @@ from numpy.typing import NDArray
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
-from lowering.location import Span
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
+from nnef_jax.flattening.operator_site import OperatorSite
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
-from nnef_jax.similar import did_you_mean
 
 Tensor = Value | Constant
 _Graph = TypeVar("_Graph", bound=TensorGraph)
@@ -27,43 +26,19 @@ _FEW = 64  # items of whole numbers that are computed here even if they are stor
 _KINDS = "iufbO"  # of arrays that are computed with here
 
 
-class Site(ABC, Generic[_Graph]):
-    """The place of a layer or a node. `operands` are by input, None where one is left out."""
+class Site(OperatorSite[_Graph]):
+    """The place of a layer or a node, whose operands are tensors, known or not.
+
+    `version` is that of the operator's domain, `prefix` begins the names of tensors in a body.
+    """
 
     __slots__ = ()
-    graph: _Graph
-    operands: Sequence[Any]
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """Return the beginning of its tensors' names."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """Return its name in errors."""
-
-    @property
-    @abstractmethod
-    def span(self) -> Span:
-        """Return the place of the node or layer in its source."""
+    version: int
+    prefix: str
 
     @abstractmethod
-    def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute that is a text; raise InvalidOperation where it is missing."""
-
-    # What it reads
-
-    def has(self, i: int) -> bool:
-        """Tell whether an input is given."""
-        return i < len(self.operands) and self.operands[i] is not None
-
-    def operand(self, i: int) -> Any:
-        """Return an input, known or not."""
-        if not self.has(i):
-            raise InvalidOperation(f"input {i} is not connected")
-        return self.operands[i]
+    def is_read(self, i: int) -> bool:
+        """Tell whether something reads an output."""
 
     def tensor(self, x: int | Tensor) -> Value:
         """Return an input as a tensor of the graph."""
@@ -96,10 +71,6 @@ class Site(ABC, Generic[_Graph]):
         found = self.operand(x) if isinstance(x, int) else x
         return found.type.shape if isinstance(found, Value) else found.array.shape
 
-    def rank(self, x: int | Tensor = 0) -> int:
-        """Return how many axes an input has."""
-        return len(self.shape(x))
-
     def known_shape(self, x: int | Tensor = 0) -> Shape:
         """Return the shape of an input; raise ExtentNeeded where an extent is open.
 
@@ -113,56 +84,10 @@ class Site(ABC, Generic[_Graph]):
             raise ExtentNeeded
         return self.graph.symbolic.of(found)
 
-    def axis(self, axis: int, rank: int | None = None) -> int:
-        """Return an axis, counted from the end where it is negative."""
-        rank = self.rank() if rank is None else rank
-        if not -rank <= axis < max(rank, 1):
-            raise InvalidOperation(f"there is no axis {axis} of {rank}")
-        return axis % rank if rank else 0
-
     def dtype_of(self, x: int | Tensor = 0) -> str:
         """Return the dtype that an input is computed in, known or not."""
         found = self.operand(x) if isinstance(x, int) else x
         return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
-
-    def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of some words."""
-        found = self.text(name, default)
-        if found not in allowed:
-            known = ", ".join(filter(None, allowed))
-            raise InvalidOperation(
-                f"attribute '{name}' is {found[:40]!r}, known are {known}",
-                did_you_mean(found, allowed, meter=self.graph.meter),
-            )
-        return found
-
-    # What it adds
-
-    def spend(self, steps: int) -> None:
-        """Count steps before they are done while it is read; raise LimitError for too many."""
-        self.graph.meter.spend(steps, self.title, self.span)
-
-    def emit(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
-        """Add the operation that it is; return its result, several as a tuple."""
-        return self._emit(kind, operands, attributes, False)
-
-    def insert(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
-        """Add an operation before it; return its result, several as a tuple."""
-        return self._emit(kind, operands, attributes, True)
-
-    @property
-    def step(self) -> ByKind:
-        """Return the builder of operations on the way to the result."""
-        return ByKind(self.insert)
-
-    @property
-    def last(self) -> ByKind:
-        """Return the builder of the operation that it is, which has its name."""
-        return ByKind(self.emit)
-
-    def step_or_last(self, is_last: bool) -> ByKind:
-        """Return `last` for the operation that it is, else `step`."""
-        return self.last if is_last else self.step
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
         def operand(x: Any) -> Any:

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, cast
 from nnef_jax.errors import ArchiveError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from nnef_jax.flattening.operator_table import OperatorEntry
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 
@@ -56,6 +59,11 @@ def format_of(archive: Archive, name: str = "auto") -> Format:
         if format.recognises(archive):
             return format
     raise ArchiveError(f"{archive.location(archive.graph)} is not there any more")
+
+
+def operators_of(name: str) -> Iterable[OperatorEntry]:
+    """Return the operators that a format has: `entries` of its module `operator_table`."""
+    return import_module(f"{FORMATS[name]}.operator_table").entries()
 
 
 def _format(name: str) -> Format:

@@ -14,9 +14,9 @@ import numpy as np
 from lowering.extents import is_zero, padded
 from lowering.graph import Graph, Operation, Value, is_float
 from nnef_jax.errors import NnefError, UnsupportedError
-from nnef_jax.openvx.mapping import kinds
+from nnef_jax.openvx.mapping import KINDS
 from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
-from nnef_jax.openvx.mapping.operation_site import OperationSite, Unfit, VxLayer
+from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
 # Kinds whose results have no negative items, and those that keep what they read.
@@ -123,67 +123,70 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
         if all(value in fixed for value in operation.reads()):
             fixed.update(operation.writes())
             continue
-        site = OperationSite(operation, profile, semantics, frozenset(fixed), frozenset(positive))
-        if profile.dtype == "uint8" or _is_positive(site):
+        facts = frozenset(fixed), frozenset(positive)
+        mapped = MappedOperation(operation, profile, semantics, *facts)
+        if profile.dtype == "uint8" or _is_positive(mapped):
             positive.update(operation.writes())
-        into = _folds_into(site, made, readers)
+        into = _folds_into(mapped, made, readers)
         if into is not None:
             into.folded.append(operation)
             folded[operation] = into
             made.update(dict.fromkeys(operation.writes(), into))
             continue
-        steps.append(_step(site))
+        steps.append(_step(mapped))
         made.update(dict.fromkeys(operation.writes(), steps[-1]))
     return Plan(graph, profile, tuple(steps), frozenset(fixed), folded)
 
 
-def _step(site: OperationSite) -> PlanStep:
-    operation = site.operation
+def _step(mapped: MappedOperation) -> PlanStep:
+    operation = mapped.source
     if operation.rule is not None:
         return PlanStep(operation, None, "its rule is one of rules=")
-    function = kinds().get(operation.kind)
-    if function is None:
+    mapping = KINDS.get(operation.kind)
+    if mapping is None:
         return PlanStep(operation, None, f"OpenVX has no node for {operation.kind}")
     try:
-        return PlanStep(operation, function(site))
+        return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
     except NnefError as error:  # a shape rule of OpenVX refuses it
         return PlanStep(operation, None, error.message)
 
 
-def _is_positive(site: OperationSite) -> bool:
-    operation = site.operation
+def _is_positive(operation: MappedOperation) -> bool:
     if operation.kind == "clamp":
-        low = site.number("a")
+        low = operation.number("a")
         return low is not None and low >= 0
     if operation.kind == "max":
-        return any(number is not None and number >= 0 for number in map(site.number, "xy"))
-    read = [value for value in operation.reads() if value not in site.fixed]
-    keeps = operation.kind in _KEEPING and all(value in site.not_negative for value in read)
+        return any(number is not None and number >= 0 for number in map(operation.number, "xy"))
+    computed = [value for value in operation.source.reads() if value not in operation.fixed]
+    keeps = operation.kind in _KEEPING and all(x in operation.not_negative for x in computed)
     return operation.kind in _POSITIVE or keeps
 
 
 def _folds_into(
-    site: OperationSite, made: Mapping[Value, PlanStep], readers: Counter[Value]
+    operation: MappedOperation, made: Mapping[Value, PlanStep], readers: Counter[Value]
 ) -> PlanStep | None:
     """Return the step of a product that an operation can be made a part of, if there is one."""
-    operation, computed = site.operation, site.computed()
-    if operation.kind not in _AFFINE or operation.rule is not None or len(computed) != 1:
+    computed = operation.computed()
+    if operation.kind not in _AFFINE or operation.source.rule is not None or len(computed) != 1:
         return None
-    read = site.operand(computed[0])
+    read = operation.operand(computed[0])
     if not isinstance(read, Value) or readers[read] != 1:
         return None
     step = made.get(read)
     if step is None or step.layer is None or step.layer.scale is None:
         return None
-    if (operation.kind == "div" and computed[0] != "x") or site.result.shape != read.type.shape:
+    if (
+        operation.kind == "div" and computed[0] != "x"
+    ) or operation.result.shape != read.type.shape:
         return None
     layer, rank = step.layer, len(read.type.shape)
-    others = [padded(site.shape(name), rank) for name in site.arguments if name != computed[0]]
+    names = (name for name in operation.arguments if name != computed[0])
+    shapes = [padded(operation.shape(name), rank) for name in names]
     fits = all(
         extent == 1 or (axis == layer.axis and extent == layer.channels)
-        for shape in others
+        for shape in shapes
         for axis, extent in enumerate(shape)
     )
     return step if fits else None

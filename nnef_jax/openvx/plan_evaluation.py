@@ -15,7 +15,7 @@ from jax import Array, lax
 from lowering import Context, straight_through, trace
 from lowering.graph import Operand, Operation, Value, is_float, python_name
 from lowering.ops import rules
-from nnef_jax.openvx.mapping.operation_site import NodeInputs, VxLayer
+from nnef_jax.openvx.mapping.mapped_operation import NodeInputs, VxLayer
 from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import Tensor, static_weights

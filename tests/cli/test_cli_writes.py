@@ -40,7 +40,7 @@ FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 READS |= {"sources"}
 TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
-TEXTS |= {"constraints", "print_after", "host", "sizes", "shard"}
+TEXTS |= {"constraints", "print_after", "host", "sizes", "shard", "name"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 # One case of each function that writes; the others are slow where they compute.
 _WRITERS = [("convert", ""), ("convert", ".tgz"), ("run", ".npz"), ("run", ""), ("export", ".bin")]

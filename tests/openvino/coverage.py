@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nnef_jax.formats.openvino.layers import meanings
-from nnef_jax.formats.openvino.operations import REFUSED
+from nnef_jax.flattening.operators import Refusal
+from nnef_jax.formats.openvino.layers import OPERATORS
 from tests.openvino import rare_layers, test_documents, test_layers, test_loops
 from tests.openvino.layers import LEGACY, OPSETS, place, remember
 
@@ -15,16 +15,17 @@ for uses, version in ((rare_layers.OLD, LEGACY), (rare_layers.USES, OPSETS)):
 
 def is_refused(type: str) -> bool:
     """Tell whether a layer of operation sets is known, to be refused with the reason."""
-    return type.lower() in map(str.lower, REFUSED)
+    operator = OPERATORS.get(type, OPSETS)
+    return operator is not None and isinstance(operator.meaning, Refusal)
 
 
 def shown(type: str, version: int) -> str:
     """Return file and line of a test of a layer's result, "" without one.
 
-    A layer that means one thing in all versions is shown by a test of any.
+    A layer that has one function in all versions is shown by a test of any.
     """
-    found = place(type, version)
-    old, new = (meanings(is_legacy=flag).get(type.lower()) for flag in (True, False))
-    if not found and old is not None and old is new:
-        found = place(type, OPSETS if version == LEGACY else LEGACY)
-    return found
+    line = place(type, version)
+    old, new = (OPERATORS.get(type, version) for version in (LEGACY, OPSETS))
+    if not line and old is not None and new is not None and old.meaning is new.meaning:
+        line = place(type, OPSETS if version == LEGACY else LEGACY)
+    return line

@@ -42,7 +42,8 @@ WRONG: dict[str, tuple[str, list[tuple[int, ...]], dict[str, Any], str]] = {
     ),
     "deltas of other anchors": (
         "GenerateProposals", [(1, 3), (2, 2, 3, 4), (1, 8, 2, 2), (1, 3, 2, 2)],
-        {"min_size": 1, "nms_threshold": 0.5, "pre_nms_count": 4, "post_nms_count": 4},
+        {"min_size": 1, "nms_threshold": 0.5, "pre_nms_count": 4, "post_nms_count": 4,
+         "roi_num_type": "i64"},
         r"'deltas' must have the shape \[1,12,2,2\]",
     ),
 }  # fmt: skip

@@ -18,12 +18,15 @@ import lowering
 import nnef_jax
 from lowering.ops import FAMILIES, Families, rules
 from lowering.registry import Registry
+from nnef_jax.flattening.operators import Row
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.tract.declarations import declarations
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import words
+from nnef_jax.formats.tract.operators import OPERATORS
 from tests.helpers import model_of
 from tests.op_cases import NNEF, TRACT
 from tests.openvino.test_kinds import CASES as openvino_cases
+from tests.operation_checks import tract_kind
 from tests.printed import print_graph
 from tests.tract_text import graph
 
@@ -112,18 +115,15 @@ def test_defaults_are_those_of_both_facets() -> None:
         Registry().rule("own", lambda x, n=1: x)(lambda x, n=2: x)
 
 
-def test_every_meaning_is_a_kind_with_these_parameters() -> None:
-    for name, meaning in meanings().items():
-        rule = rules[meaning.kind]
-        if meaning.rewrite is not None:
-            continue  # held by the rows of tests/op_cases/tract
-        declared = [
-            p.name for p in declarations()[name].parameters if meaning.renamed.get(p.name, p.name)
-        ]
-        given = {meaning.renamed.get(n, n) for n in declared} | meaning.added.keys()
-        if name in ("constant", "cast"):
-            given.add("dtype")
-        assert set(rule.parameters) - rule.defaults.keys() <= given <= set(rule.parameters), name
+def test_rows_of_tract_are_kinds_with_these_parameters() -> None:
+    """Functions are held by the rows of tests/op_cases/tract."""
+    for operator in OPERATORS:
+        row = operator.meaning
+        if isinstance(row, Row):
+            rule, given = rules[row.kind], row.attributes.keys() | words(operator.name)
+            declared = {p.name for p in declarations()[operator.name].parameters}
+            assert given <= set(rule.parameters), operator.name
+            assert set(rule.parameters) - rule.defaults.keys() <= given | declared, operator.name
 
 
 def own_fragments(names: list[str], head: str, external: str, parameter: str) -> str:
@@ -249,8 +249,7 @@ def test_what_the_standard_does_not_have_of_a_kind_is_not_written_in_it() -> Non
 def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
     """Others are tested by documents around them: structure, complex numbers, probabilities."""
     used = {case.operation for case in NNEF}
-    names = meanings().keys() & {case.operation for case in TRACT}
-    used |= {meanings()[name].kind for name in names}
+    used |= {tract_kind(case.operation) for case in TRACT}
     used |= {case.kind for case in openvino_cases}
     assert set(rules) - used == {
         "branch", "constant", "loop", "range", "scan", "tract.pulse_mask", "complex_to_pairs",

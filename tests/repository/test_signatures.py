@@ -22,7 +22,15 @@ _MOST_ANY = 20  # results of calls are an array or a named tuple, as the documen
 _MOST_PARAMETERS = 9
 # The docstring of `load` groups its keywords.
 _FLAT = {"nnef_jax.loading.load"}
-_FLAT_FOLDERS = ("nnef_jax.cli.", "nnef_jax.openvx.layers.", "lowering.ops.")
+# Parameters are options of a command, or operands and attributes of an operator.
+_FLAT_FOLDERS = (
+    "nnef_jax.cli.",
+    "nnef_jax.formats.onnx.operators.",
+    "nnef_jax.formats.openvino.layers.",
+    "nnef_jax.formats.tract.operators.",
+    "nnef_jax.openvx.layers.",
+    "lowering.ops.",
+)
 _DIGITS, _LSTM = Path("examples/digits/model"), "tests/torch_networks/lstm.nnef.tgz"
 
 Signature = ast.FunctionDef | ast.AsyncFunctionDef

@@ -13,19 +13,14 @@ from lowering.graph import Graph as FlatGraph
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
+from nnef_jax.flattening.operators import Operator
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
 from nnef_jax.formats.onnx.node_site import NodeGraph, NodeSite
-from nnef_jax.formats.onnx.operators import (
-    Meaning,
-    defined,
-    is_defined,
-    meaning_of,
-    require_declared,
-    specialised,
-)
+from nnef_jax.formats.onnx.operators import OPERATORS
+from nnef_jax.formats.onnx.schemas import defined, is_defined, require_declared, specialised
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps
@@ -140,12 +135,15 @@ class NodeFlattener:
         """Return the key of an operator in the standard: domain, name, version."""
         return node.domain, node.operator, self.versions.get(node.domain, 1)
 
-    def _meaning(self, node: Node) -> Meaning | None:
-        return None if _key(node) in self.document.functions else meaning_of(*self._named(node))
+    def _operator(self, node: Node) -> Operator | None:
+        if _key(node) in self.document.functions:
+            return None
+        domain, name, version = self._named(node)
+        return OPERATORS.get(name, version, domain)
 
     def _is_known(self, node: Node) -> bool:
         is_own = _key(node) in self.document.functions
-        return is_own or bool(self._meaning(node) or is_defined(*self._named(node)))
+        return is_own or bool(self._operator(node) or is_defined(*self._named(node)))
 
     def _function(self, node: Node, operands: Sequence[Any]) -> Function:
         own = self.document.functions.get(_key(node)) or defined(*self._named(node))
@@ -167,19 +165,19 @@ class NodeFlattener:
     def _flattened(
         self, node: Node, operands: list[Any], found: Mapping[str, Any]
     ) -> Sequence[Any]:
-        meaning = self._meaning(node)
+        operator = self._operator(node)
         with placed(node.title, node.span):
             version = self._named(node)[2]
             if _key(node) not in self.document.functions:
                 require_declared(node, version)
-            if meaning is None:
+            if operator is None:
                 return self._called(node, self._function(node, operands), operands)
 
             def within(graph: ModelGraph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
                 return self.within(node, graph, inner, found, given)
 
             site = NodeSite(node, version, self.graph, operands, within, self.prefix)
-            results = meaning(site)
+            results = operator.run(site)
             return results if isinstance(results, tuple) else (results,)
 
     def _inside(self, node: Node, what: str, **changes: Any) -> Self:

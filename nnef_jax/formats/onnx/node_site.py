@@ -77,7 +77,12 @@ class NodeSite(Site[NodeGraph]):
 
     # What it reads
 
-    def wants(self, i: int) -> bool:
+    @property
+    def operator(self) -> str:
+        """Return the name of the operator."""
+        return self.node.operator
+
+    def is_read(self, i: int) -> bool:
         """Tell whether an output has a name."""
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
 
@@ -88,10 +93,6 @@ class NodeSite(Site[NodeGraph]):
         if isinstance(self.operands[i], list):
             raise InvalidOperation(f"input {i} must be a tensor, it is a sequence")
         return self.operands[i]
-
-    def optional(self, i: int) -> Any:
-        """Return an input, known or not, None if it is left out."""
-        return self.operand(i) if self.has(i) else None
 
     def integer(self, i: int, default: int | None = None) -> int:
         """Return the one whole number that a known input has."""
@@ -117,15 +118,15 @@ class NodeSite(Site[NodeGraph]):
             return None
         return tuple(self.axis(a) for a in found)
 
-    def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the axis, of input 0 by default, that an attribute names."""
-        return self.axis(self.int(name, default), rank)
-
     def computed(self, dtype: str) -> str:
         """Return the dtype that tensors of a dtype of the file are computed in."""
         return self.graph.computed(dtype)
 
     # Attributes
+
+    def has_attribute(self, name: str) -> bool:
+        """Tell whether the node has an attribute."""
+        return name in self.node.attributes
 
     def attribute(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
         """Return an attribute of a type; raise InvalidOperation for another, or for none."""

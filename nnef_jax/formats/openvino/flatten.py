@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
+from itertools import chain, filterfalse
 from typing import Any
 
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from nnef_jax.formats.openvino.document import CONSTANTS, Body, End, Net, NetLay
 from nnef_jax.formats.openvino.element_types import Weights, element_type
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
-from nnef_jax.formats.openvino.layers import Meaning, meanings
+from nnef_jax.formats.openvino.layers import OPERATORS
 from nnef_jax.formats.openvino.network_ends import (
     INPUTS,
     Ends,
@@ -79,19 +80,19 @@ class Flattener:
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
         """Return the place of a layer."""
-        return LayerSite(layer, net, self.graph, self.weights, operands, self.body, self.prefix)
+        version, body = net.version, self.body
+        return LayerSite(layer, net, version, self.graph, self.weights, operands, body, self.prefix)
 
     def run(
         self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]
     ) -> dict[End, Tensor]:
         """Flatten the layers that outputs and sinks need; return tensors by port, with `feeds`."""
-        table = meanings(is_legacy=net.is_legacy)
         found: dict[End, Tensor] = dict(feeds)
         layers = _needed(net, feeds, wanted)
-        known = {*table, *CONSTANTS, *INPUTS, "result"}
         is_shown = self.graph.options.outline and not self.prefix
         if not is_shown:
-            raise_all([_unsupported(x, net.version) for x in layers if x.kind not in known])
+            unsupported = filterfalse(partial(_is_supported, net), layers)
+            raise_all([_unsupported(layer, net.version) for layer in unsupported])
         for layer in layers:
             if layer.kind in INPUTS or layer.kind == "result":
                 continue
@@ -100,11 +101,11 @@ class Flattener:
                 feeds[end] if end in feeds else found.get(net.feeds.get(end, (-1, -1)))
                 for end in ports
             ]
-            if is_shown and (has_untyped(operands) or layer.kind not in known):
+            if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
                 found.update(self._shown(layer, operands))
                 continue
             try:
-                found.update(self._flattened(layer, net, operands, table.get(layer.kind)))
+                found.update(self._flattened(layer, net, operands))
             except UnsupportedError:  # in a body
                 if not is_shown:
                     raise
@@ -126,15 +127,16 @@ class Flattener:
         return (((layer.id, port.id), value) for port, value in zip(ports, made, strict=True))
 
     def _flattened(
-        self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None], meaning: Meaning | None
+        self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[End, Tensor]]:
         site = self.site(layer, net, operands)
         with placed(str(layer), layer.span, "ports"):
             if layer.kind in CONSTANTS:
                 results: Any = stored(site)
             else:
-                assert meaning is not None
-                results = site.results(meaning)
+                operator = OPERATORS.get(layer.kind, net.version)
+                assert operator is not None
+                results = site.results(operator.run)
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
@@ -191,6 +193,12 @@ class Flattener:
                 "a body may have such tensors inside, its ends may not",
             )
         return found
+
+
+def _is_supported(net: Net, layer: NetLayer) -> bool:
+    if layer.kind in CONSTANTS or layer.kind in INPUTS or layer.kind == "result":
+        return True
+    return OPERATORS.get(layer.kind, net.version) is not None
 
 
 def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:

@@ -56,6 +56,7 @@ class LayerSite(Site[LayerGraph]):
 
     layer: NetLayer
     net: Net
+    version: int  # of the document
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
@@ -64,6 +65,15 @@ class LayerSite(Site[LayerGraph]):
     folds: bool = False  # whether results are known: what it adds is computed
 
     # What it reads
+
+    @property
+    def operator(self) -> str:
+        """Return the type of the layer in lower case."""
+        return self.layer.kind
+
+    def input(self, i: int) -> Value:
+        """Return an input as a tensor of the graph."""
+        return self.tensor(i)
 
     def is_read(self, i: int) -> bool:
         """Tell whether something reads an output."""
@@ -76,33 +86,37 @@ class LayerSite(Site[LayerGraph]):
 
     def tensor(self, x: int | Tensor) -> Value:
         """Return an input as a tensor of the graph; a known one stays out of it while it folds."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return self._placed(found) if self.folds else Site.tensor(self, found)
+        operand = self.operand(x) if isinstance(x, int) else x
+        return self._placed(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
         """Return a network inside the layer."""
-        found = self.layer.bodies.get(name)
-        if found is None:
+        body = self.layer.bodies.get(name)
+        if body is None:
             raise InvalidOperation(f"it has no <{name}>")
-        return found
+        return body
 
     # Attributes
 
+    def has_attribute(self, name: str) -> bool:
+        """Tell whether the layer has an attribute."""
+        return name in self.layer.attributes
+
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute in lower case."""
-        found = self.layer.attributes.get(name)
-        if found is None:
+        text = self.layer.attributes.get(name)
+        if text is None:
             if default is None:
                 raise InvalidOperation(f"attribute '{name}' is missing")
             return default
-        return found.strip().lower()
+        return text.strip().lower()
 
     def flag(self, name: str, default: bool = False) -> bool:
         """Return an attribute that is true or false."""
-        found = self.text(name, "1" if default else "0")
-        if found not in (*_TRUE, *_FALSE):
-            raise InvalidOperation(f"attribute '{name}' is {found[:40]!r}, neither true nor false")
-        return found in _TRUE
+        text = self.text(name, "1" if default else "0")
+        if text not in (*_TRUE, *_FALSE):
+            raise InvalidOperation(f"attribute '{name}' is {text[:40]!r}, neither true nor false")
+        return text in _TRUE
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers."""
@@ -116,24 +130,24 @@ class LayerSite(Site[LayerGraph]):
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Return an attribute that is a list of whole numbers."""
-        found = self.numbers(name, default)
-        if not all(map(float.is_integer, found)):
-            raise InvalidOperation(f"attribute '{name}' has {found}, no whole numbers")
-        return [int(x) for x in found]
+        numbers = self.numbers(name, default)
+        if not all(map(float.is_integer, numbers)):
+            raise InvalidOperation(f"attribute '{name}' has {numbers}, no whole numbers")
+        return [int(x) for x in numbers]
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
-        found = self.numbers(name, None if default is None else [default])
-        if len(found) != 1:
-            raise InvalidOperation(f"attribute '{name}' must be one number, it has {len(found)}")
-        return found[0]
+        items = self.numbers(name, None if default is None else [default])
+        if len(items) != 1:
+            raise InvalidOperation(f"attribute '{name}' must be one number, it has {len(items)}")
+        return items[0]
 
     def int(self, name: str, default: int | None = None) -> int:
         """Return an attribute that is a whole number."""
-        found = self.number(name, default)
-        if not found.is_integer():
-            raise InvalidOperation(f"attribute '{name}' is {found}, no whole number")
-        return int(found)
+        number = self.number(name, default)
+        if not number.is_integer():
+            raise InvalidOperation(f"attribute '{name}' is {number}, no whole number")
+        return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is an element type, as the dtype that is computed in."""
@@ -220,8 +234,8 @@ class LayerSite(Site[LayerGraph]):
         return Constant(unpacked(data, type, shape), type, label)
 
     def _stored_type(self, blob: Blob) -> str:
-        known = blob.type or self.layer.precision
-        return known or next((port.type for port in self.layer.outputs if port.type), "f32")
+        type = blob.type or self.layer.precision
+        return type or next((port.type for port in self.layer.outputs if port.type), "f32")
 
     # Shorthands
 
@@ -243,55 +257,40 @@ class LayerSite(Site[LayerGraph]):
         """Return the first item of a known input; a default where it is not connected."""
         return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
 
-    def number_at(self, i: int, attribute: str, default: float) -> float:
-        """Return a number that operation sets have as an input, older versions as an attribute."""
-        return self.number(attribute, default) if self.net.is_legacy else self.scalar(i)
-
-    def integers_at(self, i: int, attribute: str) -> list[int]:
-        """Return whole numbers that are an input, or before version 10 an attribute."""
-        return self.ints(attribute) if self.net.is_legacy else self.integers(i)
-
     def whole(self, i: int) -> Value:
         """Return an input of whole numbers, which old files store as real ones."""
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
         """Return whole numbers of any type as they are, real ones in 32 bits."""
-        found = self.tensor(x)
-        return self.cast(found, "int32") if is_float(found.type.dtype) else found
+        tensor = self.tensor(x)
+        return self.cast(tensor, "int32") if is_float(tensor.type.dtype) else tensor
 
     def axes(self, i: int) -> list[int]:
         """Return the axes of input 0 that a known input names."""
         return [self.axis(axis) for axis in self.integers(i)]
 
-    def axis_of(self, attribute: str, default: int | None = None) -> int:
-        """Return the axis of input 0 that an attribute names."""
-        return self.axis(self.int(attribute, default))
-
-    def attribute(self, *names: str) -> str:
-        """Return the first spelling of an attribute that the layer has, else the last."""
-        return next((name for name in names if name in self.layer.attributes), names[-1])
-
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
         """Return weights in a shape; raise InvalidOperation without them."""
-        found = self.blob(tag, shape, type)
-        if found is None:
+        weights = self.blob(tag, shape, type)
+        if weights is None:
             raise InvalidOperation("it has no weights")
-        return found
+        return weights
 
     def broadcast(self) -> list[Any]:
         """Return inputs 0 and 1 in one rank, as `auto_broadcast` says."""
-        mode = self.choice("auto_broadcast", "numpy", "none", "pdpd", default="numpy")
+        mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x, y = self.operand(0), self.operand(1)
         more = self.rank(x) > self.rank(y)
         if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
-            y = self.unsqueezed(y, *range(axis), *range(axis + self.rank(y), self.rank(x)))
+            behind = range(axis + self.rank(y), self.rank(x))
+            y = self.unsqueezed(y, (*range(axis), *behind))
         return self.aligned(x, y)
 
-    def unsqueezed(self, x: Tensor, *axes: int) -> Value:
-        """Return a tensor with axes of extent 1 more."""
-        found = self.tensor(x)
-        return self.step.unsqueeze(found, axes=axes) if axes else found
+    def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
+        """Return a tensor with new axes of extent 1."""
+        tensor = self.tensor(x)
+        return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
         """Return a tensor with items of a value before and after it along axes."""
@@ -345,9 +344,9 @@ def stored(site: LayerSite, type: str = "") -> Constant:
         raise InvalidOperation("it has no output")
     if "element_type" not in layer.attributes and layer.blobs:
         shape = layer.outputs[0].shape or ()
-        found = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
-        if found is not None:
-            return found
+        blob = site.blob("custom", shape) or site.blob(next(iter(layer.blobs)), shape)
+        if blob is not None:
+            return blob
         return Constant(np.zeros(shape, np.float32), "f32", site.name)
     declared = layer.attributes.get("element_type", layer.outputs[0].type or "f32")
     type = type or element_type(declared)

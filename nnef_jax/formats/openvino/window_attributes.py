@@ -15,7 +15,7 @@ from nnef_jax.formats.openvino.layer_site import LayerSite
 
 _LETTERS = "xyz"
 _OLD = {"strides": "stride", "dilations": "dilation", "pads_begin": "pad"}
-_SAME = ("same_upper", "same_lower")
+SAME = ("same_upper", "same_lower")
 
 
 def spatial(
@@ -25,15 +25,15 @@ def spatial(
     keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     if name == "pads_end":
         keys = ["pad-r", "pad-b"][:rank] if rank <= 2 else []
-    if name not in site.layer.attributes and any(key in site.layer.attributes for key in keys):
-        wanted = list(default or [1] * rank)[::-1]
-        return [site.int(key, n) for key, n in zip(keys, wanted, strict=True)][::-1]
-    found = site.ints(name, default)
-    if len(found) == 1 and rank > 1:
-        found *= rank
-    if len(found) != rank:
-        raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(found)}")
-    return found
+    if not site.has_attribute(name) and any(map(site.has_attribute, keys)):
+        defaults = list(default or [1] * rank)[::-1]
+        return [site.int(key, n) for key, n in zip(keys, defaults, strict=True)][::-1]
+    items = site.ints(name, default)
+    if len(items) == 1 and rank > 1:
+        items *= rank
+    if len(items) != rank:
+        raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
+    return items
 
 
 def kernel_of(site: LayerSite) -> list[int]:
@@ -43,13 +43,13 @@ def kernel_of(site: LayerSite) -> list[int]:
 
 def auto_pad(site: LayerSite) -> str:
     """Return how padding is decided: explicit, valid, same_upper or same_lower."""
-    known = ("explicit", "valid", *_SAME)
-    found = site.choice("auto_pad", *known, "none", "notset", "", default="explicit")
-    return found if found in known else "explicit"
+    modes = ("explicit", "valid", *SAME)
+    mode = site.word("auto_pad", *modes, "none", "notset", "")
+    return mode if mode in modes else "explicit"
 
 
 def pads_of(site: LayerSite, rank: int) -> Pairs:
-    """Return padding as it is given. Without `pads_end` old files mean `pads_begin`."""
+    """Return explicit padding. Old files without `pads_end` mean `pads_begin`."""
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     end = spatial(site, "pads_end", rank, begin if site.net.is_legacy else [0] * rank)
     return list(zip(begin, end, strict=True))
@@ -58,14 +58,14 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 def padding_of(
     site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding before and after each spatial axis, by `auto_pad` or as given.
+    """Return the padding before and after each spatial axis, by `auto_pad` or explicit.
 
     `reach` has the extents of a window with its gaps.
     """
     mode = auto_pad(site)
     if mode == "valid":
         return [(0, 0)] * len(reach)
-    if mode not in _SAME:
+    if mode not in SAME:
         return pads_of(site, len(reach))
     return same_padding(site, shape, reach, strides, more_behind=mode == "same_upper")
 

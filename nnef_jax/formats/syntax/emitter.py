@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 from lowering.errors import InvalidOperation
@@ -73,23 +72,18 @@ class Emitter(Emission):
         attributes: Given,
         place: CallPlace,
         rule: Rule | None = None,
-        *,
-        inserted: bool = False,
-        shown: str = "",
     ) -> tuple[Any, ...]:
         """Add an operation to the graph; its results, result arrays as lists.
 
-        `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
+        `rule` is a user's own.
         """
         node, frame, names = place
         span = s.span_in(frame.source, node)
-        wanted = names or [self.builder.unreserved(frame.prefix + (shown or kind))]
+        wanted = names or [self.builder.unreserved(frame.prefix + kind)]
         try:
-            return self.add(
-                kind, operands, attributes, wanted, span, frame.calls, rule=rule, inserted=inserted
-            )
+            return self.add(kind, operands, attributes, wanted, span, frame.calls, rule=rule)
         except InvalidOperation as error:
-            raise self.invalid(error, shown or kind, operands, node, frame) from None
+            raise self.invalid(error, kind, operands, node, frame) from None
 
     def unpacked(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
         """Return the names of a target with what they stand for."""
@@ -113,10 +107,4 @@ class Emitter(Emission):
         self, error: InvalidOperation, kind: str, operands: Given, node: s.SyntaxNode, frame: Frame
     ) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
-        said = partial(self.in_document, kind)
-        named = {said(f"'{name}'")[1:-1]: x for name, x in operands.items()}
-        return refused(error, kind, named, s.span_in(frame.source, node), frame.calls, said)
-
-    def in_document(self, kind: str, text: str) -> str:
-        """Return a text with the document's names of a kind's arguments, which are in quotes."""
-        return text
+        return refused(error, kind, operands, s.span_in(frame.source, node), frame.calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -19,7 +19,8 @@ from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.attributes import attribute, is_attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import words
+from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT
 
 # Operations with a bias, stored in steps of the product of the two other scales where these are
@@ -64,7 +65,7 @@ def applied(
         else:
             attributes[name] = _attribute(site, arguments[name], parameter)
     try:
-        return _folded(site, kind, operands.values(), attributes)
+        return _folded(site, kind, operands, attributes)
     except h.NotFolded:
         pass
     if kind in _BIASED:
@@ -72,9 +73,9 @@ def applied(
     unified = _unified(site, declared.name, items, operands)
     site.graph.meter.spend(RESULT * result_count(kind, unified, attributes))
     if rule is None:
-        results = _emit_as_meant(site, kind, unified, attributes, names)
+        results = _added(site, kind, unified, attributes, names)
     else:
-        results = site.emit(kind, unified, attributes, names, rule=rule)
+        results = site.add(kind, unified, attributes, names, rule=rule)
     read = next(iter(operands.values()), None)
     scales = site.graph.scales
     if kind in _KEEPS_SCALE and isinstance(read, Value) and read in scales:
@@ -87,7 +88,7 @@ def apply_own(site: CallSite, kind: str, rule: Rule) -> Any:
     """Apply a user's rule to a fragment: tensors are operands, known values attributes."""
     operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
     attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
-    return Results.of(site.emit(kind, operands, attributes, site.names, rule=rule))
+    return Results.of(site.add(kind, operands, attributes, site.names, rule=rule))
 
 
 def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
@@ -136,17 +137,33 @@ def _one_operand(site: CallSite, value: Any, name: str) -> Value | h.Host:
         raise InvalidOperation(f"'{name}': {error.message}") from None
 
 
-def _folded(site: CallSite, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
-    if any(map(_is_known, operands)):  # parameters beside known values may be shapes
-        operands = [site.graph.known(x, shapes=True) for x in operands]
-    meaning = meanings().get(kind)
-    if meaning is None or not all(map(_is_known, operands)):
+def _folded(site: CallSite, kind: str, operands: Given, attributes: Given) -> Any:
+    if any(map(_is_known, operands.values())):  # parameters beside known values may be shapes
+        operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
+    if not all(map(_is_known, operands.values())):
         raise h.NotFolded
-    given = {name: x for name, x in attributes.items() if x or not isinstance(x, str)}
-    result = h.evaluate(meaning.kind, operands, meaning.attributes(given))
+    operator = OPERATORS.get(kind)
+    if operator is None:
+        result = h.evaluate(kind, operands.values(), attributes)
+    else:
+        place = _applied_at(site, kind, operands, attributes, (), folds=True)
+        try:
+            result = operator.run(place)
+        except InvalidOperation:  # raised again where the operation is added to the graph
+            raise h.NotFolded from None
     h.require_few(h.weight(result))
     site.graph.meter.spend(h.weight(result))
     return Results(result) if isinstance(result, list) else result
+
+
+def _applied_at(
+    site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str], *,
+    folds: bool = False,
+) -> CallSite:  # fmt: skip
+    return CallSite(
+        site.evaluator, site.node, site.frame, names, {**operands, **attributes}, kind,
+        [*operands.values()], words(kind), folds,
+    )  # fmt: skip
 
 
 def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
@@ -189,21 +206,20 @@ def _unified(
     return {name: unify(operand, items[name]) for name, operand in operands.items()}
 
 
-def _emit_as_meant(
+def _added(
     site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str]
 ) -> tuple[Any, ...]:
     """Add the operations to the graph that one of the dialect means."""
-    stem = names[0] if names else site.frame.prefix + kind
-
-    def insert(kind: str, operands: Given, attributes: Given, part: str) -> Value:
-        wanted = [site.graph.builder.unreserved(f"{stem}.{part}")]
-        return site.emit(kind, operands, attributes, wanted, inserted=True)[0]
-
-    try:
-        draft = meanings()[kind].draft(operands, attributes, insert)
-    except InvalidOperation as error:
-        raise site.invalid(error, kind, operands) from None
-    results = site.emit(draft.kind, draft.operands, draft.attributes, names, shown=kind)
+    operator = OPERATORS.get(kind)
+    if operator is None:
+        results = site.add(kind, operands, attributes, names)
+    else:
+        place = _applied_at(site, kind, operands, attributes, names)
+        try:
+            tensors = operator.run(place)
+        except InvalidOperation as error:
+            raise place.invalid(error, kind, operands) from None
+        results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
     first = results[0]
     if first and isinstance(first, list):
         first = cast(list[Any], first)[0]

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.graph import TensorType, Value
+from lowering.extents import Shape
+from lowering.graph import Rule, TensorType, Value
 from lowering.location import Span
+from lowering.ops import rules
+from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.errors import NnefError, UnsupportedError
-from nnef_jax.flattening.emission import Given
-from nnef_jax.flattening.hostvalues import host, is_plain
+from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.emission import Given, refused
+from nnef_jax.flattening.hostvalues import NotFolded, evaluate, host, is_plain
+from nnef_jax.flattening.operator_site import OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.emitter import CallPlace, Frame
-from nnef_jax.formats.syntax.types import STRING
+from nnef_jax.formats.syntax.emitter import Frame
+from nnef_jax.formats.syntax.types import INTEGER, LOGICAL, SCALAR, STRING, ArrayOf, Type
+from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.attributes import attribute, known_integer
-from nnef_jax.formats.tract.dtypes import converted, own_dtype
+from nnef_jax.formats.tract.dtypes import converted, dtype_of, own_dtype
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
@@ -50,20 +58,38 @@ class _Evaluator(Protocol):
         ...
 
 
+def _read(type: Type) -> Callable[..., Any]:
+    """Return a method that returns an argument by name, as an attribute of a type."""
+    return lambda self, name, default=None: attribute(self.arguments[name], type)
+
+
 @dataclass(slots=True)
-class CallSite:
-    """A place in the text that calls an operation, and the names wanted for its results."""
+class CallSite(OperatorSite[FlatGraph]):
+    """A place in the text that calls an operation, and the names wanted for its results.
+
+    `operands` are the tensors among the `arguments` of `operation`. `words` maps the names that its
+    meaning has for arguments to those of the document. If the site `folds`, its operands are host
+    values, and what is added on them is computed.
+    """
 
     evaluator: _Evaluator
     node: s.SyntaxNode
     frame: Frame
     names: Sequence[str] = ()
     arguments: Given = field(default_factory=dict[str, Any])
+    operation: str = ""
+    operands: Sequence[Any] = ()
+    words: Mapping[str, str] = field(default_factory=dict[str, str])
+    folds: bool = False
+    graph: FlatGraph = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.graph = self.evaluator.graph
 
     @property
-    def graph(self) -> FlatGraph:
-        """Return the graph that operations are added to."""
-        return self.evaluator.graph
+    def operator(self) -> str:
+        """Return the name of the operation in its declaration."""
+        return self.operation
 
     @property
     def unit(self) -> Unit:
@@ -86,9 +112,14 @@ class CallSite:
         return getattr(self.node, "generic", "") or ""
 
     @property
+    def title(self) -> str:
+        """Return the operation in errors."""
+        return f"'{self.operation}'"
+
+    @property
     def name(self) -> str:
         """Return the name for the result."""
-        return self.names[0] if self.names else self.frame.prefix + self.kind
+        return self.names[0] if self.names else self.frame.prefix + (self.operation or self.kind)
 
     def named(self, *names: str) -> CallSite:
         """Return the same call with other names for its results."""
@@ -98,15 +129,58 @@ class CallSite:
         """Return the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
-    # Given
+    # Arguments. Declarations give the defaults of those that are left out.
 
-    def string(self, name: str) -> str:
-        """Return an argument that is a string."""
-        return attribute(self.arguments[name], STRING)
+    def has_attribute(self, name: str) -> bool:
+        """Tell whether the operation has an argument of this name."""
+        return name in self.arguments
 
-    def integer(self, name: str) -> int:
+    def argument(self, name: str) -> Any:
+        """Return an argument."""
+        return self.arguments[name]
+
+    flag = _read(LOGICAL)
+    number = _read(SCALAR)
+    int = _read(INTEGER)  # which may be open or symbolic
+    numbers = _read(ArrayOf(SCALAR))
+    ints = _read(ArrayOf(INTEGER))
+    text = _read(STRING)
+
+    def integer(self, name: str) -> Any:
         """Return an argument that is an integer and decides the structure of the graph."""
         return known_integer(self.arguments[name], name)
+
+    def dtype(self, name: str, default: str | None = None) -> str:
+        """Return an argument that is a datum type, as the dtype that is computed in."""
+        return dtype_of(self.text(name), self.graph.builder.real)
+
+    def choice(self, name: str, *allowed: Any, default: Any = None) -> Any:
+        """Return an argument that is one of some values."""
+        value = self.arguments[name]
+        if value not in allowed:
+            values = ", ".join(map(repr, allowed))
+            raise InvalidOperation(f"'{name}' must be one of {values}, it is {value!r}")
+        return value
+
+    def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
+        """Return the axis of the first operand that an argument names."""
+        return normal_axis(self.arguments[name], self.rank() if rank is None else rank)
+
+    def axes_of(self, name: str) -> Sequence[int]:
+        """Return the axes of the first operand that an argument names."""
+        return normal_axes(self.arguments[name], self.rank())
+
+    # Operands
+
+    def shape(self, x: Any = 0) -> Shape:
+        """Return the shape of an operand; extents may be UNKNOWN."""
+        x = self.operands[x] if type(x) is int else x
+        return x.type.shape if isinstance(x, Value) else np.shape(x)
+
+    def dtype_of(self, x: Any = 0) -> str:
+        """Return the dtype of an operand."""
+        x = self.operands[x] if type(x) is int else x
+        return x.type.dtype if isinstance(x, Value) else x.dtype.name
 
     # Errors
 
@@ -135,17 +209,69 @@ class CallSite:
         )
 
     def invalid(self, error: InvalidOperation, kind: str, operands: Given = _NOTHING) -> NnefError:
-        """Return the located error of an operation that refuses its arguments."""
-        return self.graph.invalid(error, kind, operands, self.node, self.frame)
+        """Return the located error of an operation that refuses its arguments, in its words."""
+        words = self.words if kind == self.operation else dict[str, str]()
+        named = {words.get(name, name): x for name, x in operands.items()}
 
-    # Values
+        def translated(text: str) -> str:
+            return re.sub(r"'(\w+)'", lambda name: f"'{words.get(name[1], name[1])}'", text)
 
-    def emit(
-        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], **options: Any
-    ) -> tuple[Any, ...]:
-        """Add an operation to the graph; the options are those of `Emitter.emit`."""
-        place = CallPlace(self.node, self.frame, names)
-        return self.graph.emit(kind, operands, attributes, place, **options)
+        return refused(error, kind, named, self.span, self.frame.calls, translated)
+
+    # What it adds
+
+    def add(
+        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], *,
+        shown: str = "", rule: Rule | None = None, inserted: bool = False,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """Add an operation to the graph; return its results, result arrays as lists.
+
+        `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
+        """
+        graph, span, calls = self.graph, self.span, self.frame.calls
+        wanted = names or [graph.builder.unreserved(self.frame.prefix + (shown or kind))]
+        try:
+            return graph.add(
+                kind, operands, attributes, wanted, span, calls, rule=rule, inserted=inserted
+            )
+        except InvalidOperation as error:
+            raise self.invalid(error, shown or kind, operands) from None
+
+    def step_on(self, name: str) -> ByKind:
+        """Return the builder of operations on an operand, which have its name."""
+        return ByKind(
+            lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
+        )
+
+    def _insert(self, kind: str, operands: Given, attributes: Given, part: str) -> Any:
+        if self.folds:
+            return self._folded(kind, operands, attributes)
+        wanted = [self.graph.builder.unreserved(f"{self.name}.{part}")]
+        results = self.add(kind, operands, attributes, wanted, inserted=True)
+        return results[0] if len(results) == 1 else results
+
+    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+        """Add an operation. The last one takes arguments that it lacks from the call, by name."""
+        if inserted:
+            return self._insert(kind, operands, attributes, kind)
+        operands, attributes = {**operands}, {**attributes}
+        tensors = declarations.operands(self.operation)
+        for name in rules[kind].parameters:
+            if name in self.arguments and name not in operands and name not in attributes:
+                (operands if name in tensors else attributes)[name] = self.arguments[name]
+        if self.folds:
+            return self._folded(kind, operands, attributes)
+        results = self.add(kind, operands, attributes, self.names, shown=self.operation)
+        return results[0] if len(results) == 1 else results
+
+    def _folded(self, kind: str, operands: Given, attributes: Given) -> Any:
+        """Return an operation's host value. Raises NotFolded, and NnefError where none can be."""
+        if not all(isinstance(x, np.ndarray) for x in operands.values()):
+            raise NotFolded
+        try:
+            return evaluate(kind, operands.values(), attributes)
+        except InvalidOperation as error:
+            raise self.located(error) from None
 
     def cast(self, x: Value, dtype: str, *names: str) -> Value:
         """Return a tensor in a dtype."""
@@ -153,7 +279,7 @@ class CallSite:
             return x
         graph = self.graph
         wanted = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
-        (result,) = self.emit("cast", {"input": x}, {"dtype": dtype}, wanted)
+        (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, wanted)
         stored = graph.constants.get(x)
         if stored is not None:  # still known when the document is flattened
             is_small = stored.size <= LARGEST_ATTRIBUTE
@@ -173,7 +299,7 @@ class CallSite:
         except InvalidOperation as error:
             raise self.invalid(error, "constant") from None
         attributes = {"shape": known.shape, "value": items, "dtype": dtype}
-        return self.emit("constant", {}, attributes, names)[0]
+        return self.add("constant", {}, attributes, names)[0]
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
         """Add a variable that the graph keeps from call to call."""

@@ -21,7 +21,6 @@ from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax.emitter import Emitter
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.dtypes import Defaults
-from nnef_jax.formats.tract.operations import meanings
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
 
@@ -118,11 +117,6 @@ class FlatGraph(Emitter):
         if is_known(value.type.shape) or self.symbolic is None:
             return value.type.shape
         return self.symbolic.of(value)
-
-    def in_document(self, kind: str, text: str) -> str:
-        """Return a text with the dialect's names of a kind's arguments, which are in quotes."""
-        meaning = meanings().get(kind)
-        return meaning.in_document(text) if meaning else text
 
     # What is known
 

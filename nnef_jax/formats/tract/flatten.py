@@ -31,7 +31,7 @@ from nnef_jax.formats.tract import unsupported
 from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
-from nnef_jax.formats.tract.declarations import declarations
+from nnef_jax.formats.tract.declarations import declarations, operands
 from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import defined
@@ -258,10 +258,12 @@ class _UnitFlattener:
         if rule is None:
             if by_definition:
                 return self._call(fragment, site)
-            handler = INTRINSICS.get(fragment.name)
-            if handler is not None:
+            intrinsic = INTRINSICS.get(fragment.name)
+            if intrinsic is not None:
                 self.graph.meter.spend(_INTRINSIC)
-                return handler(site)
+                site.operation = fragment.name
+                site.operands = [arguments[name] for name in operands(fragment.name)]
+                return intrinsic.run(site)
         elif own is not None:
             return apply_own(site, own.name, rule)
         if self.graph.entries:

@@ -13,7 +13,7 @@ from nnef_jax.formats.syntax.invocation import refuse
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.document import TractDocument, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
-from nnef_jax.formats.tract.operations import meanings
+from nnef_jax.formats.tract.operations import has_meaning
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
@@ -93,7 +93,9 @@ def _reached(document: TractDocument, rules: Registry) -> Iterator[s.Invocation]
 def _runs(name: str) -> bool:
     declared = declarations.declarations().get(name)
     return declared is not None and (
-        declared.name in meanings() or declared.body is not None or declared.name in INTRINSICS
+        declared.body is not None
+        or has_meaning(declared.name)
+        or bool(INTRINSICS.get(declared.name))
     )
 
 

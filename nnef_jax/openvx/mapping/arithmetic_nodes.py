@@ -15,16 +15,16 @@ from lowering.ops import rules
 from nnef_jax.openvx import exact_sums
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
-from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.operation_site import (
+from nnef_jax.openvx.mapping.mapped_operation import (
     Computed,
+    MappedOperation,
     NodeInputs,
-    OperationSite,
     Unfit,
     VxLayer,
     is_real,
     is_single,
 )
+from nnef_jax.openvx.mapping.registry import maps
 from nnef_jax.openvx.tables import look_up
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.openvx.vx_errors import unsupported
@@ -54,9 +54,9 @@ _TABLES = (
 
 
 @maps(*_FUNCTIONS)
-def activation(site: OperationSite) -> VxLayer:
+def activation(operation: MappedOperation) -> VxLayer:
     """Map a function that vx_nn_activation_function_e has onto vxActivationLayer."""
-    return _activation("x", _FUNCTIONS[site.operation.kind])
+    return _activation("x", _FUNCTIONS[operation.kind])
 
 
 def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxLayer:
@@ -68,58 +68,60 @@ def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxL
 
 
 @maps(*_TABLES)
-def table(site: OperationSite) -> VxLayer:
+def table(operation: MappedOperation) -> VxLayer:
     """Map any other function of one tensor onto vxTensorTableLookupNode: exact by construction."""
-    name = _only_tensor(site)
+    name = _only_tensor(operation)
     if name is None:
         raise Unfit("no node of OpenVX computes it on two tensors")
-    if not site.profile.has_tables:
+    if not operation.profile.has_tables:
         raise Unfit("vxTensorTableLookupNode takes uint8 and int16, no int8")
 
     def run(node: NodeInputs) -> Computed:
         x = node[name]
-        found = Tensor(look_up(x.data, node["table"]), node.position)
-        return found, look_up(x.data, node["beyond"])
+        result = Tensor(look_up(x.data, node["table"]), node.position)
+        return result, look_up(x.data, node["beyond"])
 
     return VxLayer("vxTensorTableLookupNode", run, takes_numbers=True, is_table=True)
 
 
 @maps("clamp", "min", "max")
-def bounded(site: OperationSite) -> VxLayer:
+def bounded(operation: MappedOperation) -> VxLayer:
     """Map operations that cut off below 0, or below 0 and above a number, onto RELU and BRELU."""
-    kind, names = site.operation.kind, ("a", "b") if site.operation.kind == "clamp" else ("y",)
-    bounds = [site.number(name) for name in names]
-    if site.is_fixed("x") or None in bounds:
-        return table(site)
-    is_positive = site.operand("x") in site.not_negative
+    kind, names = operation.kind, ("a", "b") if operation.kind == "clamp" else ("y",)
+    bounds = [operation.number(name) for name in names]
+    if operation.is_fixed("x") or None in bounds:
+        return table(operation)
+    is_positive = operation.operand("x") in operation.not_negative
     if kind == "max" and bounds == [0.0]:
         return _activation("x", "relu")
     high = bounds[-1] or 0.0
     if high > 0 and ((kind == "clamp" and bounds[0] == 0) or (kind == "min" and is_positive)):
         return _activation("x", "brelu", a=high)
-    return table(site)
+    return table(operation)
 
 
 @maps(*_NODES, "div")
-def arithmetic(site: OperationSite) -> VxLayer:
+def arithmetic(operation: MappedOperation) -> VxLayer:
     """Map sums and products onto nodes on tensors; with a number onto LINEAR, or a table."""
-    kind = site.operation.kind
-    line = _line(site)
+    kind = operation.kind
+    line = _line(operation)
     if line is not None and min(line) >= 0 and math.isfinite(max(line)):
-        return _activation("x" if not site.is_fixed("x") else "y", "linear", *line)
-    if _only_tensor(site) is not None and (site.profile.has_tables or kind == "div"):
-        return table(site)
+        return _activation("x" if not operation.is_fixed("x") else "y", "linear", *line)
+    if _only_tensor(operation) is not None and (operation.profile.has_tables or kind == "div"):
+        return table(operation)
     if kind == "div":
         raise Unfit("OpenVX has no quotient of two tensors")
-    if not all(is_real(site.operand(n)) or site.number(n) is not None for n in ("x", "y")):
+    if not all(
+        is_real(operation.operand(n)) or operation.number(n) is not None for n in ("x", "y")
+    ):
         raise Unfit("its tensors are not of real numbers")
     return VxLayer(_NODES[kind], lambda node: _combined(kind, node, [node["x"], node["y"]]))
 
 
 @maps("add_n")
-def sums(site: OperationSite) -> VxLayer:
+def sums(operation: MappedOperation) -> VxLayer:
     """Map a sum of several tensors onto one vxTensorAddNode after the other."""
-    operand = site.operand("x")
+    operand = operation.operand("x")
     count = len(operand) if isinstance(operand, tuple) else 0
     if count < 2:
         raise Unfit(f"it adds {count} tensors")
@@ -135,23 +137,23 @@ def sums(site: OperationSite) -> VxLayer:
     return VxLayer(name, run)
 
 
-def _only_tensor(site: OperationSite) -> str | None:
+def _only_tensor(operation: MappedOperation) -> str | None:
     """Return the name of the operand that is computed, if all others are single numbers."""
-    computed = site.computed()
-    operands = dict(site.operation.operands)
+    computed = operation.computed()
+    operands = operation.operands
     if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
         return None
-    numbers = all(is_single(site.shape(name)) for name in operands if name not in computed)
-    return computed[0] if numbers and site.type(computed[0]) == site.result else None
+    numbers = all(is_single(operation.shape(name)) for name in operands if name not in computed)
+    return computed[0] if numbers and operation.type(computed[0]) == operation.result else None
 
 
-def _line(site: OperationSite) -> tuple[float, float] | None:
+def _line(operation: MappedOperation) -> tuple[float, float] | None:
     """Return factor and term of a * x + b, where the operation is that of a number."""
-    kind, x, y = site.operation.kind, site.number("x"), site.number("y")
-    if y is not None and not site.is_fixed("x"):
+    kind, x, y = operation.kind, operation.number("x"), operation.number("y")
+    if y is not None and not operation.is_fixed("x"):
         lines = {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}
         return lines.get(kind) or ((1 / y, 0.0) if y else None)
-    if x is not None and not site.is_fixed("y"):
+    if x is not None and not operation.is_fixed("y"):
         return {"add": (1.0, x), "sub": (-1.0, x), "mul": (x, 0.0)}.get(kind)
     return None
 
@@ -172,14 +174,14 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     base = exact_sums.base_for(largest, shift)
     if base is None or shift not in SHIFTS:
         unsupported(f"positions {before} and {node.position} are too far from each other")
-    found, mask = exact_sums.narrow(
+    result, mask = exact_sums.narrow(
         exact_sums.total(terms, base),
         shift,
         node.choices.overflow_policy,
         node.choices.rounding_policy,
         tensors[0].dtype,
     )
-    return Tensor(found, node.position), mask
+    return Tensor(result, node.position), mask
 
 
 VIEWS = (
@@ -189,24 +191,23 @@ VIEWS = (
 
 
 @maps(*VIEWS)
-def view(site: OperationSite) -> VxLayer:
+def view(operation: MappedOperation) -> VxLayer:
     """Rearrange raw integers by the operation's own rule."""
-    operation = site.operation
-    if operation.kind == "slice" and any(s != 1 for s in site.attributes.get("stride", ())):
+    if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
         raise Unfit("a view has no gaps")
-    ((name, operand),) = operation.operands
+    ((name, operand),) = operation.operands.items()
     if not all(map(is_real, operand if isinstance(operand, tuple) else (operand,))):
         raise Unfit(f"'{name}' is not of real numbers")
-    attributes = {python_name(key): x for key, x in operation.attributes}
-    rule = operation.rule or rules[operation.kind]
+    attributes = {python_name(key): x for key, x in operation.attributes.items()}
+    rule = operation.source.rule or rules[operation.kind]
 
     def run(node: NodeInputs) -> Computed:
         x: Tensor | list[Tensor] = node[name]
         data: Any = [part.data for part in x] if isinstance(x, list) else x.data
-        found = rule.lower(**{name: data}, **attributes)
-        if isinstance(found, list | tuple):
-            return [Tensor(part, node.position) for part in found], None
-        return Tensor(found, node.position), None
+        result = rule.lower(**{name: data}, **attributes)
+        if isinstance(result, list | tuple):
+            return [Tensor(part, node.position) for part in result], None
+        return Tensor(result, node.position), None
 
     is_node = operation.kind == "transpose"
     return VxLayer("vxTensorTransposeNode" if is_node else "view", run, keeps_position=True)

@@ -7,24 +7,24 @@ from typing import Any
 from lowering import windows
 from nnef_jax.openvx.layers.pointwise import normalization_layer, softmax_layer
 from nnef_jax.openvx.layers.pooling_layers import pooling_layer
-from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.operation_site import (
+from nnef_jax.openvx.mapping.mapped_operation import (
     Computed,
+    MappedOperation,
     NodeInputs,
-    OperationSite,
     Unfit,
     VxLayer,
     like,
     planes,
 )
 from nnef_jax.openvx.mapping.product_nodes import pair, require_smallest_strides, symmetric
+from nnef_jax.openvx.mapping.registry import maps
 
 
 @maps("max_pool", "avg_pool", "box")
-def pool(site: OperationSite) -> VxLayer:
+def pool(operation: MappedOperation) -> VxLayer:
     """Map a pool onto vxPoolingLayer, which pads with zeros that count in averages."""
-    kind = "max" if site.operation.kind == "max_pool" else "avg"
-    shape, pool = site.require_planes("input"), dict(site.attributes)
+    kind = "max" if operation.kind == "max_pool" else "avg"
+    shape, pool = operation.require_planes("input"), dict(operation.attributes)
     if not pool.pop("normalize", True):
         raise Unfit("it sums, the layer averages")
     window = windows.basic(shape, **pool)
@@ -37,61 +37,61 @@ def pool(site: OperationSite) -> VxLayer:
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
     if any(padding):
-        _require_border(site, kind, window.border)
+        _require_border(operation, kind, window.border)
     attributes: dict[str, Any] = {
         "pooling_type": kind,
         "pooling_size": pair(window.size[2:], 1),
         "pooling_padding": pair(padding[2:], 0),
         "skip": pair(window.stride[2:], 1),
     }
-    return _pooling(site, attributes)
+    return _pooling(operation, attributes)
 
 
-def _require_border(site: OperationSite, kind: str, border: str) -> None:
+def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
     """Refuse padding that counts where it does not in OpenVX, or the other way round."""
     if kind == "avg":
         if border != "constant":
             raise Unfit("its averages leave out the padding, those of the layer do not")
         return
     counts = border == "constant"  # the text pads with zeros, the sample leaves padding out
-    operand = site.operand("input")
-    if counts != (site.semantics == "spec") and operand not in site.not_negative:
+    operand = operation.operand("input")
+    if counts != (operation.semantics == "spec") and operand not in operation.not_negative:
         does = "takes part in maxima" if counts else "is left out of maxima"
         other = "leaves it out" if counts else "does not leave it out"
         raise Unfit(f"its padding {does} and 'input' may be negative: the layer {other}")
 
 
 @maps("max_reduce", "mean_reduce", "sum_reduce")
-def reduction(site: OperationSite) -> VxLayer:
+def reduction(operation: MappedOperation) -> VxLayer:
     """Map the mean or maximum over all places onto a vxPoolingLayer of one window."""
-    kind = "max" if site.operation.kind == "max_reduce" else "avg"
-    if site.operation.kind == "sum_reduce" and not site.attributes["normalize"]:
+    kind = "max" if operation.kind == "max_reduce" else "avg"
+    if operation.kind == "sum_reduce" and not operation.attributes["normalize"]:
         raise Unfit("it sums, the layer averages")
-    shape = site.require_planes("input")
-    axes = tuple(site.attributes["axes"])
+    shape = operation.require_planes("input")
+    axes = tuple(operation.attributes["axes"])
     if sorted(axes) != list(range(2, len(shape))):
         raise Unfit(f"it reduces axes {list(axes)}, the layer width and height")
     return _pooling(
-        site, {"pooling_type": kind, "pooling_size": pair(shape[2:], 1), "skip": (1, 1)}
+        operation, {"pooling_type": kind, "pooling_size": pair(shape[2:], 1), "skip": (1, 1)}
     )
 
 
-def _pooling(site: OperationSite, attributes: dict[str, Any]) -> VxLayer:
-    shape = site.result.shape
+def _pooling(operation: MappedOperation, attributes: dict[str, Any]) -> VxLayer:
+    shape = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
         x = planes(node["input"])
         choices = node.choices
-        found = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
-        return like(found, (x.shape[0], *shape[1:])), None
+        result = pooling_layer(x, **attributes, semantics=choices.semantics, strict=choices.strict)
+        return like(result, (x.shape[0], *shape[1:])), None
 
     return VxLayer("vxPoolingLayer", run, keeps_position=True)
 
 
 @maps("softmax")
-def softmax(site: OperationSite) -> VxLayer:
+def softmax(operation: MappedOperation) -> VxLayer:
     """Map `softmax` onto vxSoftmaxLayer; along the last axis any shape is rows, by a view."""
-    shape, axes = site.shape("x"), tuple(site.attributes["axes"])
+    shape, axes = operation.shape("x"), tuple(operation.attributes["axes"])
     is_channels = len(shape) == 4 and axes == (1,)
     if not is_channels and axes != (len(shape) - 1,):
         raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer's is that of classes")
@@ -105,11 +105,11 @@ def softmax(site: OperationSite) -> VxLayer:
 
 
 @maps("local_response_normalization")
-def normalization(site: OperationSite) -> VxLayer:
+def normalization(operation: MappedOperation) -> VxLayer:
     """Map LRN onto vxNormalizationLayer; its window divides alpha there too."""
-    if site.profile.dtype != "int16":
+    if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
-    shape, size = site.require_planes("input"), tuple(site.attributes["size"])
+    shape, size = operation.require_planes("input"), tuple(operation.attributes["size"])
     size += (1,) * (len(shape) - len(size))
     count = max(size)
     if size == (1, count, *(1 for _ in shape[2:])):
@@ -120,13 +120,13 @@ def normalization(site: OperationSite) -> VxLayer:
         raise Unfit(f"its window {list(size)} is neither across maps nor a square in one")
     if count not in (3, 5, 7):
         raise Unfit(f"its window has {count} items, the layer takes 3, 5 or 7")
-    alpha, beta, bias = (site.attributes[name] for name in ("alpha", "beta", "bias"))
+    alpha, beta, bias = (operation.attributes[name] for name in ("alpha", "beta", "bias"))
     if min(alpha, beta, bias) <= 0:
         raise Unfit("alpha, beta and bias of the layer are positive")
 
     def run(node: NodeInputs) -> Computed:
         x = planes(node["input"])
-        found = normalization_layer(
+        result = normalization_layer(
             x,
             type=kind,
             normalization_size=count,
@@ -135,6 +135,6 @@ def normalization(site: OperationSite) -> VxLayer:
             bias=bias,
             **node.output,
         )
-        return like(found, node["input"].shape), None
+        return like(result, node["input"].shape), None
 
     return VxLayer("vxNormalizationLayer", run, saturates=True)

@@ -17,11 +17,10 @@ from nnef_jax.openvx.layers.product_layers import (
     deconvolution_layer,
     fully_connected_layer,
 )
-from nnef_jax.openvx.mapping import maps
-from nnef_jax.openvx.mapping.operation_site import (
+from nnef_jax.openvx.mapping.mapped_operation import (
     Computed,
+    MappedOperation,
     NodeInputs,
-    OperationSite,
     Unfit,
     VxLayer,
     is_single,
@@ -29,19 +28,20 @@ from nnef_jax.openvx.mapping.operation_site import (
     plane,
     planes,
 )
+from nnef_jax.openvx.mapping.registry import maps
 from nnef_jax.openvx.tensor import Tensor
 
 
 @maps("conv")
-def convolution(site: OperationSite) -> VxLayer:
+def convolution(operation: MappedOperation) -> VxLayer:
     """Map `conv` onto vxConvolutionLayer, groups onto views of the channels."""
-    site.require_fixed("filter", "bias")
-    shape, filter = site.require_planes("input"), site.shape("filter")
-    sliding = _sliding(site)
+    operation.require_fixed("filter", "bias")
+    shape, filter = operation.require_planes("input"), operation.shape("filter")
+    sliding = _sliding(operation)
     window = windows.basic(shape[2:], filter[2:], **sliding)
     padding = symmetric(window, window.border)
     require_smallest_strides(window, padding)
-    groups = site.attributes["groups"] or shape[1]
+    groups = operation.attributes["groups"] or shape[1]
     attributes: dict[str, Any] = {
         "padding": pair(padding, 0),
         "dilation": pair([d - 1 for d in window.dilation], 0),
@@ -66,12 +66,12 @@ def convolution(site: OperationSite) -> VxLayer:
 
 
 @maps("deconv")
-def deconvolution(site: OperationSite) -> VxLayer:
+def deconvolution(operation: MappedOperation) -> VxLayer:
     """Map `deconv` onto vxDeconvolutionLayer, which correlates with the filter turned around."""
-    site.require_fixed("filter", "bias")
-    shape, filter = site.require_planes("input"), site.shape("filter")
-    output, given = site.result.shape, site.attributes["output_shape"]
-    window = windows.reverse(shape[2:], given[2:], filter[2:], **_sliding(site))
+    operation.require_fixed("filter", "bias")
+    shape, filter = operation.require_planes("input"), operation.shape("filter")
+    output, declared = operation.result.shape, operation.attributes["output_shape"]
+    window = windows.reverse(shape[2:], declared[2:], filter[2:], **_sliding(operation))
     groups = output[1] // filter[1]
     if any(d != 1 for d in window.dilation):
         raise Unfit(f"its dilation is {list(window.dilation)}, the layer has none")
@@ -125,26 +125,26 @@ def deconvolution(site: OperationSite) -> VxLayer:
 
 
 @maps("linear")
-def linear(site: OperationSite) -> VxLayer:
+def linear(operation: MappedOperation) -> VxLayer:
     """Map `linear` onto vxFullyConnectedLayer."""
-    site.require_fixed("filter", "bias")
-    filter, bias, shape = site.shape("filter"), site.shape("bias"), site.result.shape
+    operation.require_fixed("filter", "bias")
+    filter, bias, shape = operation.shape("filter"), operation.shape("bias"), operation.result.shape
     if not is_single(filter[:-2]) or not is_single(bias[:-1] if len(bias) == len(shape) else bias):
         raise Unfit("its weights or biases differ between the items of the batch")
-    return _fully_connected(site, ("input", "filter"), (False, True))
+    return _fully_connected(operation, ("input", "filter"), (False, True))
 
 
 @maps("matmul")
-def product(site: OperationSite) -> VxLayer:
+def product(operation: MappedOperation) -> VxLayer:
     """Map `matmul` onto vxFullyConnectedLayer, or vxTensorMatrixMultiplyNode of two tensors."""
-    left, right = site.shape("A"), site.shape("B")
-    flipped = site.attributes["transposeA"], site.attributes["transposeB"]
+    left, right = operation.shape("A"), operation.shape("B")
+    flipped = operation.attributes["transposeA"], operation.attributes["transposeB"]
     if len(left) < 2 or len(right) < 2:
         raise Unfit("a vector is no matrix")
-    if site.is_fixed("B") and is_single(right[:-2]):
-        return _fully_connected(site, ("A", "B"), flipped)
-    count = volume(site.result.shape[:-2])
-    dims = site.result.shape
+    if operation.is_fixed("B") and is_single(right[:-2]):
+        return _fully_connected(operation, ("A", "B"), flipped)
+    count = volume(operation.result.shape[:-2])
+    dims = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
         # The text of OpenVX 1.2 rounds to the nearest and saturates, the sample cuts off.
@@ -157,28 +157,29 @@ def product(site: OperationSite) -> VxLayer:
             turned = Tensor(b.data.T, b.fixed_point_position)
             return fully_connected_layer(a, turned, **options)
 
-        found, mask = jax.vmap(one)(a, b)
-        return like(found, dims), mask.reshape(dims)
+        result, mask = jax.vmap(one)(a, b)
+        return like(result, dims), mask.reshape(dims)
 
     return VxLayer(_times(count, "vxTensorMatrixMultiplyNode"), run)
 
 
 @maps("batch_normalization")
-def batch_normalization(site: OperationSite) -> VxLayer:
+def batch_normalization(operation: MappedOperation) -> VxLayer:
     """Map one that follows no product alone onto vxConvolutionLayer: 1x1, a group each channel."""
-    shape, (first, *others) = site.require_planes("input"), site.arguments
-    site.require_fixed(*others)
+    shape, (first, *parameters) = operation.require_planes("input"), operation.arguments
+    operation.require_fixed(*parameters)
     channels = shape[1]
-    for name in others:
+    for name in parameters:
         if any(
-            n not in (1, channels if axis == 1 else 1) for axis, n in enumerate(site.shape(name))
+            n not in (1, channels if axis == 1 else 1)
+            for axis, n in enumerate(operation.shape(name))
         ):
             raise Unfit(f"'{name}' is not one number for each channel")
 
     def run(node: NodeInputs) -> Computed:
         x, options = planes(node[first]), node.products
-        found = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
-        return _as_rank(found, len(shape))
+        result = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
+        return _as_rank(result, len(shape))
 
     def real(operands: Mapping[str, Any]) -> Any:
         line = [1, channels, *(1 for _ in shape[2:])]
@@ -197,20 +198,20 @@ def batch_normalization(site: OperationSite) -> VxLayer:
 
 
 def _fully_connected(
-    site: OperationSite, names: tuple[str, str], flipped: tuple[bool, bool]
+    operation: MappedOperation, names: tuple[str, str], flipped: tuple[bool, bool]
 ) -> VxLayer:
     """Map products with a matrix of weights: each row of the other factor is one of a batch."""
-    (left, right), (flip, is_transposed), shape = names, flipped, site.result.shape
-    inner = site.shape(left)[-2 if flip else -1]
+    (left, right), (flip, is_transposed), shape = names, flipped, operation.result.shape
+    inner = operation.shape(left)[-2 if flip else -1]
 
     def run(node: NodeInputs) -> Computed:
         x = node[left]
         data = jnp.swapaxes(x.data, -1, -2) if flip else x.data
         rows = Tensor(data.reshape(-1, inner), x.fixed_point_position)
         options: Any = node.products
-        made: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
-        found, mask = made
-        return like(found, shape), mask.reshape(shape)
+        layer: Any = fully_connected_layer(rows, node[right], node.get("bias"), **options)
+        result, mask = layer
+        return like(result, shape), mask.reshape(shape)
 
     def arranged(weights: Array) -> Array:
         weights = weights.reshape(weights.shape[-2:])
@@ -280,16 +281,16 @@ def pair(values: Any, single: int) -> tuple[int, int]:
     return (values[-1], values[0] if len(values) == 2 else single)
 
 
-def _sliding(site: OperationSite) -> dict[str, Any]:
+def _sliding(operation: MappedOperation) -> dict[str, Any]:
     names = ("border", "padding", "stride", "dilation")
-    return {name: site.attributes[name] for name in names}
+    return {name: operation.attributes[name] for name in names}
 
 
-def _as_rank(made: Any, rank: int) -> Computed:
-    found, mask = made
+def _as_rank(layer: Any, rank: int) -> Computed:
+    result, mask = layer
     if rank == 4:
-        return found, mask
-    return Tensor(found.data[:, :, 0], found.fixed_point_position), mask[:, :, 0]
+        return result, mask
+    return Tensor(result.data[:, :, 0], result.fixed_point_position), mask[:, :, 0]
 
 
 def _biases(channels: int) -> Any:

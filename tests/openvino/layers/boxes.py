@@ -230,6 +230,8 @@ CHOSEN = [
         scale="1,2,3"),
     old("CTCGreedyDecoder", [_PATH, _MASK],
          *_float(reference.ctc_greedy_decoder(_PATH, _MASK, True)), ctc_merge_repeated=1),
+    new("CTCGreedyDecoder", [_PATH, _MASK],
+         *_float(reference.ctc_greedy_decoder(_PATH, _MASK, False)), ctc_merge_repeated=False),
     new("NonMaxSuppression", [_BOXES, _OF, Known(np.array(4)), *_LIMITS[1:], Known(np.array(0.2))],
         _float(*_SOFT), opset="opset9"),
     new("NMSRotated", [_TURNED, _TURNED_OF, *_LIMITS], _float(*reference.sorted_suppression(

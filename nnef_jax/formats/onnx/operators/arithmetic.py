@@ -6,11 +6,19 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from nnef_jax.flattening.attributes import flag, number, one_of, word
 from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.operators import Meaning
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operations import RANDOM, pair
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
+from nnef_jax.formats.onnx.operators.rows import RANDOM
+
+# Functions of two tensors. They broadcast as in numpy since version 7.
+_PAIRS = {
+    "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
+    "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
+}  # fmt: skip
 
 
 @operator("Identity")
@@ -20,10 +28,25 @@ def _identity(site: NodeSite) -> Any:
     return site.last.copy(x) if isinstance(x, Tensor) else x
 
 
-@operator("Pow")
-def _power(site: NodeSite) -> Any:
-    """Return x to the power y, of another dtype if need be; the result has that of x."""
-    x, y = pair(site)
+def _on_two(kind: str) -> Meaning:
+    return lambda site, x, y: getattr(site.last, kind)(x, y)
+
+
+def _along_axis(meaning: Meaning) -> Meaning:
+    """Return a meaning before version 7: `axis` is the first axis of x that y has."""
+
+    def meaning_along_axis(site: NodeSite, x: Any, y: Any, *, broadcasts: bool) -> Any:
+        if broadcasts and site.has_attribute("axis"):
+            rank = site.rank(y)
+            behind = site.rank(x) - (site.axis_of("axis") + rank)
+            y = site.unsqueezed(y, range(rank, rank + behind))
+        return meaning(site, x, y)
+
+    return meaning_along_axis
+
+
+def _power(site: NodeSite, x: Any, y: Any) -> Any:
+    """Return x to the power y. The two may have different dtypes; the result has that of x."""
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
@@ -31,34 +54,51 @@ def _power(site: NodeSite) -> Any:
     return site.cast(site.step.pow(site.cast(x, wide), site.cast(y, wide)), dtype)
 
 
+for _name, _meaning in {
+    **{name: _on_two(kind) for name, kind in _PAIRS.items()},
+    "Pow": _power,
+}.items():
+    operator(_name, since=7)(_meaning)
+    operator(_name, broadcasts=flag("broadcast"))(_along_axis(_meaning))
+
+
+@operator("BitShift")
+def _bit_shift(
+    site: NodeSite, x: Any, y: Any, *, direction: str = one_of("direction", "LEFT", "RIGHT")
+) -> Any:
+    add = site.last.shift_left if direction == "LEFT" else site.last.shift_right
+    return add(x, y)
+
+
 @operator("Mod")
-def _mod(site: NodeSite) -> Any:
+def _mod(site: NodeSite, x: Any, y: Any, *, truncates: bool = flag("fmod")) -> Any:
     """Return the remainder of a division: with the sign of x for `fmod`, else of y."""
-    if site.flag("fmod"):
-        return site.last.rem(*pair(site))
-    return floored_mod(site, *pair(site), site.last)
+    return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
 
 def floored_mod(site: NodeSite, x: Any, y: Any, add: ByKind) -> Any:
     """Return the remainder of a division rounded down."""
     step = site.step
-    rest = step.rem(x, y)
-    differ = step.ne(step.lt(rest, 0), step.lt(y, 0))
-    return add.select(step.and_(differ, step.ne(rest, 0)), step.add(rest, y), rest)
+    remainder = step.rem(x, y)
+    differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
+    is_shifted = step.and_(differ, step.ne(remainder, 0))
+    return add.select(is_shifted, step.add(remainder, y), remainder)
 
 
 def _joined(site: NodeSite, kind: str, values: Sequence[Any], end: ByKind) -> Any:
-    """Join all inputs in order; the last operation is added by `end`."""
-    first, *rest = values
-    for i, other in enumerate(rest, 1):
-        first = getattr(end if i == len(rest) else site.step, kind)(first, other)
-    return first if rest else end.copy(first)
+    """Join all inputs in order. `end` adds the last operation."""
+    result, *operands = values
+    for i, value in enumerate(operands, 1):
+        result = getattr(end if i == len(operands) else site.step, kind)(result, value)
+    return result if operands else end.copy(result)
 
 
-@operator("Max", "Min", "Sum")
-def _all(site: NodeSite, *values: Any) -> Any:
-    kind = {"Sum": "add"}.get(site.node.operator, site.node.operator.lower())
-    return _joined(site, kind, values, site.last)
+def _of_all(kind: str) -> Meaning:
+    return lambda site, *values: _joined(site, kind, values, site.last)
+
+
+for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
+    operator(_name)(_of_all(_kind))
 
 
 @operator("Mean")
@@ -66,67 +106,91 @@ def _mean(site: NodeSite, *values: Any) -> Any:
     return site.last.div(_joined(site, "add", values, site.step), len(values))
 
 
-@operator("Clip")
+@operator("Clip", since=11)
 def _clip(site: NodeSite, x: Any, low: Any = None, high: Any = None) -> Any:
-    """Return items between bounds, which are inputs since version 11; the upper one wins."""
-    if site.version < 11:
-        given = site.node.attributes
-        low, high = (site.number(n) if n in given else None for n in ("min", "max"))
+    """Return items between bounds. The upper one wins."""
     bounds = [(kind, n) for kind, n in (("max", low), ("min", high)) if n is not None]
     return site.chain(x, *((kind, [bound], {}) for kind, bound in bounds))
+
+
+@operator("Clip")
+def _clip_by_attributes(site: NodeSite, x: Any) -> Any:
+    low, high = (site.number(n) if site.has_attribute(n) else None for n in ("min", "max"))
+    return _clip(site, x, low, high)
 
 
 # Activations; others are rows, or are run by the standard's definitions of them.
 
 
-@operator("Selu")
-def _selu(site: NodeSite, x: Any) -> Any:
-    alpha, gamma = (
-        (1.6732632423543772, 1.0507009873554805) if site.version >= 6 else (1.6732, 1.0507)
-    )
-    given = {"alpha": site.number("alpha", alpha), "lambda": site.number("gamma", gamma)}
-    return site.last.selu(x, **given)
+@operator(
+    "Selu", since=6,
+    alpha=number("alpha", 1.6732632423543772), gamma=number("gamma", 1.0507009873554805),
+)  # fmt: skip
+@operator("Selu", alpha=number("alpha", 1.6732), gamma=number("gamma", 1.0507))
+def _selu(site: NodeSite, x: Any, *, alpha: float, gamma: float) -> Any:
+    return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
-@operator("PRelu")
+@operator("HardSigmoid")
+def _hard_sigmoid(
+    site: NodeSite,
+    x: Any,
+    *,
+    alpha: float = number("alpha", 0.2),
+    beta: float = number("beta", 0.5),
+) -> Any:
+    return site.last.clamp(site.step.add(site.step.mul(x, alpha), beta), 0, 1)
+
+
+@operator("PRelu", since=7)
 def _prelu(site: NodeSite, x: Any, slope: Any) -> Any:
-    """Return items times a slope where they are negative; before version 7 slopes of channels."""
-    if site.version < 7 and site.rank(1) == 1:
-        slope = site.unsqueezed(slope, range(1, site.rank() - 1))
+    """Return x, times a slope where it is negative."""
     if site.is_real():
         return site.last.prelu(x, slope)
     return site.last.select(site.step.lt(x, 0), site.step.mul(x, slope), x)
 
 
+@operator("PRelu")
+def _prelu_of_channels(site: NodeSite, x: Any, slope: Any) -> Any:
+    if site.rank(slope) == 1:
+        slope = site.unsqueezed(slope, range(1, site.rank() - 1))
+    return _prelu(site, x, slope)
+
+
 @operator("Gelu")
-def _gelu(site: NodeSite, x: Any) -> Any:
-    if site.choice("approximate", "none", "tanh", default="none") == "tanh":
+def _gelu(
+    site: NodeSite, x: Any, *, approximation: str = word("approximate", "none", "tanh")
+) -> Any:
+    if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    whole = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
-    return site.last.mul(site.step.mul(x, 0.5), whole)
+    share = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
+    return site.last.mul(site.step.mul(x, 0.5), share)
 
 
 @operator("Swish")
-def _swish(site: NodeSite, x: Any) -> Any:
-    alpha = site.number("alpha", 1.0)
+def _swish(site: NodeSite, x: Any, *, alpha: float = number("alpha", 1.0)) -> Any:
     if alpha == 1:
         return site.last.silu(x)
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
 
-@operator("Dropout")
+@operator("Dropout", since=7)
 def _dropout(site: NodeSite, x: Any, ratio: Any = None, mode: Any = None) -> Any:
     """Return the input, and that all of it is kept: inference alone is exact."""
-    if site.version < 7:
-        trains = not site.flag("is_test") and site.number("ratio", 0.5) != 0
-    else:
-        trains = mode is not None and bool(site.known(2).any())
-        trains = trains and (ratio is None or bool(site.known(1).any()))
+    trains = mode is not None and bool(site.known(2).any())
+    return _dropped(site, x, trains and (ratio is None or bool(site.known(1).any())))
+
+
+@operator("Dropout")
+def _dropout_by_attributes(site: NodeSite, x: Any, *, is_test: bool = flag("is_test")) -> Any:
+    return _dropped(site, x, not is_test and site.number("ratio", 0.5) != 0)
+
+
+def _dropped(site: NodeSite, x: Any, trains: bool) -> Any:
     if trains:
         return RANDOM(site)
     result = site.last.copy(x)
-    if not site.wants(1):
+    if not site.is_read(1):
         return result
-    return result, site.filled(
-        1, "bool" if site.version >= 10 else site.dtype_of(), site.known_shape()
-    )
+    dtype = "bool" if site.version >= 10 else site.dtype_of()
+    return result, site.filled(1, dtype, site.known_shape())

@@ -14,37 +14,45 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
+from nnef_jax.flattening.attributes import attribute, integer
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _MOST_UNROLLED = 1024  # iterations
-_MOST_RETRIED = 64  # whose body has an error where it is one for all
+_MOST_RETRIED = 64  # iterations that are written out if one body for all of them has an error
+_BODY = attribute("body", "subgraph")
 
 
 @operator("If")
-def _if(site: NodeSite, condition: Any) -> tuple[Any, ...]:
+def _if(
+    site: NodeSite,
+    condition: Any,
+    *,
+    then: ModelGraph = attribute("then_branch", "subgraph"),
+    otherwise: ModelGraph = attribute("else_branch", "subgraph"),
+) -> tuple[Any, ...]:
     """Choose one of two graphs; only the chosen one is computed."""
-    graphs = [site.subgraph(f"{name}_branch") for name in ("then", "else")]
     if isinstance(condition, Constant):
-        graph = graphs[0 if condition.array.any() else 1]
+        graph = then if condition.array.any() else otherwise
         return tuple(site.within(graph, site.graph, {}))
-    inner = [site.graph.body() for _ in graphs]
-    makes = [partial(site.within, x, graph, {}) for x, graph in zip(graphs, inner, strict=True)]
-    found = both(makes, site.graph.fixing(condition))
-    sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in found]
+    inner = [site.graph.body() for _ in range(2)]
+    pairs = zip((then, otherwise), inner, strict=True)
+    makes = [partial(site.within, x, graph, {}) for x, graph in pairs]
+    outputs = both(makes, site.graph.fixing(condition))
+    sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in outputs]
     if sizes[0] != sizes[1]:
         site.known(0)  # raises
     flat = [
         [_result(replace(site, graph=graph), x) for x in _flat(results)]
-        for graph, results in zip(inner, found, strict=True)
+        for graph, results in zip(inner, outputs, strict=True)
     ]
     chosen = site.reshaped(site.cast(condition, "bool"), ())
-    made = branch(site.emit, chosen, inner, flat)
-    items = iter(made if isinstance(made, list | tuple) else [made])
+    values = branch(site.emit, chosen, inner, flat)
+    items = iter(values if isinstance(values, list | tuple) else [values])
     return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in sizes[0])
 
 
@@ -64,10 +72,10 @@ def _result(at: NodeSite, x: Tensor) -> Value:
 
 
 @operator("Loop")
-def _loop(site: NodeSite) -> tuple[Any, ...]:
-    """Repeat as often as input 0 says at most, and as long as the condition is true."""
-    body = site.subgraph("body")
-    count, begins = site.optional(0), site.optional(1)
+def _loop(
+    site: NodeSite, count: Any = None, begins: Any = None, *, body: ModelGraph = _BODY
+) -> tuple[Any, ...]:
+    """Repeat at most `count` times, and as long as the condition is true."""
     states = list(site.operands[2:])
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
@@ -81,7 +89,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
     limit = max(limit, 0)
     goes_on = _goes_on(site, body, states)
     if goes_on is False and (limit < 1 or not isinstance(count, Value)):
-        limit, goes_on = min(limit, 1), True  # what is not computed after it does not matter
+        limit, goes_on = min(limit, 1), True  # the condition after the iteration is not needed
     if begins is None and goes_on and limit < math.inf:
         return _counted(site, body, states, int(limit))
     if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
@@ -92,8 +100,9 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
             "how often it is repeated depends on values, and so does the size of a result"
         )
     repetition = RepeatedBody(site)
-    given = _given(site, body, repetition.turn(None), [repetition.state(x) for x in states])
-    going, *after = site.within(body, repetition.graph, given)
+    inside = [repetition.state(x) for x in states]
+    inputs = _inputs(site, body, repetition.turn(None), inside)
+    going, *after = site.within(body, repetition.graph, inputs)
     integer = site.graph.builder.integer
     most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
     if isinstance(count, Value):
@@ -106,7 +115,7 @@ def _loop(site: NodeSite) -> tuple[Any, ...]:
     return tuple(repetition.add(site.emit, [going], after, after, how, operands, bound))
 
 
-def _given(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
+def _inputs(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
     """Return the inputs of a body by name: turn, a condition that is true, states."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
@@ -116,22 +125,22 @@ def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[Any]) -> bool | 
     """Return whether it goes on after any iteration, None where that is computed."""
     trial = RepeatedBody(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
-    given = _given(site, body, trial.turn(None), inside)
-    (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, given)
+    inputs = _inputs(site, body, trial.turn(None), inside)
+    (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, inputs)
     return bool(going.array.any()) if isinstance(going, Constant) else None
 
 
 def _opened(trial: RepeatedBody, x: Any) -> Any:
-    """Return a known state as what an iteration reads: known before the first one alone."""
+    """Return a known state as iterations read it: its value is known before the first one only."""
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
 
 def _counted(
     site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
 ) -> tuple[Any, ...]:
-    """Add a scan of as many iterations, or the body as often where these are not alike.
+    """Add a scan of the iterations, or each iteration's nodes where these are not alike.
 
-    States may be sequences or change their shapes, the number of the iteration may decide shapes.
+    States may be sequences or change their shapes. The number of the iteration may decide shapes.
     """
     if not any(isinstance(x, list) for x in states):
         try:
@@ -147,8 +156,9 @@ def _alike(
 ) -> tuple[Any, ...] | None:
     """Add a scan, unless results of the body are sequences or states of other shapes."""
     repetition = RepeatedBody(site)
-    given = _given(site, body, repetition.turn(count), [repetition.state(x) for x in states])
-    _, *results = site.within(body, repetition.graph, given)
+    inside = [repetition.state(x) for x in states]
+    inputs = _inputs(site, body, repetition.turn(count), inside)
+    _, *results = site.within(body, repetition.graph, inputs)
     if any(isinstance(x, list) for x in results):
         return None
     values = [_result(repetition.at, x) for x in results]
@@ -173,51 +183,49 @@ def _unrolled(
         raise InvalidOperation("without iterations a result has no shape")
     for i in range(count):
         turn = site.constant(i, "int64")
-        _, *results = site.within(body, site.graph, _given(site, body, turn, states))
+        _, *results = site.within(body, site.graph, _inputs(site, body, turn, states))
         states = results[: len(states)]
         for values, x in zip(shown, results[len(states) :], strict=True):
             values.append(x)
     return (*states, *(site.step.stack(values, axis=0) for values in shown))
 
 
-def _cut_inputs(site: NodeSite) -> int:
-    """Return how many of the last inputs are cut along an axis."""
-    count = site.int("num_scan_inputs")
+def _require_inputs(site: NodeSite, count: int) -> None:
+    """Raise InvalidOperation unless the last inputs, `count`, can be cut along an axis."""
     if not 0 < count <= len(site.operands):
         raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
-    return count
 
 
 @operator("Scan", since=9)
-def _scan(site: NodeSite) -> tuple[Any, ...]:
-    count = _cut_inputs(site)
-    first = len(site.operands) - count
+def _scan(
+    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
+) -> tuple[Any, ...]:
+    _require_inputs(site, count)
     tensors, kinds = [*map(site.operand, range(len(site.operands)))], ("axes", "directions")
-    zeros = [0] * (len(site.subgraph("body").outputs) - first)
+    first = len(tensors) - count
+    zeros = [0] * (len(body.outputs) - first)
     inputs = (site.ints(f"scan_input_{x}", [0] * count) for x in kinds)
     outputs = (site.ints(f"scan_output_{x}", zeros) for x in kinds)
     pairs = (list(zip(*ends, strict=True)) for ends in (inputs, outputs))
-    return _scanned(site, tensors[:first], tensors[first:], *pairs)
+    return _scanned(site, body, tensors[:first], tensors[first:], *pairs)
 
 
 def _scanned(
-    site: NodeSite,
-    states: Sequence[Tensor],
-    scanned: Sequence[Tensor],
-    cuts: Sequence[tuple[int, int]],
-    joints: Sequence[tuple[int, int]],
-) -> tuple[Any, ...]:
-    """Add a scan, given states and what is cut; cuts and joints are axes and directions.
+    site: NodeSite, graph: ModelGraph, states: Sequence[Tensor], scanned: Sequence[Tensor],
+    cuts: Sequence[tuple[int, int]], joints: Sequence[tuple[int, int]],
+) -> tuple[Any, ...]:  # fmt: skip
+    """Add a scan of a graph over states and tensors.
 
-    A direction of 1 is from the end.
+    `cuts` and `joints` are axes and directions, of tensors and of outputs. A direction of 1 is from
+    the end.
     """
-    body, graph = RepeatedBody(site), site.subgraph("body")
+    body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
     for x, (axis, way) in zip(scanned, cuts, strict=True):
         inside.append(body.item(x, site.axis(axis, site.rank(x)), reverse=bool(way)))
     names = [port.name for port in graph.inputs]
-    found = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
-    values = [_result(body.at, x) for x in found]
+    results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
+    values = [_result(body.at, x) for x in results]
     after, shown = values[: len(states)], values[len(states) :]
     how: list[tuple[str, int, int]] = []
     for i, (axis, way) in enumerate(joints):
@@ -228,20 +236,21 @@ def _scanned(
 
 
 @operator("Scan")
-def _scan_8(site: NodeSite) -> tuple[Any, ...]:
+def _scan_8(
+    site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
+) -> tuple[Any, ...]:
     """Scan each sequence of a batch: its axis comes first, that of time second."""
-    count = _cut_inputs(site)
+    _require_inputs(site, count)
     first = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]
     batch, time = site.known_shape(tensors[-1])[:2]
     if site.has(0) and any(n != time for n in site.integers(0)):
         raise InvalidOperation("sequences of several lengths in a batch are not supported")
-    body = site.subgraph("body")
     site.spend(batch * len(body.nodes))
     cuts = [(0, way) for way in site.ints("directions", [0] * count)]
     joints = [(0, 0)] * (len(body.outputs) - first)
-    found: list[tuple[Any, ...]] = []
+    results: list[tuple[Any, ...]] = []
     for i in range(batch):
         items = [site.squeezed(site.part(x, 0, i, i + 1), 0) for x in tensors]
-        found.append(_scanned(site, items[:first], items[first:], cuts, joints))
-    return tuple(site.step.stack([*values], axis=0) for values in zip(*found, strict=True))
+        results.append(_scanned(site, body, items[:first], items[first:], cuts, joints))
+    return tuple(site.step.stack([*values], axis=0) for values in zip(*results, strict=True))

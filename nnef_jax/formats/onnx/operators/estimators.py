@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,15 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.by_kind import refused
+from nnef_jax.flattening.attributes import flag, integer, integers, number, numbers, word
+from nnef_jax.flattening.operators import Refusal
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 DOMAIN = "ai.onnx.ml"
 TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
+TRANSFORM = word("post_transform", *TRANSFORMS)
 
 
 def parameter(site: NodeSite, name: str, items: Any, dtype: str = "float32") -> Constant:
@@ -24,22 +27,17 @@ def parameter(site: NodeSite, name: str, items: Any, dtype: str = "float32") -> 
 
 
 def rows(site: NodeSite) -> Any:
-    """Return the input as real numbers, a row for each thing to judge."""
+    """Return the input as real numbers [samples,features]."""
     x = site.cast(site.operand(0), site.computed("float32"))
     if site.rank() not in (1, 2):
         raise InvalidShape(f"its input {show(site.shape())} must have one axis or two")
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
 
 
-def transform_of(site: NodeSite) -> str:
-    """Return the name of the function that scores go through."""
-    return site.choice("post_transform", *TRANSFORMS, default="NONE")
-
-
-def transformed(site: NodeSite, scores: Any, transform: str = "") -> Any:
-    """Return scores as probabilities, by default as the node says."""
+def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
+    """Return scores as probabilities, by one of TRANSFORMS."""
     step, last = site.step, (1,)
-    match transform or transform_of(site):
+    match transform:
         case "NONE":
             return scores
         case "SOFTMAX":
@@ -64,11 +62,11 @@ def transformed(site: NodeSite, scores: Any, transform: str = "") -> Any:
             return step.mul(step.mul(step.sign(x), root), 1.41421356)
 
 
-def classes(site: NodeSite, name: str) -> NDArray[np.int64]:
+def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
     """Return the labels of classes, which must be numbers."""
     if site.node.attributes.get("classlabels_strings"):
         raise InvalidOperation("its labels are strings, of which there are no arrays in JAX")
-    return np.array(site.ints(name, ()), np.int64)
+    return np.array(labels, np.int64)
 
 
 def labelled(site: NodeSite, labels: NDArray[np.int64], index: Any) -> Any:
@@ -92,27 +90,30 @@ def is_above(site: NodeSite, scores: Any, threshold: float) -> Any:
 
 
 @operator("Scaler", domain=DOMAIN)
-def _scaler(site: NodeSite, x: Any) -> Any:
-    offset, scale = (
-        parameter(site, name, site.numbers(name, (default,)))
-        for name, default in (("offset", 0.0), ("scale", 1.0))
-    )
-    return site.step.mul(site.step.sub(site.cast(x, site.computed("float32")), offset), scale)
+def _scaler(
+    site: NodeSite,
+    x: Any,
+    *,
+    offset: Sequence[float] = numbers("offset", (0.0,)),
+    scale: Sequence[float] = numbers("scale", (1.0,)),
+) -> Any:
+    x = site.step.sub(site.cast(x, site.computed("float32")), parameter(site, "offset", offset))
+    return site.step.mul(x, parameter(site, "scale", scale))
 
 
-operator("Binarizer", domain=DOMAIN)(
-    lambda site, x: site.cast(site.step.gt(x, site.number("threshold", 0)), site.dtype_of())
+operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
+    lambda site, x, *, threshold: site.cast(site.step.gt(x, threshold), site.dtype_of())
 )
 
 
 @operator("Normalizer", domain=DOMAIN)
-def _normalizer(site: NodeSite, x: Any) -> Any:
+def _normalizer(site: NodeSite, x: Any, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
     """Divide rows by their largest item, or by a norm; rows of 0 stay."""
-    norm, axes = site.choice("norm", "MAX", "L1", "L2", default="MAX"), (site.rank() - 1,)
+    axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
-        kind = f"{norm.lower()}_normalization"
-        return getattr(site.last, kind)(x, axes=axes, bias=0.0, epsilon=0.0)
+        divide = site.last.l1_normalization if norm == "L1" else site.last.l2_normalization
+        return divide(x, axes=axes, bias=0.0, epsilon=0.0)
     most = site.step.max_reduce(x, axes=axes)
     return site.step.div(x, site.step.select(site.step.eq(most, 0.0), 1.0, most))
 
@@ -145,40 +146,43 @@ def _feature_vectorizer(site: NodeSite, *inputs: Any) -> Any:
 
 
 @operator("OneHotEncoder", domain=DOMAIN)
-def _one_hot_encoder(site: NodeSite, x: Any) -> Any:
-    """Mark categories; one that is none of them gives NaN with `zeros` 0, an error of runtimes."""
-    if "cats_strings" in site.node.attributes:
+def _one_hot_encoder(site: NodeSite, x: Any, *, zeros: bool = flag("zeros", True)) -> Any:
+    """Mark categories. Other items give zeros; or NaN, where runtimes raise an error."""
+    if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
     categories, axis = site.constant(site.ints("cats_int64s"), "int64"), site.rank()
     is_it = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
-    found = site.cast(is_it, site.computed("float32"))
-    if site.flag("zeros", True):
-        return found
-    return site.step.select(site.step.any_reduce(is_it, axes=(axis,)), found, np.nan)
+    marks = site.cast(is_it, site.computed("float32"))
+    if zeros:
+        return marks
+    return site.step.select(site.step.any_reduce(is_it, axes=(axis,)), marks, np.nan)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)
-def _label_encoder(site: NodeSite, x: Any) -> Any:
-    """Map numbers to others; of equal keys the last counts, and NaN is a key."""
+def _label_encoder(
+    site: NodeSite,
+    x: Any,
+    *,
+    default_float: float = number("default_float", -0.0),
+    default_int: int = integer("default_int64", -1),
+) -> Any:
+    """Map numbers to others. Of equal keys the last counts, and NaN is a key."""
+    attributes = site.node.attributes
 
     def items(name: str) -> tuple[NDArray[Any], str]:
-        given = site.node.attributes
-        if f"{name}_tensor" in given:
-            return given[f"{name}_tensor"].array.reshape(-1), given[f"{name}_tensor"].type
+        if tensor := attributes.get(f"{name}_tensor"):
+            return tensor.array.reshape(-1), tensor.type
         for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
-            if f"{name}_{kind}" in given:
-                return np.array(given[f"{name}_{kind}"], dtype), dtype
+            if f"{name}_{kind}" in attributes:
+                return np.array(attributes[f"{name}_{kind}"], dtype), dtype
         raise InvalidOperation(f"'{name}_*' must be numbers: of strings there are no arrays in JAX")
 
     (keys, key_dtype), (values, dtype) = items("keys"), items("values")
     if len(keys) != len(values) or not len(keys):
         raise InvalidOperation(f"it has {len(keys)} keys and {len(values)} values")
-    if "default_tensor" in site.node.attributes:
-        default = site.node.attributes["default_tensor"].array.reshape(-1)[0]
-    elif dtype.startswith("float"):
-        default = site.number("default_float", -0.0)
-    else:
-        default = site.int("default_int64", -1)
+    default = default_float if dtype.startswith("float") else default_int
+    if tensor := attributes.get("default_tensor"):
+        default = tensor.array.reshape(-1)[0]
     places = {key: i for i, key in enumerate(keys.tolist()) if key == key}
     x = site.cast(x, site.computed(key_dtype))
     order = list(places.values()) or [0]
@@ -194,7 +198,7 @@ def _label_encoder(site: NodeSite, x: Any) -> Any:
 
 
 operator("ZipMap", domain=DOMAIN)(
-    refused(
+    Refusal(
         "it makes maps from labels to scores, of which there are no arrays in JAX",
         "convert with skl2onnx's options={'zipmap': False}, which gives the scores",
     )
@@ -204,37 +208,52 @@ operator("ZipMap", domain=DOMAIN)(
 # Linear models
 
 
-def _linear(site: NodeSite, count: int | None) -> Any:
+_LINEAR: dict[str, Any] = {
+    "coefficients": numbers("coefficients"),
+    "intercepts": numbers("intercepts", ()),
+    "transform": TRANSFORM,
+}
+
+
+def _linear(
+    site: NodeSite, count: int | None, coefficients: Sequence[float], intercepts: Sequence[float]
+) -> Any:
     """Return products of rows with coefficients, those of a score side by side, plus biases."""
-    x, coefficients = rows(site), np.array(site.numbers("coefficients"), np.float32)
+    x = rows(site)
     features = site.known_shape(x)[1]
     count = len(coefficients) // features if count is None else count
     if len(coefficients) != count * features:
         raise InvalidShape(f"it has {len(coefficients)} coefficients for {count} x {features}")
-    bias: Any = site.numbers("intercepts", ())
-    if len(bias) not in (0, 1, count):
-        raise InvalidShape(f"'intercepts' must have {count} items, it has {len(bias)}")
-    bias = parameter(site, "intercepts", [bias]) if bias else site.item(0, x)
-    filter = parameter(site, "coefficients", coefficients.reshape(count, features))
-    return site.step.linear(x, filter, bias)
+    if len(intercepts) not in (0, 1, count):
+        raise InvalidShape(f"'intercepts' must have {count} items, it has {len(intercepts)}")
+    bias = parameter(site, "intercepts", [intercepts]) if intercepts else site.item(0, x)
+    filter = np.array(coefficients, np.float32).reshape(count, features)
+    return site.step.linear(x, parameter(site, "coefficients", filter), bias)
 
 
-operator("LinearRegressor", domain=DOMAIN)(
-    lambda site: transformed(site, _linear(site, site.int("targets", 1)))
-)
+@operator("LinearRegressor", domain=DOMAIN, **_LINEAR)
+def _linear_regressor(
+    site: NodeSite, *, count: int = integer("targets", 1), transform: str, **linear: Any
+) -> Any:
+    return transformed(site, _linear(site, count, **linear), transform)
 
 
-@operator("LinearClassifier", domain=DOMAIN)
-def _linear_classifier(site: NodeSite) -> Any:
+@operator("LinearClassifier", domain=DOMAIN, **_LINEAR)
+def _linear_classifier(
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_ints", ()),
+    transform: str,
+    **linear: Any,
+) -> Any:
     """Return the label with the highest score, and scores; one score is that of the second."""
-    labels, scores = classes(site, "classlabels_ints"), _linear(site, None)
+    labels, scores = classes(site, names), _linear(site, None, **linear)
     if site.shape(scores)[1] > 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores)
-    found = labelled(site, labels if len(labels) == 2 else labels[:0], is_above(site, scores, 0.0))
+        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+    label = labelled(site, labels if len(labels) == 2 else labels[:0], is_above(site, scores, 0.0))
     if len(labels) != 2:
-        return found, transformed(site, scores)
-    transform = transform_of(site)
+        return label, transformed(site, scores, transform)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs a score for each of its classes")
     scores = site.step.sigmoid(scores) if transform == "LOGISTIC" else scores
-    return found, site.step.concat([site.step.sub(1.0, scores), scores], axis=1)
+    return label, site.step.concat([site.step.sub(1.0, scores), scores], axis=1)

@@ -8,30 +8,28 @@ from typing import Any
 from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.attributes import integer, word
 from nnef_jax.flattening.spatial_windows import Pairs, add_patches, halves, same_padding
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
+
+_AUTO_PAD = word("auto_pad", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
+GROUPS = integer("group", 1)
 
 
 def spatial(site: NodeSite, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
     """Return an attribute with an item for each spatial axis."""
-    found = site.ints(name, None if default is None else (default,) * rank)
-    if len(found) != rank:
-        raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(found)}")
-    return found
-
-
-def _auto_pad(site: NodeSite) -> str:
-    """Return how padding is decided."""
-    modes = ("NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
-    return site.choice("auto_pad", *modes, default="NOTSET")
+    items = site.ints(name, None if default is None else (default,) * rank)
+    if len(items) != rank:
+        raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
+    return items
 
 
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding of each spatial axis; a window's gaps are in its reach."""
-    rank, mode = len(reach), _auto_pad(site)
+    """Return the padding of each spatial axis. The reach of a window includes its gaps."""
+    rank, mode = len(reach), _AUTO_PAD(site)
     if mode == "VALID":
         return [(0, 0)] * rank
     if mode == "NOTSET":
@@ -44,16 +42,16 @@ def _padding(
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
     """Return the spatial extents of the filter, which an attribute repeats."""
-    found, rank = site.shape(i)[2:], site.rank()
-    if rank < 3 or len(found) != rank - 2:
+    extents, rank = site.shape(i)[2:], site.rank()
+    if rank < 3 or len(extents) != rank - 2:
         raise InvalidShape(
             f"its input {show(site.shape())} and filter {show(site.shape(i))} must have one rank, "
             "3 or more"
         )
-    given = site.ints("kernel_shape", found)
-    if tuple(given) != tuple(found):
-        raise InvalidShape(f"'kernel_shape' is {list(given)}, its filter is {show(site.shape(i))}")
-    return found
+    kernel = site.ints("kernel_shape", extents)
+    if tuple(kernel) != tuple(extents):
+        raise InvalidShape(f"'kernel_shape' is {list(kernel)}, its filter is {show(site.shape(i))}")
+    return extents
 
 
 def windows_of(
@@ -66,10 +64,6 @@ def windows_of(
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
-def _groups(site: NodeSite) -> dict[str, Any]:
-    return {"groups": site.int("group", 1), "border": "constant"}
-
-
 def _bias(site: NodeSite, bias: Any) -> Any:
     return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
 
@@ -80,16 +74,25 @@ def _plus(site: NodeSite, x: Any, bias: Any) -> Any:
 
 
 @operator("Conv")
-def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
+def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None, *, groups: int = GROUPS) -> Any:
     window = windows_of(site, kernel_of(site))
-    return site.last.conv(x, filter, _bias(site, bias), **_groups(site), **window)
+    bias = _bias(site, bias)
+    return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
 
 
 @operator("ConvTranspose")
-def _conv_transpose(site: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
-    """Reverse a convolution: what is beyond the reach of windows is the bias."""
+def _conv_transpose(
+    site: NodeSite,
+    x: Any,
+    filter: Any,
+    bias: Any = None,
+    *,
+    mode: str = _AUTO_PAD,
+    groups: int = GROUPS,
+) -> Any:
+    """Reverse a convolution. Items beyond the reach of all windows are the bias."""
     kernel = kernel_of(site)
-    rank, mode = len(kernel), _auto_pad(site)
+    rank = len(kernel)
     strides, dilations = (spatial(site, name, rank) for name in ("strides", "dilations"))
     more, reach = spatial(site, "output_padding", rank, 0), windows.spans(kernel, dilations)
     axes = list(zip(strides, reach, more, strict=True))
@@ -97,12 +100,12 @@ def _conv_transpose(site: NodeSite, x: Any, filter: Any, bias: Any = None) -> An
     def first(total: int) -> int:
         return halves(max(total, 0), more_behind=mode == "SAME_UPPER")[0]
 
-    if "output_shape" in site.node.attributes:
-        wanted = site.ints("output_shape")[-rank:]
-        extents = zip(site.known_shape()[2:], axes, wanted, strict=True)
-        whole = [((n - 1) * s + span, m, out) for n, (s, span, m), out in extents]
-        begins = [first(n + m - out) for n, m, out in whole]
-        ends = [n - p - out for (n, _, out), p in zip(whole, begins, strict=True)]
+    if site.has_attribute("output_shape"):
+        outputs = site.ints("output_shape")[-rank:]
+        extents = zip(site.known_shape()[2:], axes, outputs, strict=True)
+        reached = [((n - 1) * s + span, m, out) for n, (s, span, m), out in extents]
+        begins = [first(n + m - out) for n, m, out in reached]
+        ends = [n - p - out for (n, _, out), p in zip(reached, begins, strict=True)]
     elif mode.startswith("SAME"):  # extents grow by the strides
         begins = [first(span - s + m) for s, span, m in axes]
         ends = [span - s - p for (s, span, _), p in zip(axes, begins, strict=True)]
@@ -112,26 +115,34 @@ def _conv_transpose(site: NodeSite, x: Any, filter: Any, bias: Any = None) -> An
         ends = [q - m for (_, q), m in zip(padding, more, strict=True)]
     window = {
         "padding": [(p, max(q, 0)) for p, q in zip(begins, ends, strict=True)],
-        "stride": strides, "dilation": dilations, "output_shape": (), **_groups(site),
+        "stride": strides, "dilation": dilations, "output_shape": (), "groups": groups,
+        "border": "constant",
     }  # fmt: skip
     if min(ends) >= 0:
         return site.last.deconv(x, filter, _bias(site, bias), **window)
-    found = site.step.deconv(x, filter, _bias(site, None), **window)
+    result = site.step.deconv(x, filter, _bias(site, None), **window)
     behind = [(0, 0), (0, 0), *((0, max(-q, 0)) for q in ends)]
-    found = site.step.pad(found, padding=behind, border="constant", value=0.0)
-    return _plus(site, found, bias)
+    result = site.step.pad(result, padding=behind, border="constant", value=0.0)
+    return _plus(site, result, bias)
 
 
 @operator("DeformConv")
 def _deform_conv(
-    site: NodeSite, x: Any, filter: Any, offsets: Any, bias: Any = None, mask: Any = None
+    site: NodeSite,
+    x: Any,
+    filter: Any,
+    offsets: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    groups: int = GROUPS,
+    offset_groups: int = integer("offset_group", 1),
 ) -> Any:
-    found = site.step_or_last(bias is None).deformable_conv(
-        x, offsets, filter, False if mask is None else mask, groups=site.int("group", 1),
-        offset_groups=site.int("offset_group", 1), padded_bilinear=True,
-        **windows_of(site, kernel_of(site)),
+    result = site.step_or_last(bias is None).deformable_conv(
+        x, offsets, filter, False if mask is None else mask, groups=groups,
+        offset_groups=offset_groups, padded_bilinear=True, **windows_of(site, kernel_of(site)),
     )  # fmt: skip
-    return _plus(site, found, bias)
+    return _plus(site, result, bias)
 
 
 @operator("Col2Im")

@@ -10,8 +10,9 @@ from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import flag, integer, number
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 
@@ -29,14 +30,17 @@ def joined(site: NodeSite, x: Any) -> Any:
 
 @dataclass(slots=True)
 class Mask:
-    """Which scores count, and what is added to them: broadcast to [batch,heads,time,keys]."""
+    """A mask of scores: `allowed` ones count, `bias` is added to them.
+
+    Both broadcast to [batch,heads,time,keys].
+    """
 
     site: NodeSite
     allowed: Any = None
     bias: Any = None
 
     def allow(self, condition: Any) -> None:
-        """Keep scores where a condition holds alone."""
+        """Keep only scores where a condition holds."""
         both = self.site.step.and_
         self.allowed = condition if self.allowed is None else both(self.allowed, condition)
 
@@ -45,16 +49,17 @@ class Mask:
         self.bias = bias if self.bias is None else self.site.step.add(self.bias, bias)
 
     def take(self, mask: Any, keys: int) -> None:
-        """Take a mask of logical or real values; further keys than it has do not count."""
+        """Take a mask of logical or real values. Keys beyond its extent do not count."""
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
             mask = self.site.fitted(mask, -1, keys, 0.0 if is_logical else -math.inf)
         (self.allow if is_logical else self.add)(mask)
 
     def within(self, times: int, keys: int, before: Any, left: int = -1, right: int = -1) -> None:
-        """Let a query see keys so many before it and behind it; `before` its first come others.
+        """Restrict attention to a window of `left` keys before and `right` keys after each query.
 
-        A bound below 0 is none. `before` broadcasts to [batch,heads,time,keys].
+        Query i stands at key position `before + i`. A negative bound is no bound. `before`
+        broadcasts to [batch,heads,time,keys].
         """
         site, step = self.site, self.site.step
         query = step.add(site.places(times, 0, 2), before)
@@ -73,7 +78,7 @@ class Mask:
 
 
 def _repeated(site: NodeSite, x: Any, count: int) -> Any:
-    """Return heads, each so many times, one after the other."""
+    """Return heads, each repeated `count` times before the next."""
     if count == 1:
         return site.tensor(x)
     tiled = site.step.tile(site.unsqueezed(x, (2,)), repeats=(1, 1, count, 1, 1))
@@ -81,9 +86,9 @@ def _repeated(site: NodeSite, x: Any, count: int) -> Any:
 
 
 def _scores(site: NodeSite, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
-    """Return products of queries and keys, and the values for them: heads are repeated."""
-    groups, rest = divmod(site.extent(query, 1), site.extent(key, 1))
-    if rest:
+    """Return products of queries and keys, and the values. Heads of keys are repeated."""
+    groups, remainder = divmod(site.extent(query, 1), site.extent(key, 1))
+    if remainder:
         raise InvalidShape(
             f"the heads of {show(site.shape(query))} are no multiple of those of "
             f"{show(site.shape(key))}"
@@ -94,36 +99,30 @@ def _scores(site: NodeSite, query: Any, key: Any, value: Any, scale: float) -> t
 
 
 def attended(
-    site: NodeSite,
-    query: Value,
-    key: Any,
-    value: Any,
-    mask: Any = None,
-    *,
-    stage: int | None = None,
-    precision: str = "",
-    sink: Any = None,
-) -> tuple[Any, Any]:
-    """Return attention, and the scores of a stage if one is asked for.
+    mask: Mask, query: Value, key: Any, value: Any, *, scale: float, softcap: float = 0,
+    stage: int | None = None, precision: str = "", sink: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """Return attention, and the scores of a stage.
 
-    Attributes are `scale`, 1 / sqrt(items) by default, and `softcap`. A sink [heads,1,1] is a score
-    more, of a value of zeros.
+    A scale of 0 is 1 / sqrt(items), a softcap of 0 is none. A sink [heads,1,1] is a further score,
+    whose value is 0.
     """
-    step, dtype, softcap = site.step, site.dtype_of(query), site.number("softcap", 0)
-    scale = site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1))
+    site, step, dtype = mask.site, mask.site.step, mask.site.dtype_of(query)
+    bias = mask.whole(dtype)
+    scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in rounding.HALVES else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
-        given = False if mask is None else mask
-        return step.attention(query, key, value, given, scale=scale, is_causal=False), None
+        bias = False if bias is None else bias
+        return step.attention(query, key, value, bias, scale=scale, is_causal=False), None
     scores, value = _scores(site, query, key, value, scale)
     stages = [scores]
     if softcap:
         scores = step.mul(step.tanh(step.div(scores, softcap)), softcap)
     stages.append(scores)
-    if mask is not None and site.dtype_of(mask) == "bool":
-        scores = step.select(mask, scores, -math.inf)
-    elif mask is not None:
-        scores = step.add(scores, mask)
+    if bias is not None and site.dtype_of(bias) == "bool":
+        scores = step.select(bias, scores, -math.inf)
+    elif bias is not None:
+        scores = step.add(scores, bias)
     stages.append(scores)
     scores = site.cast(scores, precision or dtype)
     keys = site.extent(scores, -1)
@@ -138,11 +137,21 @@ def attended(
     return site.product(weights, value), None if stage is None else stages[stage]
 
 
-@operator("Attention", since=23)
-def _attention(site: NodeSite) -> tuple[Any, ...]:
-    """Attend with the keys and values of before, within windows, to as many keys as count."""
-    is_flat = site.rank() == 3
-    counts = [site.int(f"{x}_num_heads", 0) for x in ("q", "kv", "kv")]
+@operator("Attention", since=23, scale=number("scale", 0), softcap=number("softcap", 0))
+def _attention(
+    site: NodeSite,
+    *,
+    query_heads: int = integer("q_num_heads", 0),
+    key_heads: int = integer("kv_num_heads", 0),
+    left: int = integer("left_window_size", -1),
+    right: int = integer("right_window_size", -1),
+    is_causal: bool = flag("is_causal"),
+    code: int = integer("softmax_precision", 0),
+    stage: int = integer("qk_matmul_output_mode", 0),
+    **scaling: Any,
+) -> tuple[Any, ...]:
+    """Attend to earlier and new keys, within windows, and up to the length of each sequence."""
+    is_flat, counts = site.rank() == 3, (query_heads, key_heads, key_heads)
     if not is_flat and any(counts) and site.version >= 25:
         raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
     query, key, value = (
@@ -164,30 +173,36 @@ def _attention(site: NodeSite) -> tuple[Any, ...]:
         lengths = site.unsqueezed(site.whole(6), (1, 2, 3))
         mask.allow(site.step.lt(site.places(keys, 3, 4), lengths))
         before = site.step.sub(lengths, times)
-    left, right = (site.int(f"{x}_window_size", -1) for x in ("left", "right"))
     if min(left, right) < -1:
         raise InvalidOperation("windows have a size of 0 or more, or -1")
-    if site.flag("is_causal"):
+    if is_causal:
         right = 0
     if max(left, right) >= 0:
         mask.within(times, keys, before, left, right)
-    code, dtype = site.int("softmax_precision", 0), site.dtype_of(query)
-    found, scores = attended(
-        site, query, key, site.cast(value, dtype), mask.whole(dtype),
-        stage=site.int("qk_matmul_output_mode", 0) if site.wants(3) else None,
-        precision=site.computed(dtype_of(code)) if code else "",
+    dtype = site.dtype_of(query)
+    result, scores = attended(
+        mask, query, key, site.cast(value, dtype), stage=stage if site.is_read(3) else None,
+        precision=site.computed(dtype_of(code)) if code else "", **scaling,
     )  # fmt: skip
-    return joined(site, found) if is_flat else found, key, value, scores
+    return joined(site, result) if is_flat else result, key, value, scores
 
 
 @operator("FlexAttention", domain="ai.onnx.preview")
-def _flex_attention(site: NodeSite, query: Any, key: Any, value: Any) -> Any:
-    """Attend; graphs may change scores and weights, which have the precision of the softmax."""
-    dtype, code = site.dtype_of(query), site.int("softmax_precision", 0)
-    # Graphs have types of the file: float32 is what it is computed in, as `load(dtype=)` says.
+def _flex_attention(
+    site: NodeSite,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    code: int = integer("softmax_precision", 0),
+    scale: float = number("scale", 0),
+) -> Any:
+    """Attend. Graphs may change scores and weights, which have the precision of the softmax."""
+    dtype = site.dtype_of(query)
+    # Graphs have the file's types. `load(dtype=)` decides which type float32 is computed in.
     first = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
     wide = site.computed(first) if first else dtype
-    scale = site.number("scale", 0) or 1 / math.sqrt(site.extent(query, -1))
+    scale = scale or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
     scores = _changed(site, "score_mod", site.cast(scores, wide))
     weights = site.step.masked_softmax(scores, True, scale=1.0)
@@ -197,35 +212,34 @@ def _flex_attention(site: NodeSite, query: Any, key: Any, value: Any) -> Any:
 
 def _changed(site: NodeSite, name: str, x: Any) -> Any:
     """Apply the graph that an attribute holds to a tensor."""
-    if name not in site.node.attributes:
+    if not site.has_attribute(name):
         return site.tensor(x)
     graph = site.subgraph(name)
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         raise InvalidOperation(f"'{name}' must have one input and one output")
-    (found,) = site.within(graph, site.graph, {graph.inputs[0].name: x})
-    found = site.tensor(found)
-    shapes = site.shape(found), site.shape(x)
-    if site.dtype_of(found) != site.dtype_of(x) or shapes_differ(*shapes):
+    (result,) = site.within(graph, site.graph, {graph.inputs[0].name: x})
+    result = site.tensor(result)
+    shapes = site.shape(result), site.shape(x)
+    if site.dtype_of(result) != site.dtype_of(x) or shapes_differ(*shapes):
         raise InvalidShape(f"'{name}' makes {show(shapes[0])} of {show(shapes[1])}")
-    return found
+    return result
 
 
-def rotated(site: NodeSite, x: Any, cos: Any, sin: Any) -> Any:
-    """Rotate the first items of heads: as many as twice those of cos and sin [batch,time,items].
+def rotated(site: NodeSite, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
+    """Rotate the first 2 * n items of heads by n angles: cos and sin are [batch,time,n].
 
-    Pairs are items that lie half of these apart, or neighbours where the node is `interleaved`.
+    Item i and item i + n are a pair; interleaved, neighbours are.
     """
     size, half = site.extent(x, 3), site.extent(cos, -1)
     if not 0 < 2 * half <= size:
         raise InvalidShape(f"{half} angles do not fit heads of {size} items")
-    mixed = site.flag("interleaved") or site.flag("rotary_interleaved")
-    part, rest = site.part(x, 3, 0, 2 * half), site.part(x, 3, 2 * half, size)
+    part, fixed = site.part(x, 3, 0, 2 * half), site.part(x, 3, 2 * half, size)
     cos, sin = (site.unsqueezed(site.cast(v, site.dtype_of(x)), (1,)) for v in (cos, sin))
     cos, sin = (site.step.concat([v, v], axis=3) for v in (cos, sin))
-    part = _regrouped(site, part, (half, 2)) if mixed else part
+    part = _regrouped(site, part, (half, 2)) if interleaved else part
     part = site.step.rotary_embedding(part, cos, sin)
-    part = _regrouped(site, part, (2, half)) if mixed else part
-    return site.step.concat([part, rest], axis=3) if 2 * half < size else part
+    part = _regrouped(site, part, (2, half)) if interleaved else part
+    return site.step.concat([part, fixed], axis=3) if 2 * half < size else part
 
 
 def _regrouped(site: NodeSite, x: Any, shape: tuple[int, int]) -> Any:
@@ -240,13 +254,22 @@ def angles(site: NodeSite, positions: Any, caches: tuple[int, int]) -> list[Any]
 
 
 @operator("RotaryEmbedding", since=23)
-def _rotary_embedding(site: NodeSite, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
+def _rotary_embedding(
+    site: NodeSite,
+    x: Any,
+    cos: Any,
+    sin: Any,
+    places: Any = None,
+    *,
+    size: int = integer("rotary_embedding_dim", 0),
+    interleaved: bool = flag("interleaved"),
+) -> Any:
     is_flat = site.rank() == 3
     x = heads(site, site.tensor(x), site.int("num_heads")) if is_flat else site.tensor(x)
     if places is not None:
         cos, sin = angles(site, places, (1, 2))
     half = site.extent(cos, -1)
-    if 2 * half != (site.int("rotary_embedding_dim", 0) or site.extent(x, -1)):
+    if 2 * half != (size or site.extent(x, -1)):
         raise InvalidShape(f"'cos_cache' has {half} angles, not half of what is rotated")
-    x = rotated(site, x, cos, sin)
+    x = rotated(site, x, cos, sin, interleaved=interleaved)
     return joined(site, x) if is_flat else x

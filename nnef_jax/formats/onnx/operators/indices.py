@@ -10,80 +10,112 @@ import numpy as np
 from lowering import rounding
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.along_axes import cropped, sliced
+from nnef_jax.flattening.attributes import axis, flag, integer, integers, number, word
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _BORDERS = {"constant": "constant", "edge": "replicate", "reflect": "reflect", "wrap": "wrap"}
+_MODE = word("mode", *_BORDERS)
+
+
+@operator("Slice", since=10)
+def _slice(site: NodeSite, x: Any) -> Any:
+    """Cut windows along axes; bounds beyond an axis are cut to it."""
+    return _slice_by_attributes(site, x, begins=site.integers(1), ends=site.integers(2))
 
 
 @operator("Slice")
-def _slice(site: NodeSite, x: Any) -> Any:
-    """Cut windows along axes; bounds beyond an axis are cut to it."""
-    if site.version < 10:
-        begins, ends = list(site.ints("starts")), list(site.ints("ends"))
-    else:
-        begins, ends = site.integers(1), site.integers(2)
+def _slice_by_attributes(
+    site: NodeSite,
+    x: Any,
+    *,
+    begins: Sequence[int] = integers("starts"),
+    ends: Sequence[int] = integers("ends"),
+) -> Any:
     axes = site.axes(3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
     windows = dict(zip(axes, zip(begins, ends, steps, strict=True), strict=True))
     return sliced(site, x, windows)
 
 
-@operator("Pad")
-def _pad(site: NodeSite, x: Any) -> Any:
-    """Put items around; where there are to be fewer than none, cut items off before."""
-    rank = site.rank()
-    if site.version < 11:
-        pads, axes = site.ints("paddings" if site.version < 2 else "pads"), None
-        value: Any = site.number("value", 0.0)
-    else:
-        pads, axes = site.integers(1), site.axes(3)
-        value = site.operand(2) if site.has(2) else 0.0
-    axes = tuple(range(rank)) if axes is None else axes
+@operator("Pad", since=11)
+def _pad(site: NodeSite, x: Any, *, mode: str = _MODE) -> Any:
+    """Put items around a tensor. Negative pads take items away, before others are put."""
+    axes = site.axes(3)
+    axes = tuple(range(site.rank())) if axes is None else axes
+    value = site.operand(2) if site.has(2) else 0.0
+    return _padded(site, x, _around(site, site.integers(1), axes), mode, value)
+
+
+@operator("Pad", since=2, pads=integers("pads"))
+@operator("Pad", pads=integers("paddings"))
+def _pad_by_attributes(
+    site: NodeSite,
+    x: Any,
+    *,
+    pads: Sequence[int],
+    value: float = number("value", 0.0),
+    mode: str = _MODE,
+) -> Any:
+    return _padded(site, x, _around(site, pads, range(site.rank())), mode, value)
+
+
+def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pads before and behind each axis of input 0."""
     if len(pads) != 2 * len(axes):
         raise InvalidOperation(f"'pads' must have {2 * len(axes)} items, it has {len(pads)}")
-    around = [(0, 0)] * rank
-    for i, axis in enumerate(axes):
-        around[axis] = (pads[i], pads[i + len(axes)])
-    return _padded(site, x, around, site.choice("mode", *_BORDERS, default="constant"), value)
+    around = [(0, 0)] * site.rank()
+    for i, a in enumerate(axes):
+        around[a] = (pads[i], pads[i + len(axes)])
+    return around
 
 
 def _padded(
-    site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any = 0.0
+    site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any
 ) -> Any:
-    """Return a tensor with items put around it, or taken away where that is negative."""
+    """Return a tensor with items put around it, or taken away where a pad is negative."""
     x = cropped(site, x, dict(enumerate(around)))
     around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
         shape = site.known_shape(x)
-        for axis, (p, q) in enumerate(around):
+        for i, (p, q) in enumerate(around):
             if p or q:
-                site.spend(p + q + shape[axis])
-                places = np.arange(-p, shape[axis] + q) % max(shape[axis], 1)
-                x = site.step.gather(x, site.constant(places, "int64"), axis=axis)
+                site.spend(p + q + shape[i])
+                places = np.arange(-p, shape[i] + q) % max(shape[i], 1)
+                x = site.step.gather(x, site.constant(places, "int64"), axis=i)
         return site.last.copy(x)
-    given: dict[str, Any] = {"padding": around, "border": _BORDERS[mode]}
+    border = _BORDERS[mode]
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
         if float(rounding.saturated(number, np.float32)) == number or number != number:
             value = float(number)
     if isinstance(value, float) or mode != "constant":
-        return site.last.pad(x, **given, value=value if mode == "constant" else 0.0)
+        item = value if mode == "constant" else 0.0
+        return site.last.pad(x, padding=around, border=border, value=item)
     inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
-    inside, x = (site.step.pad(part, **given, value=0.0) for part in (inside, x))
+    inside, x = (
+        site.step.pad(part, padding=around, border=border, value=0.0) for part in (inside, x)
+    )
     return site.last.select(inside, x, site.reshaped(value, ()))
 
 
 @operator("TensorScatter")
-def _tensor_scatter(site: NodeSite, cache: Any, update: Any, starts: Any = None) -> Any:
-    """Put an update into a cache from a place on, which each item of the batch has of its own."""
-    step, axis = site.step, site.axis_of("axis", -2)
+def _tensor_scatter(
+    site: NodeSite,
+    cache: Any,
+    update: Any,
+    starts: Any = None,
+    *,
+    axis: int = axis("axis", -2),
+    mode: str = word("mode", "linear", "circular"),
+) -> Any:
+    """Put an update into a cache from a place on. Each item of the batch has its own place."""
+    step, is_circular = site.step, mode == "circular"
     shape, length = site.known_shape(), site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, that is the batch")
-    is_circular = site.choice("mode", "linear", "circular", default="linear") == "circular"
     turns: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
         turns = step.sub(turns, site.unsqueezed(site.whole(starts), (1,)))
@@ -96,10 +128,10 @@ def _tensor_scatter(site: NodeSite, cache: Any, update: Any, starts: Any = None)
 
 
 @operator("OneHot")
-def _one_hot(site: NodeSite, indices: Any) -> Any:
+def _one_hot(site: NodeSite, indices: Any, *, axis: int = integer("axis", -1)) -> Any:
     """Put the second value at indices along a new axis, the first one elsewhere."""
     step, rank, depth = site.step, site.rank() + 1, site.integer(1)
-    axis = site.axis_of("axis", -1, rank)
+    axis = site.axis(axis, rank)
     indices = site.unsqueezed(site.whole(site.tensor(indices)), (axis,))
     indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
     is_hot = step.eq(indices, site.places(depth, axis, rank))
@@ -110,10 +142,21 @@ def _one_hot(site: NodeSite, indices: Any) -> Any:
     return site.last.select(is_hot, on, off)
 
 
+@operator("TopK", since=10)
+def _top_k(
+    site: NodeSite, x: Any, *, axis: int = axis("axis", -1), largest: bool = flag("largest", True)
+) -> tuple[Any, Any]:
+    return _extremes(site, x, site.integer(1), axis, largest=largest)
+
+
 @operator("TopK")
-def _top_k(site: NodeSite, x: Any) -> tuple[Any, Any]:
+def _top_k_by_attribute(
+    site: NodeSite, x: Any, *, k: int = integer("k"), axis: int = axis("axis", -1)
+) -> tuple[Any, Any]:
+    return _extremes(site, x, k, axis, largest=True)
+
+
+def _extremes(site: NodeSite, x: Any, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
     """Return the largest or smallest items along an axis, and their places."""
-    k = site.integer(1) if site.has(1) else site.int("k")
-    axis, largest = site.axis_of("axis", -1), site.flag("largest", True)
     values, places = site.last.topk(x, k=k, axis=axis, largest=largest)
     return values, site.whole(places)

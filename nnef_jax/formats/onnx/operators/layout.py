@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
 from nnef_jax.flattening.along_axes import cut, divided
+from nnef_jax.flattening.attributes import axis, flag, integer, integers, word
+from nnef_jax.flattening.operators import Meaning
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
+
+
+@operator("Reshape", since=5)
+def _reshape(site: NodeSite, x: Any, *, allows_zero: bool = flag("allowzero")) -> Any:
+    """Reshape; 0 copies the extent of the input unless `allowzero`."""
+    shape = site.integers(1)
+    if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
+        if 0 not in site.known_shape() or -1 in shape:
+            raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {shape}")
+        return site.last.constant(shape=shape, value=(), dtype=site.dtype_of())
+    return site.last_reshape(x, shape)
 
 
 @operator("Reshape")
-def _reshape(site: NodeSite, x: Any) -> Any:
-    """Reshape; 0 copies the extent of the input unless `allowzero`."""
-    wanted = site.integers(1) if site.has(1) else list(site.ints("shape"))
-    if site.flag("allowzero") and any(n is not UNKNOWN and n == 0 for n in wanted):
-        if 0 not in site.known_shape() or -1 in wanted:
-            raise InvalidShape(f"{show(site.shape())} cannot be reshaped to {wanted}")
-        return site.last.constant(shape=wanted, value=(), dtype=site.dtype_of())
-    return site.last_reshape(x, wanted)
+def _reshape_by_attribute(
+    site: NodeSite, x: Any, *, shape: Sequence[int] = integers("shape")
+) -> Any:
+    return site.last_reshape(x, shape)
 
 
 @operator("Flatten")
-def _flatten(site: NodeSite, x: Any) -> Any:
+def _flatten(site: NodeSite, x: Any, *, axis: int = integer("axis", 1)) -> Any:
     """Return a matrix: axes before one make its rows, the others its columns."""
-    axis, rank = site.int("axis", 1), site.rank()
-    axis = rank if axis == rank else site.axis(axis)
+    axis = axis if axis == site.rank() else site.axis(axis)
     x = site.reshaped(x, (-1,), axis)
     return site.last.reshape(x, shape=(-1,), axis_start=0, axis_count=axis)
 
@@ -49,46 +58,71 @@ def _squeeze(site: NodeSite, x: Any) -> Any:
     return site.last.squeeze(x, axes=sorted(axes))
 
 
-@operator("Unsqueeze")
+@operator("Unsqueeze", since=13)
 def _unsqueeze(site: NodeSite, x: Any) -> Any:
-    axes = site.integers(1) if site.has(1) else site.ints("axes")
+    return _unsqueeze_by_attribute(site, x, axes=site.integers(1))
+
+
+@operator("Unsqueeze")
+def _unsqueeze_by_attribute(
+    site: NodeSite, x: Any, *, axes: Sequence[int] = integers("axes")
+) -> Any:
     rank = site.rank() + len(axes)
     return site.last.unsqueeze(x, axes=sorted(site.axis(a, rank) for a in axes))
 
 
-@operator("Split")
-def _split(site: NodeSite, x: Any) -> tuple[Any, ...]:
-    """Cut along an axis into parts of given lengths, or as equal as can be."""
-    axis, count = site.axis_of("axis", 0), len(site.node.outputs)
+@operator("Concat", since=4, axis=axis("axis"))
+@operator("Concat", axis=axis("axis", 1))
+def _concat(site: NodeSite, *values: Any, axis: int) -> Any:
+    return site.last.concat(values, axis=axis)
+
+
+@operator("Split", since=18)
+def _split(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
+    """Cut along an axis into parts of some lengths, or of one length but for the last part."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
-    if "split" in site.node.attributes:
-        return tuple(cut(site, x, axis, site.ints("split")))
+    count = len(site.node.outputs)
     parts = site.int("num_outputs", count)
     if parts != count:
         raise InvalidOperation(f"'num_outputs' is {parts}, it has {count} outputs")
-    if site.version < 18:
-        return tuple(divided(site, x, axis, count))
     extent = site.known_shape()[axis]
     length = -(-extent // count)
     return tuple(cut(site, x, axis, [length] * (count - 1) + [extent - length * (count - 1)]))
 
 
-@operator("Tile")
+@operator("Split")
+def _split_by_attribute(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
+    """Cut along an axis into parts of some lengths, or of one length."""
+    if site.has(1):
+        return tuple(cut(site, x, axis, site.integers(1)))
+    if site.has_attribute("split"):
+        return tuple(cut(site, x, axis, site.ints("split")))
+    return tuple(divided(site, x, axis, len(site.node.outputs)))
+
+
+@operator("Tile", since=6)
 def _tile(site: NodeSite, x: Any) -> Any:
-    repeats = site.integers(1)
-    if site.version < 6:
-        repeats = [1] * site.rank()
-        repeats[site.axis(site.integer(2))] = site.integer(1)
+    return site.last.tile(x, repeats=site.integers(1))
+
+
+@operator("Tile")
+def _tile_along_axis(site: NodeSite, x: Any) -> Any:
+    repeats = [1] * site.rank()
+    repeats[site.axis(site.integer(2))] = site.integer(1)
     return site.last.tile(x, repeats=repeats)
 
 
-@operator("DepthToSpace", "SpaceToDepth")
-def _blocks(site: NodeSite) -> Any:
-    """Move blocks of channels into space, or back."""
-    move = depth_to_space if site.node.operator == "DepthToSpace" else space_to_depth
-    is_fast = site.choice("mode", "DCR", "CRD", default="DCR") == "CRD"
-    size = site.int("blocksize")
-    if size < 1:
-        raise InvalidOperation(f"'blocksize' must be at least 1, it is {size}")
-    return move(site, size, depth_first=is_fast)
+def _blocks(move: Callable[..., Any]) -> Meaning:
+    """Return a move of blocks of channels into space, or back."""
+
+    def meaning(site: NodeSite, *, mode: str, size: int) -> Any:
+        if size < 1:
+            raise InvalidOperation(f"'blocksize' must be at least 1, it is {size}")
+        return move(site, size, depth_first=mode == "CRD")
+
+    return meaning
+
+
+for _name, _move in (("DepthToSpace", depth_to_space), ("SpaceToDepth", space_to_depth)):
+    operator(_name, mode=word("mode", "DCR", "CRD"), size=integer("blocksize"))(_blocks(_move))

@@ -8,10 +8,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import flag
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
@@ -23,16 +24,16 @@ def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
 def _places(site: NodeSite, x: Value) -> Value:
     """Return the places of items that are not 0, [axes,items], and note how many there are.
 
-    They are the same each time: what is computed with them may be joined.
+    A tensor always has the same places: results at them may be joined.
     """
     if x in site.graph.places:
         return site.graph.places[x]
     site.known_shape(x)
-    found = site.whole(site.step.non_zero(x))
+    places = site.whole(site.step.non_zero(x))
     is_item = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
     total = site.total(site.whole(is_item), range(site.rank(x)))
-    site.graph.places[x] = _noted(site, found, 1, site.reshaped(total, (1,)))
-    return found
+    site.graph.places[x] = _noted(site, places, 1, site.reshaped(total, (1,)))
+    return places
 
 
 @operator("NonZero")
@@ -46,8 +47,8 @@ def _non_zero(site: NodeSite, x: Any) -> Any:
 
 
 def _along(site: NodeSite, x: Any) -> tuple[Any, int]:
-    """Return the input and the axis whose items are meant, by default single items of all."""
-    if "axis" not in site.node.attributes:
+    """Return the input and the axis along which items lie, without one the flat input."""
+    if not site.has_attribute("axis"):
         x = site.step.reshape(x, shape=(-1,), axis_start=0, axis_count=-1)
     return x, site.axis_of("axis", 0, site.rank(x))
 
@@ -64,13 +65,12 @@ def _compress(site: NodeSite, x: Any, condition: Any) -> Any:
 
 
 @operator("Unique")
-def _unique(site: NodeSite, x: Any) -> tuple[Any, ...]:
+def _unique(site: NodeSite, x: Any, *, sorts: bool = flag("sorted", True)) -> tuple[Any, ...]:
     """Return the distinct items, with first places, inverse indices and counts."""
     x, axis = _along(site, x)
     x = site.tensor(x)
     site.known_shape(x)
-    sorts = site.flag("sorted", True)
-    items, *others, count = site.last.unique(x, axis=axis, sorts=sorts)
-    first, inverse, often = map(site.whole, others)
+    items, *numbers, count = site.last.unique(x, axis=axis, sorts=sorts)
+    first, inverse, often = map(site.whole, numbers)
     first, often = (_noted(site, part, 0, count) for part in (first, often))
     return _noted(site, items, axis, count), first, inverse, often

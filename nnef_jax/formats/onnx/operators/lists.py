@@ -9,17 +9,19 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.along_axes import cut
+from nnef_jax.flattening.attributes import attribute, axis, flag, integer
+from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _PART = 10  # steps
 
 
 def _sequence(site: NodeSite) -> list[Any]:
-    found = site.operands[0]
-    if not isinstance(found, list):
+    items = site.operands[0]
+    if not isinstance(items, list):
         raise InvalidOperation("input 0 must be a sequence, it is none")
-    return found
+    return items
 
 
 def _place(site: NodeSite, i: int, count: int, *, ends: int) -> int:
@@ -59,45 +61,48 @@ def _erase(site: NodeSite) -> Any:
 
 
 @operator("SplitToSequence")
-def _split_to_sequence(site: NodeSite) -> Any:
-    """Cut along an axis; a single length, 1 by default, is that of all parts but the last."""
-    axis = site.axis_of("axis", 0)
+def _split_to_sequence(
+    site: NodeSite, x: Any, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
+) -> Any:
+    """Cut along an axis. A single length, 1 by default, is that of all parts but the last."""
     if site.has(1) and site.rank(1):
-        return cut(site, site.operand(0), axis, site.integers(1))
+        return cut(site, x, axis, site.integers(1))
     extent, length = site.known_shape()[axis], site.integer(1, 1)
     if length < 1:
         raise InvalidShape(f"the parts must have a positive length, it is {length}")
     site.spend(_PART * -(-extent // length))
     lengths = [min(length, extent - i) for i in range(0, extent, length)]
-    parts = cut(site, site.operand(0), axis, lengths)
-    if site.has(1) or site.flag("keepdims", True):
+    parts = cut(site, x, axis, lengths)
+    if site.has(1) or keeps:
         return parts
     return [site.squeezed(part, axis) for part in parts]
 
 
 @operator("ConcatFromSequence")
-def _concat_from_sequence(site: NodeSite) -> Any:
-    items, stacks = _sequence(site), site.flag("new_axis")
+def _concat_from_sequence(
+    site: NodeSite, *, axis: int = integer("axis"), stacks: bool = flag("new_axis")
+) -> Any:
+    items = _sequence(site)
     if not items:
         raise InvalidShape("an empty sequence cannot be joined")
-    axis = site.axis_of("axis", None, site.rank(items[0]) + stacks)
+    axis = site.axis(axis, site.rank(items[0]) + stacks)
     return (site.last.stack if stacks else site.last.concat)(items, axis=axis)
 
 
 @operator("SequenceMap")
-def _map(site: NodeSite) -> Any:
-    """Apply a graph to the items of sequences in turn; tensors are the same for all."""
-    body, count = site.subgraph("body"), len(_sequence(site))
+def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
+    """Apply a graph to the items of sequences in turn. Tensors are the same for all items."""
+    count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]
     for x in site.operands:
         if isinstance(x, list) and len(x) != count:
             raise InvalidShape(f"its sequences have {count} and {len(x)} items")
     for i in range(count):
         site.spend(len(body.nodes))
-        taken = [x[i] if isinstance(x, list) else x for x in site.operands]
-        given = dict(zip([port.name for port in body.inputs], taken, strict=True))
-        found = site.within(body, site.graph, given)
-        for result, item in zip(results, found, strict=True):
+        operands = [x[i] if isinstance(x, list) else x for x in site.operands]
+        inputs = dict(zip([port.name for port in body.inputs], operands, strict=True))
+        outputs = site.within(body, site.graph, inputs)
+        for result, item in zip(results, outputs, strict=True):
             result.append(item)
     return tuple(results)
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
+from nnef_jax.flattening.attributes import integer, integers, one_of
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
@@ -20,26 +22,33 @@ def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
         places = items - (length - 1) * gap
         if places < 1:
             break
-        found: Any = None
+        is_gram: Any = None
         for k in range(length):
             here = site.unsqueezed(site.part(x, 1, k * gap, k * gap + places), (2,))
             token = site.constant(grams[:, k].reshape(1, 1, count), "int64")
             is_token = step.eq(here, site.cast(token, site.dtype_of(x)))
-            found = is_token if found is None else step.and_(found, is_token)
-        number = site.squeezed(site.total(site.whole(found), (1,)), 1)
+            is_gram = is_token if is_gram is None else step.and_(is_gram, is_token)
+        number = site.squeezed(site.total(site.whole(is_gram), (1,)), 1)
         total = number if total is None else step.add(total, number)
     return site.whole(site.filled(0, "int64", (height, count))) if total is None else total
 
 
 @operator("TfIdfVectorizer")
-def _tf_idf_vectorizer(site: NodeSite, x: Any) -> Any:
+def _tf_idf_vectorizer(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = one_of("mode", "TF", "IDF", "TFIDF"),
+    shortest: int = integer("min_gram_length"),
+    longest: int = integer("max_gram_length"),
+    skips: int = integer("max_skip_count"),
+    starts: Sequence[int] = integers("ngram_counts"),
+    columns: Sequence[int] = integers("ngram_indexes"),
+) -> Any:
     """Return counts of sequences, or weights of those that are there, or weighted counts."""
-    if "pool_strings" in site.node.attributes:
+    if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
-    mode = site.choice("mode", "TF", "IDF", "TFIDF")
-    shortest, longest = site.int("min_gram_length"), site.int("max_gram_length")
-    starts, columns = site.ints("ngram_counts"), site.ints("ngram_indexes")
-    pool, skips = np.array(site.ints("pool_int64s")), site.int("max_skip_count")
+    pool = np.array(site.ints("pool_int64s"))
     if not columns or len({*columns}) != len(columns) or min(columns) < 0:
         raise InvalidOperation("'ngram_indexes' must be places, none of them twice")
     site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
@@ -47,19 +56,19 @@ def _tf_idf_vectorizer(site: NodeSite, x: Any) -> Any:
     x = site.unsqueezed(x, (0,)) if rank == 1 else x
     parts: list[Any] = []
     order = np.full(max(columns) + 1, -1)
-    first = given = 0  # sequence of all, and of those counted
+    first = counted = 0  # sequences before this length: in the pool, in `parts`
     for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
             parts.append(_counted(site, x, grams, skips))
-            order[list(columns[first : first + len(grams)])] = range(given, given + len(grams))
-            given += len(grams)
+            order[list(columns[first : first + len(grams)])] = range(counted, counted + len(grams))
+            counted += len(grams)
         first += len(grams)
     if not parts or first != len(columns):
         raise InvalidOperation(f"it has {first} sequences and {len(columns)} places for them")
     step, counts = site.step, site.step.concat([site.tensor(p) for p in parts], axis=1)
-    counts = site.fitted(counts, 1, given + 1)  # a column of zeros for what is not counted
-    places = site.constant(np.where(order < 0, given, order), "int64")
+    counts = site.fitted(counts, 1, counted + 1)  # a column of zeros for uncounted sequences
+    places = site.constant(np.where(order < 0, counted, order), "int64")
     counts = step.gather(counts, places, axis=1)
     if mode == "IDF":
         counts = step.min(counts, 1)

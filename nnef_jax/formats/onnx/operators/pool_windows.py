@@ -8,56 +8,76 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
+from nnef_jax.flattening.attributes import flag, integer, number
 from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operations import plane
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.filters import spatial, windows_of
+from nnef_jax.formats.onnx.operators.registry import operator
+from nnef_jax.formats.onnx.operators.rows import plane
+
+_ROUNDS_UP = flag("ceil_mode")
 
 
-def _pooled(site: NodeSite, x: Any, add: Callable[..., Any], **options: Any) -> Any:
-    """Pool windows, of which the last begins on the input or on what is put before it."""
+def _pooled(
+    site: NodeSite, x: Any, add: Callable[..., Any], *, rounds_up: bool, **options: Any
+) -> Any:
+    """Pool windows. The last one begins on the input or on the padding before it."""
     kernel = spatial(site, "kernel_shape", site.rank() - 2, None)
-    rounding = "ceil_torch" if site.flag("ceil_mode") else "floor"
+    rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
 
 
 @operator("MaxPool")
-def _max_pool(site: NodeSite, x: Any) -> Any:
+def _max_pool(
+    site: NodeSite,
+    x: Any,
+    *,
+    order: int = integer("storage_order", 0),
+    rounds_up: bool = _ROUNDS_UP,
+) -> Any:
     """Return maxima, and where read their places in the tensor."""
-    order = site.int("storage_order", 0)
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
-    if not site.wants(1):
-        return _pooled(site, x, site.last.max_pool)
-    found, place = _pooled(site, x, site.last.max_pool_with_index, first_axis=0)
-    place = site.cast(place, site.computed("int64"))
-    return found, _by_columns(site, place, site.known_shape()[2:]) if order else place
+    if not site.is_read(1):
+        return _pooled(site, x, site.last.max_pool, rounds_up=rounds_up)
+    add = site.last.max_pool_with_index
+    maxima, places = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
+    places = site.cast(places, site.computed("int64"))
+    return maxima, _by_columns(site, places, site.known_shape()[2:]) if order else places
 
 
-def _by_columns(site: NodeSite, place: Any, extents: Shape) -> Any:
-    """Return places in planes whose first axis is the fastest, given those of the last."""
+def _by_columns(site: NodeSite, places: Any, extents: Shape) -> Any:
+    """Return places in planes whose first axis is the fastest from those whose last one is."""
     step = site.step
     size = math.prod(extents)
-    rest = step.rem(place, size)
-    found = step.sub(place, rest)
+    index = step.rem(places, size)
+    by_columns = step.sub(places, index)
     for extent in reversed(extents):
         size //= extent
-        at = step.rem(rest, extent)
-        found = step.add(found, step.mul(at, size))
-        rest = step.div(step.sub(rest, at), extent)
-    return found
+        at = step.rem(index, extent)
+        by_columns = step.add(by_columns, step.mul(at, size))
+        index = step.div(step.sub(index, at), extent)
+    return by_columns
 
 
 @operator("AveragePool")
-def _average_pool(site: NodeSite, x: Any) -> Any:
-    """Take means of the input, or of it with its padding; what rounding up adds is never in one."""
-    return _pooled(site, x, site.last.avg_pool, includes=site.flag("count_include_pad"))
+def _average_pool(
+    site: NodeSite,
+    x: Any,
+    *,
+    includes: bool = flag("count_include_pad"),
+    rounds_up: bool = _ROUNDS_UP,
+) -> Any:
+    """Average each window.
+
+    Padding counts if `count_include_pad` is set. Items that `ceil_mode` adds never count.
+    """
+    return _pooled(site, x, site.last.avg_pool, rounds_up=rounds_up, includes=includes)
 
 
-def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
+def _norm(site: NodeSite, x: Any, power: float, total: Callable[[Any], Any]) -> Any:
     """Return the root of a sum of powers of absolute values."""
-    power, x = site.number("p", 2), site.step.abs(site.operand(0))
+    x = site.step.abs(x)
     if power < 1:
         raise InvalidOperation(f"'p' must be 1 or more, it is {power:g}")
     if power == 1:
@@ -67,28 +87,35 @@ def _norm(site: NodeSite, total: Callable[[Any], Any]) -> Any:
 
 
 @operator("LpPool")
-def _lp_pool(site: NodeSite) -> Any:
-    return _norm(site, lambda x: _pooled(site, x, site.step.box, normalize=False))
+def _lp_pool(
+    site: NodeSite, x: Any, *, power: float = number("p", 2), rounds_up: bool = _ROUNDS_UP
+) -> Any:
+    def total(powers: Any) -> Any:
+        return _pooled(site, powers, site.step.box, rounds_up=rounds_up, normalize=False)
+
+    return _norm(site, x, power, total)
 
 
-operator("GlobalLpPool")(lambda site: _norm(site, lambda x: site.total(x, plane(site))))
+@operator("GlobalLpPool")
+def _global_lp_pool(site: NodeSite, x: Any, *, power: float = number("p", 2)) -> Any:
+    return _norm(site, x, power, lambda powers: site.total(powers, plane(site)))
 
 
 @operator("MaxUnpool")
 def _max_unpool(site: NodeSite, items: Any, places: Any) -> Any:
-    """Put items where they were before MaxPool, 0 elsewhere; extents may be wanted larger."""
+    """Put items where they were before MaxPool, 0 elsewhere. `output_shape` may be larger."""
     rank, shape = site.rank() - 2, site.known_shape()
     kernel, strides = spatial(site, "kernel_shape", rank, None), spatial(site, "strides", rank)
     pads = spatial(site, "pads", 2 * rank, 0)
     axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
-    whole = (*shape[:2], *((n - 1) * s + k - p - q for n, s, k, p, q in axes))
+    extents = (*shape[:2], *((n - 1) * s + k - p - q for n, s, k, p, q in axes))
     items, places = (site.reshaped(x, (math.prod(shape),)) for x in (items, places))
-    none = site.filled(0, site.dtype_of(), (math.prod(whole),))
-    found = site.step.scatter_elements(none, places, items, axis=0, reduction="none")
-    found = site.reshaped(found, whole)
-    if not site.has(2) or tuple(site.integers(2)) == whole:
-        return found
-    behind = [(0, n - m) for n, m in zip(site.integers(2), whole, strict=True)]
+    zeros = site.filled(0, site.dtype_of(), (math.prod(extents),))
+    result = site.step.scatter_elements(zeros, places, items, axis=0, reduction="none")
+    result = site.reshaped(result, extents)
+    if not site.has(2) or tuple(site.integers(2)) == extents:
+        return result
+    behind = [(0, n - m) for n, m in zip(site.integers(2), extents, strict=True)]
     if min(min(pair) for pair in behind) < 0:
-        raise InvalidOperation(f"'output_shape' {site.integers(2)} is less than {list(whole)}")
-    return site.last.pad(found, padding=behind, border="constant", value=0.0)
+        raise InvalidOperation(f"'output_shape' {site.integers(2)} is less than {list(extents)}")
+    return site.last.pad(result, padding=behind, border="constant", value=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,10 +10,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.attributes import flag, integer
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 MICROSOFT = "com.microsoft"
@@ -27,9 +29,9 @@ def is_zero(x: Any) -> bool:
 
 
 def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
-    """Return a scale or zero point as what broadcasts to a tensor.
+    """Return a scale or zero point in a shape that broadcasts to a tensor.
 
-    It has one item, or an item for each along the axis, or for each block of items along it.
+    It has one item, or an item for each place along the axis, or for each block of these.
     """
     shape, rank = site.shape(parameter), site.rank(x)
     if all(n == 1 for n in shape) and not block:
@@ -46,11 +48,11 @@ def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0)
     extents[axis] *= block
     wide = site.unsqueezed(parameter, (axis + 1,))
     repeats = [block if i == axis + 1 else 1 for i in range(rank + 1)]
-    whole = site.reshaped(site.step.tile(wide, repeats=repeats), extents)
+    repeated = site.reshaped(site.step.tile(wide, repeats=repeats), extents)
     items = site.extent(x, axis)
     if not extents[axis] - block < items <= extents[axis]:
         raise InvalidShape(f"{items} items are not {extents[axis] // block} blocks of {block}")
-    return site.part(whole, axis, 0, items)
+    return site.part(repeated, axis, 0, items)
 
 
 def quantized(
@@ -82,46 +84,57 @@ def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str 
     Codes of 8 bits, minus a zero point, fit 16: their product with a scale is rounded once. Other
     codes are scaled in 32 bits.
     """
-    given, codes = site.dtype_of(scale), site.dtype_of(x)
-    dtype = dtype or given
-    wide = given
-    if dtype != given or codes in _LONG:
-        wide = "float64" if "float64" in (given, dtype) else "float32"
+    real, codes = site.dtype_of(scale), site.dtype_of(x)
+    dtype = dtype or real
+    wide = real
+    if dtype != real or codes in _LONG:
+        wide = "float64" if "float64" in (real, dtype) else "float32"
     exact = "int32" if codes.startswith(_WHOLE) else wide
     if not is_zero(zero_point):
         x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
     return site.cast(site.step.mul(site.cast(x, wide), site.cast(scale, wide)), dtype)
 
 
-def _spread_all(site: NodeSite, x: Any, scale: Any, zero_point: Any) -> list[Any]:
-    axis, block = site.int("axis", 1), site.int("block_size", 0)
+def _spread_all(
+    site: NodeSite, x: Any, scale: Any, zero_point: Any, axis: int, block: int
+) -> list[Any]:
     if site.dtype_of(scale).startswith(_SMALL):
         scale = site.cast(scale, site.graph.builder.real)
     parameters = (scale, zero_point)
     return [None if p is None else spread(site, x, p, axis, block) for p in parameters]
 
 
-@operator("QuantizeLinear")
-@operator("QuantizeLinear", domain=MICROSOFT)
-def _quantize_linear(site: NodeSite, x: Any, scale: Any, zero_point: Any = None) -> Any:
-    scale, zero_point = _spread_all(site, x, scale, zero_point)
-    code = site.int("output_dtype", 0)
+def _quantize_linear(
+    site: NodeSite, x: Any, scale: Any, zero_point: Any = None, *,
+    axis: int, block: int, code: int, precision: int, saturates: bool,
+) -> Any:  # fmt: skip
+    scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
     dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
     if site.has(2) and dtype != site.dtype_of(2):
         raise InvalidOperation(f"'output_dtype' is not {site.dtype_of(2)}, that of input 2")
-    precision = site.int("precision", 0)
     divided = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
     x, scale = site.cast(x, divided), site.cast(scale, divided)
-    return quantized(site, x, scale, zero_point, dtype, saturates=site.flag("saturate", True))
+    return quantized(site, x, scale, zero_point, dtype, saturates=saturates)
 
 
-@operator("DequantizeLinear")
-@operator("DequantizeLinear", domain=MICROSOFT)
-def _dequantize_linear(site: NodeSite, x: Any, scale: Any, zero_point: Any = None) -> Any:
-    code = site.int("output_dtype", 0)
+def _dequantize_linear(
+    site: NodeSite, x: Any, scale: Any, zero_point: Any = None, *, axis: int, block: int, code: int
+) -> Any:
     dtype = site.computed(dtype_of(code)) if code else ""
-    scale, zero_point = _spread_all(site, x, scale, zero_point)
+    scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
     return dequantized(site, x, scale, zero_point, dtype)
+
+
+for _domain in ("", MICROSOFT):
+    operator(
+        "QuantizeLinear", domain=_domain, axis=integer("axis", 1),
+        block=integer("block_size", 0), code=integer("output_dtype", 0),
+        precision=integer("precision", 0), saturates=flag("saturate", True),
+    )(_quantize_linear)  # fmt: skip
+    operator(
+        "DequantizeLinear", domain=_domain, axis=integer("axis", 1),
+        block=integer("block_size", 0), code=integer("output_dtype", 0),
+    )(_dequantize_linear)  # fmt: skip
 
 
 @operator("DynamicQuantizeLinear")
@@ -129,11 +142,10 @@ def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
     """Return real numbers as uint8, with the scale and zero point of their range and 0."""
     axes, step = tuple(range(site.rank(x))), site.step
 
-    def end(kind: str) -> Any:
-        found = getattr(step, f"{kind}_reduce")(x, axes=axes) if axes else x
-        return getattr(step, kind)(site.reshaped(found, ()), 0)
+    def end(reduce: Callable[..., Any], bound: Callable[..., Any]) -> Any:
+        return bound(site.reshaped(reduce(x, axes=axes) if axes else x, ()), 0)
 
-    low, high = end("min"), end("max")
+    low, high = end(step.min_reduce, step.min), end(step.max_reduce, step.max)
     scale = step.div(step.sub(high, low), 255)
     zero_point = quantized(site, step.neg(low), scale, None, "uint8")
     return quantized(site, x, scale, zero_point, "uint8"), scale, zero_point

@@ -1,56 +1,49 @@
-"""What is left of axes: sums, extremes and their places."""
+"""Reductions of axes: sums, extremes and their places."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from lowering.graph import is_integer
-from nnef_jax.flattening.along_axes import reduced
-from nnef_jax.flattening.by_kind import Meaning
+from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
+from nnef_jax.flattening.attributes import axis, flag
 from nnef_jax.flattening.emission import ends_of
+from nnef_jax.flattening.operators import Meaning
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
-
-# What is done with items before, the reduction, and what with its results.
-_STEPS = {
-    "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
-    "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
-    "L1": ("abs", "sum_reduce", ""), "L2": ("sqr", "sum_reduce", "sqrt"),
-    "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
-    "LogSumExp": ("exp", "sum_reduce", "log"),
-}  # fmt: skip
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
-    """Return which axes are reduced: none given are all of them, unless they are to be none."""
+    """Return the reduced axes. No axes mean all, or none if `noop_with_empty_axes` is set."""
     axes = site.axes(1)
     if not axes and not site.flag("noop_with_empty_axes"):
         return tuple(range(site.rank()))
     return tuple(sorted(set(axes or ())))
 
 
-def _reduced(*how: str) -> Meaning:
-    _, kind, after = how
+def _reduced(steps: tuple[str, str, str]) -> Meaning:
+    _, kind, after = steps
 
-    def meaning(site: NodeSite) -> Any:
-        x, axes, dtype = site.operand(0), _axes(site), site.dtype_of()
+    def meaning(site: NodeSite, x: Any, *, keeps: bool) -> Any:
+        axes, dtype = _axes(site), site.dtype_of()
         if kind in ("max_reduce", "min_reduce") and any(site.shape()[a] == 0 for a in axes):
-            return _of_none(site, axes, largest=kind == "max_reduce")
+            return _extreme_of_none(site, axes, largest=kind == "max_reduce", keeps=keeps)
         back = dtype if after and is_integer(dtype) else ""
         x = site.cast(x, site.computed("float64")) if back else x
-        return reduced(site, x, axes, how, keeps=site.flag("keepdims", True), back=back)
+        return reduced(site, x, axes, steps, keeps=keeps, back=back)
 
     return meaning
 
 
-for _name, _steps in _STEPS.items():
-    operator(f"Reduce{_name}")(_reduced(*_steps))
+for _name, _steps in REDUCTIONS.items():
+    operator(f"Reduce{_name}", keeps=flag("keepdims", True))(_reduced(_steps))
 
 
-def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
-    """Return the extreme of no items: the least or greatest number there is."""
-    dtype, keeps = site.dtype_of(), site.flag("keepdims", True)
+def _extreme_of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
+    """Return the least number of the dtype as the largest of no items, or the greatest."""
+    dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = low if largest else high
     shape = [
@@ -59,27 +52,42 @@ def _of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool) -> Any:
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
-@operator("ArgMax", "ArgMin")
-def _arg(site: NodeSite, x: Any) -> Any:
+def _places(kind: str) -> Meaning:
     """Return the places of extremes along an axis, of equal ones the first or the last."""
-    axes, kind = (site.axis_of("axis", 0),), f"{site.node.operator.lower()}_reduce"
-    steps: list[Any] = [
-        (kind, [], {"axes": axes, "last": site.flag("select_last_index")}),
-        ("cast", [], {"dtype": site.graph.builder.integer}),
-    ]
-    if not site.flag("keepdims", True):
-        steps.append(("squeeze", [], {"axes": axes}))
-    return site.chain(x, *steps)
+
+    def meaning(site: NodeSite, x: Any, *, axis: int, last: bool, keeps: bool) -> Any:
+        steps: list[Any] = [
+            (kind, [], {"axes": (axis,), "last": last}),
+            ("cast", [], {"dtype": site.graph.builder.integer}),
+        ]
+        if not keeps:
+            steps.append(("squeeze", [], {"axes": (axis,)}))
+        return site.chain(x, *steps)
+
+    return meaning
+
+
+for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
+    operator(
+        _name, axis=axis("axis", 0), last=flag("select_last_index"), keeps=flag("keepdims", True)
+    )(_places(_kind))
+
+
+@operator("Hardmax", since=13)
+def _hardmax(site: NodeSite, x: Any, *, axis: int = axis("axis", -1)) -> Any:
+    return _first_largest(site, x, (axis,))
 
 
 @operator("Hardmax")
-def _hardmax(site: NodeSite, x: Any) -> Any:
-    """Return 1 at the first largest item along an axis, else 0; before 13 along all behind it."""
-    axis = site.axis_of("axis", -1 if site.version >= 13 else 1)
-    axes = (axis,) if site.version >= 13 else tuple(range(axis, site.rank()))
+def _hardmax_from_axis(site: NodeSite, x: Any, *, axis: int = axis("axis", 1)) -> Any:
+    return _first_largest(site, x, range(axis, site.rank()))
+
+
+def _first_largest(site: NodeSite, x: Any, axes: Sequence[int]) -> Any:
+    """Return 1 at the first largest item along axes, else 0."""
     site.graph.require_items(x, axes)
     shape = site.known_shape()
     places: Any = site.places(site.volume([shape[a] for a in axes]))
     places = site.reshaped(places, [n if i in axes else 1 for i, n in enumerate(shape)])
-    first = site.whole(site.step.argmax_reduce(x, axes=axes))
+    first = site.whole(site.step.argmax_reduce(x, axes=tuple(axes)))
     return site.last.cast(site.step.eq(places, first), dtype=site.dtype_of())

@@ -9,9 +9,10 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import flag, integer, integers, number, numbers, word
 from nnef_jax.flattening.counts import Count
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _CROP = "tf_crop_and_resize"
 _COORDINATES = (
@@ -19,67 +20,74 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
+_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # since version 20, and before
 
 
-def _resized(site: NodeSite, x: Any, mode: str, coordinates: str, **other: Any) -> Any:
-    given: dict[str, Any] = {
+def _resized(
+    site: NodeSite, x: Any, mode: str, coordinates: str, region: Any = False, **options: Any
+) -> Any:
+    defaults: dict[str, Any] = {
         "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
         "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
         "coordinate_transformation_mode": coordinates,
     }  # fmt: skip
-    return site.last.resize(x, other.pop("roi", False), mode=mode, **given | other)
+    return site.last.resize(x, region, mode=mode, **defaults | options)
 
 
 def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[Any]) -> Any:
     """Return items of some axes and defaults of the others. Raises InvalidOperation."""
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
-    found = list(default)
+    of_all = list(default)
     for axis, item in zip(axes, items, strict=True):
-        found[axis] = item
-    return tuple(found)
+        of_all[axis] = item
+    return tuple(of_all)
 
 
 @operator("Resize", since=11)
-def _resize(site: NodeSite, x: Any) -> Any:
-    """Resize axes by scales, or to sizes of which a policy may keep the ratio."""
+def _resize(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = word("mode", "nearest", "linear", "cubic"),
+    coordinates: str = word("coordinate_transformation_mode", *_COORDINATES),
+    rounding: str = word("nearest_mode", *_ROUNDINGS),
+    cubic: float = number("cubic_coeff_a", -0.75),
+    excludes: bool = flag("exclude_outside"),
+    antialiases: bool = flag("antialias"),
+    outside: float = number("extrapolation_value", 0),
+) -> Any:
+    """Resize axes by scales, or to sizes. A policy may keep the ratio of the sizes."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
-    mode = site.choice("mode", "nearest", "linear", "cubic", default="nearest")
-    coordinates = "coordinate_transformation_mode"
-    coordinates = site.choice(coordinates, *_COORDINATES, default="half_pixel")
-    other: dict[str, Any] = {
-        "nearest_mode": site.choice("nearest_mode", *_ROUNDINGS, default="round_prefer_floor"),
-        "cubic_coeff_a": site.number("cubic_coeff_a", -0.75),
-        "exclude_outside": site.flag("exclude_outside"),
-        "antialias": site.flag("antialias") and mode != "nearest",
-        "extrapolation_value": site.number("extrapolation_value", 0),
-    }
-    if coordinates == _CROP:
-        other["roi"] = _region(site, axes, rank)
+    region = _region(site, axes, rank) if coordinates == _CROP else False
     has_scales, has_sizes = (site.has(i) and site.shape(i) != (0,) for i in (2, 3))
     if has_scales == has_sizes:
-        found = "both are" if has_scales else "none is"
-        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {found}")
+        count = "both are" if has_scales else "none is"
+        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {count}")
     if has_scales:
         scales = [float(s) for s in site.known(2)]
-        other["scales"] = _of_all_axes(scales, axes, [1.0] * rank)
+        size: dict[str, Any] = {"scales": _of_all_axes(scales, axes, [1.0] * rank)}
     else:
-        other |= _sizes(site, axes)
-    return _resized(site, x, mode, coordinates, **other)
+        size = _sizes(site, axes)
+    return _resized(
+        site, x, mode, coordinates, region, nearest_mode=rounding, cubic_coeff_a=cubic,
+        exclude_outside=excludes, antialias=antialiases and mode != "nearest",
+        extrapolation_value=outside, **size,
+    )  # fmt: skip
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the extents wanted, or the one scale by which axes come next to them."""
+    """Return the new extents, or under a policy one scale for all axes."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
     site.graph.require_items(site.operand(0), axes)
     shape, sizes = site.known_shape(), site.integers(3)
-    wanted = _of_all_axes(sizes, axes, shape)
+    extents = _of_all_axes(sizes, axes, shape)
     if policy == "stretch":
-        return {"sizes": wanted}
+        return {"sizes": extents}
     choose = min if policy == "not_larger" else max
-    scale = choose(wanted[a] / shape[a] for a in axes)
+    scale = choose(extents[a] / shape[a] for a in axes)
     return {"scales": tuple(scale if a in axes else 1.0 for a in range(len(shape))), "rounds": True}
 
 
@@ -95,77 +103,124 @@ def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     return site.step.gather(ends, site.constant([*starts, *stops], "int64"), axis=0)
 
 
-@operator("Upsample")
+_UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
+
+
+@operator("Upsample", since=9)
 @operator("Resize", since=10)
-def _upsample(site: NodeSite, x: Any) -> Any:
-    """Resize by scales, first items on first items; the nearest is at an end of an item."""
-    if "height_scale" in site.node.attributes:
-        scales = [1.0, 1.0, site.number("height_scale"), site.number("width_scale")]
-    else:
-        found: Any = site.known(1) if site.has(1) else site.numbers("scales")
-        scales = [float(s) for s in found]
-    mode = site.choice("mode", "nearest", "linear", "bilinear", default="nearest")
+def _upsample(site: NodeSite, x: Any, *, mode: str = _UPSAMPLE_MODE) -> Any:
+    return _scaled(site, x, mode, [float(s) for s in site.known(1)])
+
+
+@operator("Upsample", since=7)
+def _upsample_by_attribute(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = _UPSAMPLE_MODE,
+    scales: Sequence[float] = numbers("scales"),
+) -> Any:
+    return _scaled(site, x, mode, [float(s) for s in scales])
+
+
+@operator("Upsample")
+def _upsample_plane(
+    site: NodeSite,
+    x: Any,
+    *,
+    mode: str = _UPSAMPLE_MODE,
+    height: float = number("height_scale"),
+    width: float = number("width_scale"),
+) -> Any:
+    return _scaled(site, x, mode, [1.0, 1.0, height, width])
+
+
+def _scaled(site: NodeSite, x: Any, mode: str, scales: Sequence[float]) -> Any:
+    """Resize by scales: the first items coincide, and the nearest is at an end of an item."""
     if mode != "nearest":
         return _resized(site, x, "linear", "asymmetric", scales=tuple(scales))
     for rounding, shrinks in (("ceil", True), ("floor", False)):
         part = tuple(s if (s < 1) == shrinks else 1.0 for s in scales)
         if any(s != 1 for s in part):
-            given = {"scales": part, "nearest_mode": rounding}
-            x = _resized(site, x, "nearest", "asymmetric", **given)
+            x = _resized(site, x, "nearest", "asymmetric", scales=part, nearest_mode=rounding)
     return x
 
 
 @operator("GridSample")
-def _grid_sample(site: NodeSite, x: Any, grid: Any) -> Any:
-    modes = {"linear": "bilinear", "cubic": "bicubic"}
-    given = "linear" if site.version >= 20 else "bilinear"
-    mode = site.choice("mode", *modes, *modes.values(), "nearest", default=given)
-    paddings = ("zeros", "border", "reflection")
+def _grid_sample(
+    site: NodeSite,
+    x: Any,
+    grid: Any,
+    *,
+    aligns: bool = flag("align_corners"),
+    padding: str = word("padding_mode", "zeros", "border", "reflection"),
+) -> Any:
+    modes, default = _GRID_MODES, "linear" if site.version >= 20 else "bilinear"
+    mode = site.choice("mode", *modes, *modes.values(), "nearest", default=default)
     return site.last.grid_sample(
-        x, grid, mode=modes.get(mode, mode), align_corners=site.flag("align_corners"),
-        padding_mode=site.choice("padding_mode", *paddings, default="zeros"),
-    )  # fmt: skip
+        x, grid, mode=modes.get(mode, mode), align_corners=aligns, padding_mode=padding
+    )
 
 
 @operator("RoiAlign")
-def _roi_align(site: NodeSite, x: Any, rois: Any, image: Any) -> Any:
+def _roi_align(
+    site: NodeSite,
+    x: Any,
+    rois: Any,
+    image: Any,
+    *,
+    coordinates: str = word("coordinate_transformation_mode", "half_pixel", "output_half_pixel"),
+    scale: float = number("spatial_scale", 1),
+    mode: str = word("mode", "avg", "max"),
+    height: int = integer("output_height", 1),
+    width: int = integer("output_width", 1),
+    samples: int = integer("sampling_ratio", 0),
+) -> Any:
     """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
 
     Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
     their shares.
     """
-    modes, default = ("half_pixel", "output_half_pixel"), "half_pixel"
-    coordinates = site.choice("coordinate_transformation_mode", *modes, default=default)
     is_half = coordinates == "half_pixel" and site.version >= 16
-    rois = site.step.mul(rois, site.number("spatial_scale", 1))
+    rois = site.step.mul(rois, scale)
     rois = site.step.sub(rois, 0.5) if is_half else rois
-    mode = site.choice("mode", "avg", "max", default="avg")
     return site.last.roi_align(
-        x, rois, image, output_size=(site.int("output_height", 1), site.int("output_width", 1)),
-        sampling_ratio=site.int("sampling_ratio", 0), least=0.0 if is_half else 1.0,
-        mode="max_share" if mode == "max" else mode,
+        x, rois, image, output_size=(height, width), sampling_ratio=samples,
+        least=0.0 if is_half else 1.0, mode="max_share" if mode == "max" else mode,
     )  # fmt: skip
 
 
 @operator("MaxRoiPool")
-def _max_roi_pool(site: NodeSite, x: Any, rois: Any) -> Any:
+def _max_roi_pool(
+    site: NodeSite,
+    x: Any,
+    rois: Any,
+    *,
+    scale: float = number("spatial_scale", 1),
+    size: Sequence[int] = integers("pooled_shape"),
+) -> Any:
     """Pool regions (image, x1, y1, x2, y2)."""
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
-    rois = site.step.mul(site.part(rois, 1, 1, 5), site.number("spatial_scale", 1))
-    return site.last.max_roi_pool(x, rois, image, output_size=site.ints("pooled_shape"))
+    rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
+    return site.last.max_roi_pool(x, rois, image, output_size=size)
 
 
 @operator("NonMaxSuppression")
-def _non_max_suppression(site: NodeSite, boxes: Any, scores: Any) -> Value:
-    """Return the places (image, class, box) of what remains, padded by -1, and note how many."""
+def _non_max_suppression(
+    site: NodeSite, boxes: Any, scores: Any, *, centred: bool = flag("center_point_box")
+) -> Value:
+    """Return the places (image, class, box) of the remaining boxes, and note their number.
 
-    def number(i: int, default: float = 0.0) -> float:
+    The places are padded by -1.
+    """
+
+    def first(i: int, default: float = 0.0) -> float:
         return float(site.known(i).reshape(-1)[0]) if site.has(i) else default
 
     rows, _, count = site.last.sorted_suppression(
-        boxes, scores, max_output_boxes_per_class=int(min(number(2), site.known_shape()[1])),
-        iou_threshold=number(3), score_threshold=number(4, float(np.finfo(np.float32).min)),
-        center_point_box=site.flag("center_point_box"), sorts=False,
+        boxes, scores, max_output_boxes_per_class=int(min(first(2), site.known_shape()[1])),
+        iou_threshold=first(3), score_threshold=first(4, float(np.finfo(np.float32).min)),
+        center_point_box=centred, sorts=False,
     )  # fmt: skip
     rows = site.cast(rows, site.computed("int64"))
     site.graph.counts[rows] = Count(0, site.whole(count), marked=True)

@@ -11,24 +11,30 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.attributes import attribute, dtype, flag, integer, word
 from nnef_jax.flattening.hostvalues import LARGEST
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _NAN = 255  # the code of float8e8m0 that is none
 _MELS, _CORNER = 2595, 700  # of the scale: mel(f) = 2595 * log10(1 + f / 700)
+_ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
+_ALL = 2**63 - 1  # beyond any axis
+_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least fraction that rounds up
+_SATURATES = flag("saturate", True)
+_ROUNDING = word("round_mode", *_LEAST)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
 
 
 @operator("Constant")
 def _constant(site: NodeSite) -> Constant:
-    given = site.node.attributes
-    if len(given) != 1:
-        raise InvalidOperation(f"it must have one value, it has {len(given)}")
-    ((name, value),) = given.items()
+    attributes = site.node.attributes
+    if len(attributes) != 1:
+        raise InvalidOperation(f"it must have one value, it has {len(attributes)}")
+    ((name, value),) = attributes.items()
     if name in ("value", "sparse_value"):
         value = site.attribute(name, Constant, None)
         is_weight = value.array.size > 1 and value.array.dtype.kind in "fV"
@@ -43,8 +49,9 @@ def _constant(site: NodeSite) -> Constant:
 
 
 @operator("ConstantOfShape")
-def _constant_of_shape(site: NodeSite) -> Tensor:
-    value = site.attribute("value", Constant, site.constant([0], "float32"))
+def _constant_of_shape(
+    site: NodeSite, *, value: Constant = attribute("value", "attribute", Constant, _ZERO)
+) -> Tensor:
     item = site.reshaped(Constant(value.array, value.type, derived=True), ())
     shape = site.integers(0)
     if any(n < 0 for n in shape):
@@ -53,12 +60,14 @@ def _constant_of_shape(site: NodeSite) -> Tensor:
 
 
 @operator("Shape")
-def _shape(site: NodeSite, x: Any) -> Any:
-    """Return the extents of some axes: the network computes how many items values say."""
+def _shape(
+    site: NodeSite, x: Any, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
+) -> Any:
+    """Return the extents of some axes. The network computes counts that depend on values."""
     shape: list[Any] = list(site.known_shape())
     if x in site.graph.counts:
         shape = site.graph.items_of(x)
-    shape = shape[site.int("start", 0) : site.int("end", len(shape))]
+    shape = shape[start:end]
     if not any(isinstance(n, Value) for n in shape):
         return site.numbers_of(shape)
     return site.last.concat(
@@ -72,49 +81,52 @@ def _size(site: NodeSite, x: Any) -> Any:
     if x not in site.graph.counts:
         return site.reshaped(site.numbers_of([site.volume(shape)]), ())
     count = site.graph.counts[x]
-    others = site.volume([n for i, n in enumerate(shape) if i != count.axis])
-    return site.reshaped(site.step.mul(count.items, others), ())
+    volume = site.volume([n for i, n in enumerate(shape) if i != count.axis])
+    return site.reshaped(site.step.mul(count.items, volume), ())
 
 
-@operator("Cast")
-def _cast(site: NodeSite) -> Any:
-    if site.version >= 6:
-        return _as(site, site.dtype("to"))
-    from onnx import TensorProto  # which had names instead of numbers then
-
-    names = TensorProto.DataType
-    return _as(site, dtype_of(names.Value(site.choice("to", *names.keys()))))
-
-
-operator("CastLike")(lambda site: _as(site, site.dtype_of(1)))
-
-
-def _as(site: NodeSite, dtype: str) -> Any:
-    """Return the input in a dtype: numbers beyond one of 8 bits are its ends, with `saturate`."""
-    x, source = site.operand(0), site.dtype_of(0)
-    kept = dtype if site.decides("cast", [x]) else site.computed(dtype)
+@operator("Cast", since=6)
+def _cast(site: NodeSite, x: Any, *, dtype: str = dtype("to"), saturates: bool = _SATURATES) -> Any:
+    """Return the input in a dtype. `saturates` clamps numbers to the range of 8-bit floats."""
+    source = site.dtype_of(0)
+    result = dtype if site.decides("cast", [x]) else site.computed(dtype)
     if dtype == "float8_e8m0fnu":
-        return _power_of_two(site, x)
-    if dtype.startswith("float8") and source != dtype and site.flag("saturate", True):
+        return _power_of_two(site, x, saturates=saturates)
+    if dtype.startswith("float8") and source != dtype and saturates:
         if not is_float(source) or source.startswith("float8"):
             x = site.cast(x, site.graph.builder.real)
         most = float(jnp.finfo(dtype).max)
         x = site.step.clamp(x, -most, most)
     if is_float(source) and dtype in _WRAPPED:
         x = site.cast(x, "int32")
-    return site.last.cast(x, dtype=kept)
+    return site.last.cast(x, dtype=result)
 
 
-def _power_of_two(site: NodeSite, x: Any) -> Any:
+@operator("Cast")
+def _cast_1(site: NodeSite, x: Any) -> Any:
+    """Return the input in a dtype that a name says, a number since version 6."""
+    from onnx import TensorProto
+
+    names = TensorProto.DataType
+    dtype = dtype_of(names.Value(site.choice("to", *names.keys())))
+    return _cast(site, x, dtype=dtype, saturates=True)
+
+
+operator("CastLike", saturates=_SATURATES)(
+    lambda site, x, like, *, saturates: _cast(
+        site, x, dtype=site.dtype_of(like), saturates=saturates
+    )
+)
+
+
+def _power_of_two(site: NodeSite, x: Any, *, saturates: bool) -> Any:
     """Return positive numbers as powers of two, which have the exponents of float32."""
-    step = site.step
-    least = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # fractions that round up
-    mode = site.choice("round_mode", *least, default="up")
+    step, least = site.step, _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
     bits = step.bitcast(x, dtype="int32")
-    rounds = step.ge(step.bitwise_and(bits, (1 << 23) - 1), least[mode])
+    rounds = step.ge(step.bitwise_and(bits, (1 << 23) - 1), least)
     code = step.add(step.shift_right(bits, 23), step.cast(rounds, dtype="int32"))
-    if site.flag("saturate", True):
+    if saturates:
         code, is_none = step.min(code, _NAN - 1), step.is_nan(x)
     else:
         code, is_none = step.min(code, _NAN), step.lt(bits, 1 << 22)  # 2^-127 is the least
@@ -123,8 +135,7 @@ def _power_of_two(site: NodeSite, x: Any) -> Any:
 
 
 @operator("BitCast")
-def _bit_cast(site: NodeSite, x: Any) -> Any:
-    dtype = site.dtype("to")
+def _bit_cast(site: NodeSite, x: Any, *, dtype: str = dtype("to")) -> Any:
     if site.computed(dtype) != dtype:
         raise InvalidOperation(
             f"it gives {dtype}, which is computed in {site.computed(dtype)}",
@@ -150,21 +161,21 @@ def _range(site: NodeSite, first: Any) -> Any:
 
 
 @operator("EyeLike")
-def _eye_like(site: NodeSite) -> Any:
+def _eye_like(site: NodeSite, x: Any, *, diagonal: int = integer("k", 0)) -> Any:
     """Return ones on a diagonal of a matrix, zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
-    site.graph.require_items(site.operand(0), (0, 1))
+    site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
-    dtype = site.dtype("dtype") if "dtype" in site.node.attributes else site.dtype_of()
+    dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
     row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
-    if k := site.int("k", 0):
-        row = site.step.add(row, k)
+    if diagonal:
+        row = site.step.add(row, diagonal)
     return site.last.cast(site.step.eq(row, column), dtype=site.computed(dtype))
 
 
 @operator("MelWeightMatrix")
-def _mel_weights(site: NodeSite) -> Any:
+def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
     """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [float(site.known(i).reshape(-1)[0]) for i in (3, 4)]
@@ -183,4 +194,4 @@ def _mel_weights(site: NodeSite) -> Any:
         falling = np.where(last > middle, (last - bins) / (last - middle), 0.0)
     inside = (bins >= first) & (bins < last)
     weights = np.where(bins <= middle, rising, falling) * (inside | (bins == middle))
-    return site.constant(weights, site.dtype("output_datatype", 1))
+    return site.constant(weights, dtype)

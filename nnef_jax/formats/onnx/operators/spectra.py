@@ -8,8 +8,9 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.attributes import flag, integer
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
+from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _is_real(site: NodeSite) -> bool:
@@ -19,20 +20,33 @@ def _is_real(site: NodeSite) -> bool:
     return parts == (1,)
 
 
-@operator("DFT")
-def _dft(site: NodeSite, x: Any) -> Any:
+@operator("DFT", since=20)
+def _dft(
+    site: NodeSite, x: Any, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
+) -> Any:
     """Transform along an axis. `onesided` has frequencies from 0 to a half alone."""
-    rank, inverse, onesided = site.rank(), site.flag("inverse"), site.flag("onesided")
-    given = site.int("axis", 1) if site.version < 20 else site.integer(2, -2)
-    axis, is_real = site.axis(given), _is_real(site)
-    if axis == rank - 1:
-        raise InvalidOperation(f"there is no signal along axis {given}, which holds [re,im]")
+    axis = site.integer(2, -2)
+    return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
+
+
+@operator("DFT")
+def _along_axis(
+    site: NodeSite,
+    x: Any,
+    *,
+    axis: int = integer("axis", 1),
+    inverse: bool = flag("inverse"),
+    onesided: bool = flag("onesided"),
+) -> Any:
+    rank, is_real = site.rank(), _is_real(site)
+    if site.axis(axis) == rank - 1:
+        raise InvalidOperation(f"there is no signal along axis {axis}, which holds [re,im]")
     if onesided and is_real == inverse:
-        wanted = "complex" if inverse else "real"
-        raise InvalidOperation(f"a signal must be {wanted} where 'onesided' is 1")
+        signal = "complex" if inverse else "real"
+        raise InvalidOperation(f"a signal must be {signal} where 'onesided' is 1")
+    axis = site.axis(axis)
     extent = site.known_shape()[axis]
-    whole = 2 * (extent - 1) if onesided and inverse else extent
-    count = site.integer(1, whole)
+    count = site.integer(1, 2 * (extent - 1) if onesided and inverse else extent)
     if count < 1:
         raise InvalidOperation(f"its length must be positive, it is {count}")
     site.spend(count)
@@ -56,16 +70,16 @@ def _dft(site: NodeSite, x: Any) -> Any:
 
 def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -> Any:
     """Return frequencies of real numbers: those above a half are conjugates of those below."""
-    found, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
+    below, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
     if onesided or not above:
-        return found
-    others = site.step.slice(found, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
-    others = site.step.mul(others, site.constant([1, -1], site.dtype_of()))
-    return site.last.concat([found, others], axis=axis)
+        return below
+    conjugates = site.step.slice(below, axes=(axis,), begin=(above,), end=(0,), stride=(-1,))
+    conjugates = site.step.mul(conjugates, site.constant([1, -1], site.dtype_of()))
+    return site.last.concat([below, conjugates], axis=axis)
 
 
 @operator("STFT")
-def _stft(site: NodeSite, x: Any) -> Any:
+def _stft(site: NodeSite, x: Any, *, onesided: bool = flag("onesided", True)) -> Any:
     """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2].
 
     Runtimes take [batch,items] for real signals, as torch.onnx writes them.
@@ -74,16 +88,14 @@ def _stft(site: NodeSite, x: Any) -> Any:
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")
     is_flat = site.rank() == 2
     is_real, step = is_flat or _is_real(site), site.integer(1)
-    onesided = site.flag("onesided", True)
     if onesided and not is_real:
         raise InvalidOperation("a signal must be real where 'onesided' is 1")
-    whole = site.shape(2)[0] if site.has(2) else site.known_shape()[1]
-    size = site.integer(3, whole)
+    size = site.integer(3, site.shape(2)[0] if site.has(2) else site.known_shape()[1])
     if site.has(2) and site.shape(2) != (size,):
         raise InvalidShape(f"its window {show(site.shape(2))} must have {size} items")
     window = site.operand(2) if site.has(2) else False
     x = site.unsqueezed(x, (2,)) if is_flat else x
-    found = site.step_or_last(not onesided).stft(
+    frequencies = site.step_or_last(not onesided).stft(
         site.fitted(x, 2, 2), window, axis=1, frame_length=size, frame_step=step
     )
-    return site.fitted(found, 2, size // 2 + 1) if onesided else found
+    return site.fitted(frequencies, 2, size // 2 + 1) if onesided else frequencies

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
+from nnef_jax.flattening.attributes import flag, integer, integers, numbers
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
+    TRANSFORM,
     best,
     classes,
     labelled,
@@ -19,13 +21,15 @@ from nnef_jax.formats.onnx.operators.estimators import (
     rows,
     transformed,
 )
+from nnef_jax.formats.onnx.operators.registry import operator
+
+_SUMS: dict[str, Any] = {"rho": numbers("rho"), "coefficients": numbers("coefficients")}
 
 
-def _matrix(site: NodeSite, name: str, count: int) -> Any:
-    items = np.array(site.numbers(name), np.float32)
-    if count < 1 or items.size % count:
-        raise InvalidShape(f"'{name}' has {items.size} items, they make no {count} rows")
-    return items.reshape(count, -1)
+def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
+    if count < 1 or len(numbers) % count:
+        raise InvalidShape(f"'{name}' has {len(numbers)} items, they make no {count} rows")
+    return np.array(numbers, np.float32).reshape(count, -1)
 
 
 def _products(site: NodeSite, x: Any, filter: Any, bias: Any, name: str) -> Any:
@@ -35,7 +39,8 @@ def _products(site: NodeSite, x: Any, filter: Any, bias: Any, name: str) -> Any:
 
 def _kernels(site: NodeSite, count: int) -> Any:
     """Return the kernel of each row with each support vector."""
-    x, vectors, step = rows(site), _matrix(site, "support_vectors", count), site.step
+    x, step = rows(site), site.step
+    vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
     kind = site.choice("kernel_type", "LINEAR", "POLY", "RBF", "SIGMOID", default="LINEAR")
     if kind == "RBF":
@@ -45,43 +50,57 @@ def _kernels(site: NodeSite, count: int) -> Any:
         return step.exp(step.mul(square, -gamma))
     if kind == "LINEAR":
         return _products(site, x, vectors, [0.0] * count, "support_vectors")
-    found = _products(site, x, vectors * np.float32(gamma), [offset] * count, "support_vectors")
-    return step.tanh(found) if kind == "SIGMOID" else step.pow(found, float(degree))
+    sums = _products(site, x, vectors * np.float32(gamma), [offset] * count, "support_vectors")
+    return step.tanh(sums) if kind == "SIGMOID" else step.pow(sums, float(degree))
 
 
-@operator("SVMRegressor", domain=DOMAIN)
-def _regressor(site: NodeSite) -> Any:
-    """Return sums for rows; with `one_class` 1 above 0, else -1."""
-    count = site.int("n_supports", 0)
+@operator("SVMRegressor", domain=DOMAIN, **_SUMS)
+def _regressor(
+    site: NodeSite,
+    *,
+    count: int = integer("n_supports", 0),
+    one_class: bool = flag("one_class"),
+    rho: Sequence[float],
+    coefficients: Sequence[float],
+) -> Any:
+    """Return sums for rows; with one class 1 above 0, else -1."""
     x = _kernels(site, count) if count else rows(site)
-    bias = [site.numbers("rho")[0]]
-    found = _products(site, x, _matrix(site, "coefficients", 1), bias, "coefficients")
-    if site.flag("one_class"):
-        one = site.constant(1, site.dtype_of(found))
-        return site.step.select(site.step.gt(found, 0.0), one, -1.0)
-    return transformed(site, found)
+    filter = _matrix("coefficients", coefficients, 1)
+    sums = _products(site, x, filter, [rho[0]], "coefficients")
+    if one_class:
+        one = site.constant(1, site.dtype_of(sums))
+        return site.step.select(site.step.gt(sums, 0.0), one, -1.0)
+    return transformed(site, sums, TRANSFORM(site))
 
 
-@operator("SVMClassifier", domain=DOMAIN)
-def _classifier(site: NodeSite) -> Any:
+@operator("SVMClassifier", domain=DOMAIN, **_SUMS)
+def _classifier(
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_ints", ()),
+    sizes: Sequence[int] = integers("vectors_per_class", ()),
+    slopes: Sequence[float] = numbers("prob_a", ()),
+    transform: str = TRANSFORM,
+    rho: Sequence[float],
+    coefficients: Sequence[float],
+) -> Any:
     """Return the label that most pairs of classes vote for, and scores of pairs, or probabilities.
 
     Without support vectors each class has a score.
     """
-    labels, sizes = classes(site, "classlabels_ints"), site.ints("vectors_per_class", ())
-    count, rho = len(labels), site.numbers("rho")
-    coefficients = np.array(site.numbers("coefficients"))
-    if count == 2 and coefficients.min(initial=0) >= 0 and not site.numbers("prob_a", ()):
+    labels = classes(site, names)
+    count = len(labels)
+    if count == 2 and np.min(coefficients, initial=0) >= 0 and not slopes:
         raise InvalidOperation("no coefficient is below 0: the label is not defined")
     if not sum(sizes):
-        coefficients = _matrix(site, "coefficients", max(count, 1))
-        scores = _products(site, rows(site), coefficients, [rho[0]] * count, "coefficients")
-        return labelled(site, labels, best(site, scores)), transformed(site, scores)
+        filter = _matrix("coefficients", coefficients, max(count, 1))
+        scores = _products(site, rows(site), filter, [rho[0]] * count, "coefficients")
+        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
     if len(sizes) != count:
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
     site.spend(count**2 * (sum(sizes) + count))
     pairs, ends = list(combinations(range(count), 2)), np.cumsum([0, *sizes])
-    weights = coefficients.astype(np.float32).reshape(count - 1, ends[-1])
+    weights = np.array(coefficients, np.float32).reshape(count - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
     for p, (i, j) in enumerate(pairs):
         filter[p, ends[i] : ends[i + 1]] = weights[j - 1, ends[i] : ends[i + 1]]
@@ -95,16 +114,18 @@ def _classifier(site: NodeSite) -> Any:
     is_first = site.cast(site.step.gt(scores, 0.0), site.dtype_of(scores))
     votes = _products(site, is_first, wins - losses, losses.sum(1).tolist(), "votes")
     label = labelled(site, labels, best(site, votes))
-    if site.numbers("prob_a", ()):
-        scores = _probabilities(site, scores, count)
+    if slopes:
+        scores = _probabilities(site, scores, count, slopes, site.numbers("prob_b"))
     elif count <= 2:
         scores = site.step.concat([site.step.neg(scores), scores], axis=1)
-    return label, transformed(site, scores)
+    return label, transformed(site, scores, transform)
 
 
-def _probabilities(site: NodeSite, scores: Any, count: int) -> Any:
+def _probabilities(
+    site: NodeSite, scores: Any, count: int, slopes: Sequence[float], offsets: Sequence[float]
+) -> Any:
     """Return probabilities of classes by those of pairs."""
     step = site.step
-    slopes, offsets = (parameter(site, n, [site.numbers(n)]) for n in ("prob_a", "prob_b"))
-    shares = step.sigmoid(step.neg(step.add(step.mul(scores, slopes), offsets)))
+    products = step.mul(scores, parameter(site, "prob_a", [slopes]))
+    shares = step.sigmoid(step.neg(step.add(products, parameter(site, "prob_b", [offsets]))))
     return step.pairwise_coupling(step.clamp(shares, 1e-7, 1 - 1e-7), count=count)

@@ -10,11 +10,19 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
+from nnef_jax.flattening.attributes import flag, integer, number
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.heads import Mask, angles, attended, heads, joined, rotated
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
+from nnef_jax.formats.onnx.operators.registry import operator
+
+_ATTENTION: dict[str, Any] = {
+    "count": integer("num_heads"),
+    "scale": number("scale", 0),
+    "is_causal": flag("unidirectional"),
+    "least": number("mask_filter_value", -10000.0),
+}
 
 
 def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> None:
@@ -23,39 +31,38 @@ def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> N
         if site.has(i):
             raise InvalidOperation(f"input {i} is not supported")
     for i in range(outputs, len(site.node.outputs)):
-        if site.wants(i):
+        if site.is_read(i):
             raise InvalidOperation(f"output {i} is not supported")
     for name, value in attributes.items():
-        found = site.node.attributes.get(name, value)
-        if found != value:
-            raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {found!r}")
+        written = site.node.attributes.get(name, value)
+        if written != value:
+            raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {written!r}")
 
 
-def _pad(site: NodeSite, mask: Mask, i: int, keys: int, real: Any) -> None:
-    """Add a large negative number to scores of keys that are no items of a sequence.
+def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Any, least: float) -> None:
+    """Add a large negative number, `least`, to scores of keys that are padding.
 
-    An input tells them: a number for each key [batch,keys] or score [batch,time,keys], 0 for none;
+    Input i has a number for each key [batch,keys] or score [batch,time,keys], 0 for padding; or
     lengths [batch]; or ends, then starts [2*batch].
     """
     if not site.has(i):
         return
-    batch, rank, step = site.extent(real, 0), site.rank(i), site.step
-    found = site.whole(i)
+    batch, rank, step = site.extent(query, 0), site.rank(i), site.step
+    numbers = site.whole(i)
     if rank == 1:
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
         places = site.places(keys, 3, 4)
-        ends = [site.part(found, 0, k, k + batch) for k in range(0, count, batch)]
+        ends = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
         ends = [site.unsqueezed(x, (1, 2, 3)) for x in ends]
         counts = step.lt(places, ends[0])
         counts = step.and_(counts, step.ge(places, ends[1])) if len(ends) > 1 else counts
     elif rank in (2, 3):
-        counts = site.unsqueezed(step.gt(found, 0), (1, 2) if rank == 2 else (1,))
+        counts = site.unsqueezed(step.gt(numbers, 0), (1, 2) if rank == 2 else (1,))
     else:
         raise InvalidShape(f"a mask of {rank} axes is not supported")
-    least = site.constant(site.number("mask_filter_value", -10000.0), site.dtype_of(real))
-    mask.add(step.select(counts, 0, least))
+    mask.add(step.select(counts, 0, site.constant(least, site.dtype_of(query))))
 
 
 def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
@@ -75,38 +82,44 @@ def _behind(site: NodeSite, past: Any, x: Any) -> Any:
     return x if past is None else site.step.concat([past, x], axis=2)
 
 
-def _whole(site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int) -> Any:
-    """Attend as Attention and MultiHeadAttention do, given which inputs are masks."""
+def _attended(
+    site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int, *, scale: float,
+    is_causal: bool, least: float,
+) -> Any:  # fmt: skip
+    """Attend as Attention and MultiHeadAttention do; inputs `padding` and `bias` are masks."""
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
-    _pad(site, mask, padding, keys, q)
+    _pad(site, mask, padding, keys, q, least)
     if site.has(bias):
         mask.add(site.operand(bias))
-    if site.flag("unidirectional"):
+    if is_causal:
         mask.within(times, keys, keys - times, right=0)
-    return joined(site, attended(site, q, k, v, mask.whole(site.dtype_of(q)))[0])
+    return joined(site, attended(mask, q, k, v, scale=scale)[0])
 
 
-@operator("Attention", domain=MICROSOFT)
-def _attention(site: NodeSite, x: Any, weights: Any, bias: Any = None) -> tuple[Any, ...]:
+@operator("Attention", domain=MICROSOFT, **_ATTENTION)
+def _attention(
+    site: NodeSite, x: Any, weights: Any, bias: Any = None, *, count: int, **attributes: Any
+) -> tuple[Any, ...]:
     only(site, 6, do_rotary=0, past_present_share_buffer=0)
     x = site.product(x, site.unsqueezed(weights, (0,)))
     x = x if bias is None else site.step.add(x, bias)
     sizes = site.ints("qkv_hidden_sizes", [site.extent(x, 2) // 3] * 3)
-    count = site.int("num_heads")
     q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
     if site.has(4):
         past = _unpacked(site, site.tensor(4), 0)
         k, v = (_behind(site, p, x) for p, x in zip(past, (k, v), strict=True))
-    result = _whole(site, q, k, v, 3, 5)
-    return result, site.step.stack([k, v], axis=0) if site.wants(1) else None
+    result = _attended(site, q, k, v, 3, 5, **attributes)
+    return result, site.step.stack([k, v], axis=0) if site.is_read(1) else None
 
 
-@operator("MultiHeadAttention", domain=MICROSOFT)
-def _multi_head_attention(site: NodeSite) -> tuple[Any, ...]:
+@operator("MultiHeadAttention", domain=MICROSOFT, **_ATTENTION)
+def _multi_head_attention(
+    site: NodeSite, x: Any, *, count: int, **attributes: Any
+) -> tuple[Any, ...]:
     """Attend; heads of queries, keys and values may be packed in one tensor."""
     only(site, 8, 3)
-    count, x = site.int("num_heads"), site.tensor(0)
+    x = site.tensor(x)
     parts: list[Any]
     if site.rank(x) == 5:
         parts = _unpacked(site, x, 3)
@@ -114,76 +127,95 @@ def _multi_head_attention(site: NodeSite) -> tuple[Any, ...]:
         parts = [x, *_unpacked(site, site.tensor(1), 3)]
     else:
         parts = [x, site.tensor(1), site.tensor(2)]
-    # [batch,time,heads*items], but what is unpacked [batch,time,heads,items]; keys of before,
-    # which are another's, [batch,heads,time,items].
-    own = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
-    parts[:own] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:own]]
+    # Parts are [batch,time,heads*items], unpacked ones [batch,time,heads,items]. Keys and values
+    # of another sequence are [batch,heads,time,items]; they have no bias.
+    end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
+    parts[:end] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:end]]
     if site.has(3):
         width = site.extent(parts[0], 2)
         sizes = [width, width, site.extent(3, 0) - 2 * width]
         biases = _split(site, site.tensor(3), sizes, 0)
-        parts[:own] = [site.step.add(p, b) for p, b in zip(parts[:own], biases, strict=False)]
+        parts[:end] = [site.step.add(p, b) for p, b in zip(parts[:end], biases, strict=False)]
     q, k, v = (p if site.rank(p) == 4 else heads(site, p, count) for p in parts)
     k, v = _behind(site, site.optional(6), k), _behind(site, site.optional(7), v)
-    return _whole(site, q, k, v, 4, 5), k, v
+    return _attended(site, q, k, v, 4, 5, **attributes), k, v
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
-def _rotary_embedding(site: NodeSite) -> Any:
+def _rotary_embedding(
+    site: NodeSite,
+    x: Any,
+    *,
+    count: int = integer("num_heads", 0),
+    interleaved: bool = flag("interleaved"),
+) -> Any:
     only(site, 4, scale=1.0, is_packed_batching=0)
-    x, is_flat = site.tensor(0), site.rank() == 3
+    x, is_flat = site.tensor(x), site.rank() == 3
     if is_flat:
-        x = heads(site, x, site.int("num_heads", 0) or site.extent(0, 2) // (2 * site.extent(2, 1)))
+        x = heads(site, x, count or site.extent(0, 2) // (2 * site.extent(2, 1)))
     positions = site.whole(1)
-    if site.rank(1) == 1:  # that of the first
+    if site.rank(1) == 1:  # the position of the first item
         positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
-    x = rotated(site, x, *angles(site, positions, (2, 3)))
+    x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
     return joined(site, x) if is_flat else x
 
 
-@operator("GroupQueryAttention", domain=MICROSOFT)
-def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
-    """Attend causally, with keys and values kept in buffers: new ones come behind old ones.
+@operator(
+    "GroupQueryAttention", domain=MICROSOFT, scale=number("scale", 0), softcap=number("softcap", 0)
+)
+def _group_query_attention(
+    site: NodeSite,
+    *,
+    query_heads: int = integer("num_heads"),
+    key_heads: int = integer("kv_num_heads"),
+    rotates: bool = flag("do_rotary"),
+    interleaved: bool = flag("rotary_interleaved"),
+    window: int = integer("local_window_size", -1),
+    is_smooth: bool = flag("smooth_softmax"),
+    **scaling: Any,
+) -> tuple[Any, ...]:
+    """Attend causally, with keys and values in buffers. New ones come behind old ones.
 
-    `seqlens_k` has how many there are with the new ones, less 1. A buffer is as long as its
-    contents, or as the longest ones. Where their length comes with a call the buffer stays as long
-    as it is: a sequence that does not fit, for which a runtime makes a longer buffer, gives NaN.
+    `seqlens_k` is the number of keys, new ones among them, less 1. A buffer is as long as its
+    contents, or as the longest ones. If their length comes with a call, the buffer keeps its
+    length. A sequence that does not fit then gives NaN, where a runtime makes a longer buffer.
     """
-    only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE")
-    counts, step = [site.int(f"{x}num_heads") for x in ("", "kv_", "kv_")], site.step
+    only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
+    counts, step = (query_heads, key_heads, key_heads), site.step
     if site.has(1):
         parts: list[Any] = [site.tensor(i) for i in range(3)]
     else:
-        size = site.extent(0, 2) // sum(counts)
-        parts = _split(site, site.tensor(0), [n * size for n in counts], 2)
+        items = site.extent(0, 2) // sum(counts)
+        parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
     q, k, v = (heads(site, x, n) for x, n in zip(parts, counts, strict=True))
     batch, _, times, _ = site.known_shape(q)
-    kept = site.extent(3, 2) if site.has(3) else 0
+    size = site.extent(3, 2) if site.has(3) else 0  # of the buffers
     before: Any = 0
-    if kept:
+    if size:
         lengths = site.reshaped(site.whole(5), (batch, 1))
         before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
-    if site.flag("do_rotary"):
+    if rotates:
         places = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
-        q, k = (rotated(site, x, *angles(site, places, (7, 8))) for x in (q, k))
-    keys, total = max(kept, times), site.operand(6)
+        q, k = (
+            rotated(site, x, *angles(site, places, (7, 8)), interleaved=interleaved) for x in (q, k)
+        )
+    keys, total = max(size, times), site.operand(6)
     if isinstance(total, Constant):
-        keys = max(int(total.array.reshape(-1)[0]), kept)
-    if kept:
+        keys = max(int(total.array.reshape(-1)[0]), size)
+    if size:
         k, v = (_placed(site, site.tensor(i), x, before, keys) for i, x in ((3, k), (4, v)))
         before = site.unsqueezed(before, (2, 3))
     elif keys > times:
         k, v = (site.fitted(x, 2, keys) for x in (k, v))
-    mask, window = Mask(site), site.int("local_window_size", -1)
-    only(site, 12, causal=1)
+    mask = Mask(site)
     mask.within(times, keys, before, left=window - 1 if window > 0 else -1, right=0)
     if site.has(10):
         mask.add(site.part(site.tensor(10), 3, 0, keys))
     sink = site.reshaped(site.tensor(11), (-1, 1, 1)) if site.has(11) else None
-    if site.flag("smooth_softmax") and sink is None:
+    if is_smooth and sink is None:
         sink = site.constant([[[0]]], site.dtype_of(q))
-    result, _ = attended(site, q, k, v, mask.whole(site.dtype_of(q)), sink=sink)
-    if kept and not isinstance(total, Constant):
+    result, _ = attended(mask, q, k, v, sink=sink, **scaling)
+    if size and not isinstance(total, Constant):
         fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
         one = site.cast(fits, site.dtype_of(q))
         result = step.mul(result, step.div(one, one))  # NaN by 0 / 0: NNEF has no literal
@@ -191,15 +223,15 @@ def _group_query_attention(site: NodeSite) -> tuple[Any, ...]:
 
 
 def _placed(site: NodeSite, past: Any, new: Any, before: Any, keys: int) -> Any:
-    """Return a buffer of so many keys: those `before` [batch,1], new ones, and zeros."""
+    """Return a buffer of `keys` keys: the first `before` [batch,1] ones, new ones, and zeros."""
     step, (batch, heads, times, items) = site.step, site.known_shape(new)
-    kept = site.extent(past, 2)
+    size = site.extent(past, 2)
     none = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
-    whole = step.concat([past, new, none], axis=2)
+    parts = step.concat([past, new, none], axis=2)
     places = site.places(keys, 1, 2)
     behind = step.sub(places, before)
     is_new = step.and_(step.ge(behind, 0), step.lt(behind, times))
-    index = step.select(is_new, step.add(behind, kept), kept + times)
+    index = step.select(is_new, step.add(behind, size), size + times)
     index = step.select(step.lt(behind, 0), places, index)
     index = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
-    return step.gather_in_batches(whole, index, axis=2, batch_dims=2)
+    return step.gather_in_batches(parts, index, axis=2, batch_dims=2)

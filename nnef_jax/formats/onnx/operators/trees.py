@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
+from nnef_jax.flattening.attributes import attribute, integer, integers
+from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators import operator
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
+    TRANSFORM,
     TRANSFORMS,
     best,
     classes,
@@ -21,9 +24,9 @@ from nnef_jax.formats.onnx.operators.estimators import (
     labelled,
     parameter,
     rows,
-    transform_of,
     transformed,
 )  # fmt: skip
+from nnef_jax.formats.onnx.operators.registry import operator
 
 _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
@@ -33,6 +36,8 @@ _MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # by number, since version 5; 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _NAN = 256  # of a comparison that holds for NaN
 _NODE = 10  # steps
+_NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
+_TRACKS = integers("nodes_missing_value_tracks_true", ())
 
 
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
@@ -69,32 +74,61 @@ def _scores(
     return site.step.div(scores, float(len(roots))) if is_mean else scores
 
 
-def _ensemble(site: NodeSite, votes: str, count: int, aggregate: str = "SUM") -> Any:
-    """Return scores of trees whose nodes have numbers of their own; votes follow each other."""
-    trees, numbers = site.ints("nodes_treeids"), site.ints("nodes_nodeids")
-    modes = site.attribute("nodes_modes", tuple, None)
+@dataclass(frozen=True, slots=True)
+class _Trees:
+    """Trees whose nodes have numbers: lists of an item a node, and of an item a vote."""
+
+    trees: Sequence[int]
+    numbers: Sequence[int]
+    modes: Sequence[str]
+    features: Sequence[int]
+    true: Sequence[int]
+    false: Sequence[int]
+    tracks: Sequence[int]
+    # Node `voting` of tree `voters` votes for class `voted`.
+    voters: Sequence[int]
+    voting: Sequence[int]
+    voted: Sequence[int]
+
+
+def _attributes(votes: str) -> dict[str, Any]:
+    return {
+        "trees": integers("nodes_treeids"),
+        "numbers": integers("nodes_nodeids"),
+        "modes": attribute("nodes_modes", "attribute", tuple, None),
+        "features": integers("nodes_featureids"),
+        "true": integers("nodes_truenodeids"),
+        "false": integers("nodes_falsenodeids"),
+        "tracks": _TRACKS,
+        "voters": integers(f"{votes}_treeids"),
+        "voting": integers(f"{votes}_nodeids"),
+        "voted": integers(f"{votes}_ids"),
+    }
+
+
+def _ensemble(
+    site: NodeSite, ensemble: _Trees, count: int, weights: NDArray[Any], aggregate: str = "SUM"
+) -> Any:
+    """Return the score of each class for each row."""
+    trees = ensemble.trees
     site.spend(_NODE * len(trees))
-    if unknown := {*modes} - {*_COMPARISONS}:
+    if unknown := {*ensemble.modes} - {*_COMPARISONS}:
         raise InvalidOperation(f"there is no mode {sorted(unknown)[0]!r}")
-    place = {node: i for i, node in enumerate(zip(trees, numbers, strict=True))}
+    place = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
     if len(place) != len(trees):
         raise InvalidOperation("a node of a tree is there twice")
-    named = [site.ints(f"{votes}_{name}") for name in ("treeids", "nodeids", "ids")]
-    weights = _numbers(site, f"{votes}_weights")
-    owners = np.array([place[node] for node in zip(named[0], named[1], strict=True)], np.int64)
+    voters = zip(ensemble.voters, ensemble.voting, strict=True)
+    owners = np.array([place[node] for node in voters], np.int64)
     order = np.argsort(owners, kind="stable")
-    leaves = np.stack([np.asarray(named[2], np.int32), _bits(weights)], 1)[order]
+    leaves = np.stack([np.asarray(ensemble.voted, np.int32), _bits(weights)], 1)[order]
     edges = np.searchsorted(owners[order], np.arange(len(trees) + 1))
-    features, splits = site.ints("nodes_featureids"), _numbers(site, "nodes_values")
-    true, false = site.ints("nodes_truenodeids"), site.ints("nodes_falsenodeids")
-    tracks = site.ints("nodes_missing_value_tracks_true", ()) or (0,) * len(trees)
     nodes = np.zeros((len(trees), 5), np.int32)
-    thresholds = _bits(splits)
-    for i, (tree, mode) in enumerate(zip(trees, modes, strict=True)):
+    thresholds, tracks = _bits(_numbers(site, "nodes_values")), ensemble.tracks or (0,) * len(trees)
+    for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
         if code := _COMPARISONS[mode]:
-            below = place[tree, true[i]], place[tree, false[i]]
+            below = place[tree, ensemble.true[i]], place[tree, ensemble.false[i]]
             holds = bool(tracks[i]) or mode == "BRANCH_NEQ"
-            nodes[i] = features[i], *below, thresholds[i], code + _NAN * holds
+            nodes[i] = ensemble.features[i], *below, thresholds[i], code + _NAN * holds
         else:
             nodes[i, :2] = edges[i], edges[i + 1]
     roots = list({tree: i for i, tree in reversed(list(enumerate(trees)))}.values())
@@ -108,104 +142,148 @@ def _based(site: NodeSite, scores: Any, count: int) -> Any:
     return site.step.add(scores, parameter(site, "base", base)) if base.size else scores
 
 
-@operator("TreeEnsembleRegressor", domain=DOMAIN)
-def _regressor(site: NodeSite) -> Any:
+@operator("TreeEnsembleRegressor", domain=DOMAIN, **_attributes("target"))
+def _regressor(
+    site: NodeSite, *, count: int = integer("n_targets"), transform: str = TRANSFORM, **trees: Any
+) -> Any:
     aggregate = site.choice("aggregate_function", *_AGGREGATES, default="SUM")
-    count = site.int("n_targets")
-    return transformed(site, _based(site, _ensemble(site, "target", count, aggregate), count))
+    weights = _numbers(site, "target_weights")
+    scores = _ensemble(site, _Trees(**trees), count, weights, aggregate)
+    return transformed(site, _based(site, scores, count), transform)
 
 
-@operator("TreeEnsembleClassifier", domain=DOMAIN)
-def _classifier(site: NodeSite) -> Any:
+@operator("TreeEnsembleClassifier", domain=DOMAIN, **_attributes("class"))
+def _classifier(
+    site: NodeSite,
+    *,
+    names: Sequence[int] = integers("classlabels_int64s", ()),
+    transform: str = TRANSFORM,
+    voted: Sequence[int],
+    **trees: Any,
+) -> Any:
     """Return the label with the highest score, and scores.
 
     Where trees vote for one class of two, the second wins above a half if no weight is below 0,
     else above 0. Votes for the first are then taken for the second, as in ONNX Runtime.
     """
-    labels = classes(site, "classlabels_int64s")
+    labels, weights = classes(site, names), _numbers(site, "class_weights")
     if len(labels) < 2:
         raise InvalidOperation("it must have two labels or more")
-    voted = {*site.ints("class_ids")}
-    count = 1 if len(labels) == 2 and voted == {0} else len(labels)
-    scores = _based(site, _ensemble(site, "class", len(labels)), count)
-    if len(labels) != 2 or len(voted) != 1:
-        return labelled(site, labels, best(site, scores)), transformed(site, scores)
-    (first,) = voted
+    count = 1 if len(labels) == 2 and {*voted} == {0} else len(labels)
+    scores = _ensemble(site, _Trees(voted=voted, **trees), len(labels), weights)
+    scores = _based(site, scores, count)
+    if len(labels) != 2 or len({*voted}) != 1:
+        return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
+    first = voted[0]
     score = site.part(scores, 1, first, first + 1)
-    is_probable = bool((_numbers(site, "class_weights") >= 0).all())
+    is_probable = bool((weights >= 0).all())
     label = labelled(site, labels, is_above(site, score, 0.5 if is_probable else 0.0))
     if first == 1:
-        return label, transformed(site, scores)
-    transform = transform_of(site)
+        return label, transformed(site, scores, transform)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
         score, is_probable = site.step.sigmoid(score), True
-    rest = site.step.sub(1.0, score) if is_probable else site.step.neg(score)
-    return label, site.step.concat([rest, score], axis=1)
+    other = site.step.sub(1.0, score) if is_probable else site.step.neg(score)
+    return label, site.step.concat([other, score], axis=1)
 
 
-@operator("TreeEnsemble", domain=DOMAIN)
-def _tree_ensemble(site: NodeSite) -> Any:
-    """Return scores of trees whose nodes and leaves have places of their own."""
+def _tensor(name: str, default: Constant | None = None) -> Any:
+    return attribute(name, "attribute", Constant, default)
 
-    def tensor(name: str) -> NDArray[Any]:
-        return site.node.attributes[name].array.reshape(-1)
 
-    modes, splits, features = tensor("nodes_modes"), tensor("nodes_splits"), "nodes_featureids"
-    features, count = site.ints(features), len(modes)
-    site.spend(_NODE * count)
-    tracks = site.ints("nodes_missing_value_tracks_true", ()) or (0,) * count
-    targets, weights = site.ints("leaf_targetids"), tensor("leaf_weights")
-    members = _sets(site)
+@dataclass(frozen=True, slots=True)
+class _Tables:
+    """Trees whose nodes and leaves have places: lists of an item a node, and of an item a leaf."""
 
-    def below(name: str) -> list[int]:
+    modes: Constant
+    splits: Constant
+    features: Sequence[int]
+    tracks: Sequence[int]
+    true: Sequence[int]
+    true_leafs: Sequence[int]
+    false: Sequence[int]
+    false_leafs: Sequence[int]
+    voted: Sequence[int]
+    weights: Constant
+    members: Constant
+
+    def below(self, name: str, places: Sequence[int], leafs: Sequence[int]) -> list[int]:
         """Return rows: of nodes first, then of leaves."""
-        places, leafs = site.ints(f"nodes_{name}nodeids"), site.ints(f"nodes_{name}leafs")
-        limits = (count, len(targets))
+        limits = self.modes.array.size, len(self.voted)
         if any(not 0 <= p < limits[bool(f)] for p, f in zip(places, leafs, strict=True)):
             raise InvalidOperation(f"'nodes_{name}nodeids' names what is not there")
-        return [p + count * bool(f) for p, f in zip(places, leafs, strict=True)]
+        return [p + limits[0] * bool(f) for p, f in zip(places, leafs, strict=True)]
 
-    true, false, thresholds = below("true"), below("false"), _bits(splits)
+
+@operator(
+    "TreeEnsemble",
+    domain=DOMAIN,
+    modes=_tensor("nodes_modes"),
+    splits=_tensor("nodes_splits"),
+    features=integers("nodes_featureids"),
+    tracks=_TRACKS,
+    true=integers("nodes_truenodeids"),
+    true_leafs=integers("nodes_trueleafs"),
+    false=integers("nodes_falsenodeids"),
+    false_leafs=integers("nodes_falseleafs"),
+    voted=integers("leaf_targetids"),
+    weights=_tensor("leaf_weights"),
+    members=_tensor("membership_values", _NO_MEMBERS),
+)
+def _tree_ensemble(
+    site: NodeSite,
+    *,
+    roots: Sequence[int] = integers("tree_roots"),
+    targets: int = integer("n_targets"),
+    aggregate: int = integer("aggregate_function", 1),
+    transform: int = integer("post_transform", 0),
+    **tables: Any,
+) -> Any:
+    """Return scores of trees whose nodes and leaves have places of their own."""
+    ensemble = _Tables(**tables)
+    count, features = ensemble.modes.array.size, ensemble.features
+    site.spend(_NODE * count)
+    sets, tracks = _sets(ensemble.members), ensemble.tracks or (0,) * count
+    true = ensemble.below("true", ensemble.true, ensemble.true_leafs)
+    false = ensemble.below("false", ensemble.false, ensemble.false_leafs)
+    thresholds = _bits(ensemble.splits.array.reshape(-1))
     table = [[0] * 5 for _ in range(count)]
-    table += [[i, i + 1, 0, 0, 0] for i in range(len(targets))]
-    for i, mode in enumerate(modes.tolist()):
+    table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.voted))]
+    for i, mode in enumerate(ensemble.modes.array.reshape(-1).tolist()):
         nan = _NAN * (bool(tracks[i]) or mode == _MODES.index("NEQ"))
         if mode < len(_MODES):
             code = _COMPARISONS[f"BRANCH_{_MODES[mode]}"] + nan
             table[i] = [features[i], true[i], false[i], int(thresholds[i]), code]
             continue
-        if mode > len(_MODES) or not members:
+        if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the mode {mode}, or no set of members")
-        # A node for each member: what is not the first is compared with the next.
-        bits = _bits(members.pop(0)).tolist()
+        # Each member has a node. An item that differs from one is compared with the next.
+        bits = _bits(sets.pop(0)).tolist()
         at = [i, *range(len(table), len(table) + len(bits) - 1)]
         table += [[0] * 5 for _ in at[1:]]
         for here, item, other in zip(at, bits, [*at[1:], false[i]], strict=True):
             table[here] = [features[i], true[i], other, item, _COMPARISONS["BRANCH_EQ"] + nan]
-    leaves = np.stack([np.asarray(targets, np.int32), _bits(weights)], 1)
-    aggregate = _named(site, "aggregate_function", _AGGREGATES, 1)
-    nodes = np.array(table, np.int32).reshape(-1, 5)
-    scores = _scores(site, site.ints("tree_roots"), nodes, leaves, site.int("n_targets"), aggregate)
-    scores = transformed(site, scores, _named(site, "post_transform", TRANSFORMS, 0))
+    weights = _bits(ensemble.weights.array.reshape(-1))
+    leaves = np.stack([np.asarray(ensemble.voted, np.int32), weights], 1)
+    nodes, function = np.array(table, np.int32).reshape(-1, 5), "aggregate_function"
+    scores = _scores(site, roots, nodes, leaves, targets, _named(function, aggregate, _AGGREGATES))
+    scores = transformed(site, scores, _named("post_transform", transform, TRANSFORMS))
     return site.cast(scores, site.dtype_of())
 
 
-def _named(site: NodeSite, name: str, names: Sequence[str], default: int) -> str:
-    number = site.int(name, default)
+def _named(name: str, number: int, names: Sequence[str]) -> str:
     if not 0 <= number < len(names):
         raise InvalidOperation(f"'{name}' must be below {len(names)}, it is {number}")
     return names[number]
 
 
-def _sets(site: NodeSite) -> list[list[float]]:
+def _sets(members: Constant) -> list[list[float]]:
     """Return sets of members, which NaN ends."""
-    given = site.node.attributes.get("membership_values")
-    found: list[list[float]] = [[]]
-    for item in [] if given is None else given.array.reshape(-1).tolist():
+    sets: list[list[float]] = [[]]
+    for item in members.array.reshape(-1).tolist():
         if item == item:
-            found[-1].append(item)
+            sets[-1].append(item)
         else:
-            found.append([])
-    return [x for x in found if x]
+            sets.append([])
+    return [x for x in sets if x]

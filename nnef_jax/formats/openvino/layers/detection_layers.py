@@ -10,19 +10,33 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import dtype, flag, integer, number, numbers
+from nnef_jax.flattening.operators import operation
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor
 
 _BOX = 4  # steps
+_INPUTS = [*map(tensor, range(3))]
+_Sizes = tuple[tuple[int, int], tuple[int, int]]
 
 
-def _sizes(site: LayerSite) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the extents of the features and of the image."""
-    if site.net.is_legacy:
-        feature, image = (site.known_shape(i)[2:] for i in (0, 1))
-    else:
-        feature, image = (site.integers(i) for i in (0, 1))
+def _old_sizes(site: LayerSite) -> _Sizes:
+    """Return the extents of the features and of the image: those of inputs 0 and 1."""
+    return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
+
+
+def _sizes(site: LayerSite) -> _Sizes:
+    """Return the extents of the features and of the image: the items of inputs 0 and 1."""
+    return _positive(*(site.integers(i) for i in (0, 1)))
+
+
+def _clustered_sizes(site: LayerSite) -> _Sizes:
+    feature, image = _old_sizes(site)
+    return feature, (site.int("img_h", 0) or image[0], site.int("img_w", 0) or image[1])
+
+
+def _positive(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
     if min(*feature[:2], *image[:2]) < 1:
         raise InvalidOperation(f"there are no extents {list(feature)} of {list(image)}")
     return (feature[0], feature[1]), (image[0], image[1])
@@ -30,7 +44,7 @@ def _sizes(site: LayerSite) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _priors(
     site: LayerSite,
-    sizes: tuple[tuple[int, int], tuple[int, int]],
+    sizes: _Sizes,
     steps: tuple[float, float],
     offset: float,
     shapes: Sequence[tuple[float, float, float, float, bool]],
@@ -55,18 +69,18 @@ def _priors(
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
     spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
-    found = np.stack([flat, spread])
-    return derived(found[None] if site.net.is_legacy else found)
+    both = np.stack([flat, spread])
+    return derived(both[None] if site.net.is_legacy else both)
 
 
 def _ratios(site: LayerSite) -> list[float]:
-    found = [1.0]
+    ratios = [1.0]
     for ratio in site.numbers("aspect_ratio", []):
-        if all(abs(ratio - known) > 1e-6 for known in found):
-            found.append(ratio)
+        if all(abs(ratio - other) > 1e-6 for other in ratios):
+            ratios.append(ratio)
             if site.flag("flip"):
-                found.append(1 / ratio)
-    return found
+                ratios.append(1 / ratio)
+    return ratios
 
 
 def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
@@ -74,31 +88,39 @@ def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
 
-@everywhere("PriorBox")
-def _prior_box(site: LayerSite) -> Constant:
-    """Return boxes of given sizes and ratios around each item (SSD, arXiv:1512.02325).
+_OF_SIZES: dict[str, Any] = {
+    "smallest": numbers("min_size", ()), "largest": numbers("max_size", ()),
+    "fixed": numbers("fixed_size", ()), "fixed_ratios": numbers("fixed_ratio", ()),
+    "density": numbers("density", ()), "ratios": _ratios,
+    "scale_all": flag("scale_all_sizes", True), "step": number("step", 0),
+    "offset": number("offset", 0.5), "in_order": flag("min_max_aspect_ratios_order", True),
+}  # fmt: skip
 
-    Without `scale_all_sizes` all ratios are of the first size, and operation sets give sizes and
+
+@legacy("PriorBox", sizes=_old_sizes, **_OF_SIZES)
+@opsets("PriorBox", sizes=_sizes, **_OF_SIZES)
+def _prior_box(
+    site: LayerSite, *, sizes: _Sizes, smallest: list[float], largest: list[float],
+    fixed: list[float], fixed_ratios: list[float], density: list[float], ratios: list[float],
+    scale_all: bool, step: float, offset: float, in_order: bool,
+) -> Constant:  # fmt: skip
+    """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
+
+    Without `scale_all_sizes` all ratios are of the first size, and operation sets have sizes and
     step in heights of the image (MXNet's MultiBoxPrior). Old converters have multiplied them.
     """
-    feature, image = _sizes(site)
-    smallest, largest = site.numbers("min_size", []), site.numbers("max_size", [])
-    fixed, fixed_ratios = site.numbers("fixed_size", []), site.numbers("fixed_ratio", [])
-    density = site.numbers("density", [])
-    ratios, scale_all = _ratios(site), site.flag("scale_all_sizes", True)
-    step, offset = site.number("step", 0), site.number("offset", 0.5)
-    in_order = site.flag("min_max_aspect_ratios_order", True)
+    feature, image = sizes
     if not scale_all and not site.net.is_legacy:  # as of MXNet: in heights of the image
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
     shapes: list[tuple[float, float, float, float, bool]] = []
     for size, per_side in zip(fixed, density, strict=False):  # which the image cuts
-        count, whole = int(per_side), int(size)
+        count, side = int(per_side), int(size)
         shift = int(size / count)
-        halves = [] if fixed_ratios else [(whole / 2, whole / 2)]
+        halves = [] if fixed_ratios else [(side / 2, side / 2)]
         halves += _halves(size, fixed_ratios or ratios[1:])
         site.spend(_BOX * len(halves) * count**2)
-        places = [shift / 2 + at * shift - whole // 2 for at in range(count)]
+        places = [shift / 2 + at * shift - side // 2 for at in range(count)]
         shapes += [
             (*half, right, down, True) for half in halves for down in places for right in places
         ]
@@ -114,48 +136,73 @@ def _prior_box(site: LayerSite) -> Constant:
     steps = (step, step)
     if step == 0:
         steps, offset = (image[0] / feature[0], image[1] / feature[1]), 0.5
-    return _priors(site, (feature, image), steps, offset, shapes)
+    return _priors(site, sizes, steps, offset, shapes)
 
 
-@everywhere("PriorBoxClustered")
-def _prior_box_clustered(site: LayerSite) -> Constant:
-    """Return boxes of given extents around each item."""
-    feature, image = _sizes(site)
-    if site.net.is_legacy:
-        image = site.int("img_h", 0) or image[0], site.int("img_w", 0) or image[1]
-    widths, heights = site.numbers("width"), site.numbers("height")
-    both, offset = site.number("step", 0), site.number("offset", 0)
-    step_y = site.number("step_h", 0) or both or image[0] / feature[0]
-    step_x = site.number("step_w", 0) or both or image[1] / feature[1]
+_OF_EXTENTS: dict[str, Any] = {
+    "widths": numbers("width"), "heights": numbers("height"), "step": number("step", 0),
+    "step_h": number("step_h", 0), "step_w": number("step_w", 0), "offset": number("offset", 0),
+}  # fmt: skip
+
+
+@legacy("PriorBoxClustered", sizes=_clustered_sizes, **_OF_EXTENTS)
+@opsets("PriorBoxClustered", sizes=_sizes, **_OF_EXTENTS)
+def _prior_box_clustered(
+    site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
+    step_h: float, step_w: float, offset: float,
+) -> Constant:  # fmt: skip
+    """Return boxes of some extents around each item."""
+    feature, image = sizes
+    step_h = step_h or step or image[0] / feature[0]
+    step_w = step_w or step or image[1] / feature[1]
     shapes = [(w / 2, h / 2, 0.0, 0.0, False) for w, h in zip(widths, heights, strict=True)]
-    return _priors(site, (feature, image), (step_y, step_x), offset, shapes)
+    return _priors(site, sizes, (step_h, step_w), offset, shapes)
 
 
-@everywhere("DetectionOutput")
-def _detection_output(
-    site: LayerSite, locations: Value, confidences: Value, priors: Value
-) -> Value:
-    normalized = site.flag("normalized", site.net.is_legacy)
-    is_encoded = site.flag("variance_encoded_in_target")
-    if site.net.is_legacy and is_encoded and priors.type.shape[:2] == (1, 2):
-        priors = site.part(priors, 1, 0, 1)  # the runtime of 2020 does not read the variances
-    count = max(priors.type.shape[-1] // (4 if normalized else 5), 1)
-    code = site.text("code_type", "caffe.priorboxparameter.corner")
-    anchors = [site.tensor(i) if site.has(i) else False for i in (3, 4)]
-    return site.last.detection_output(
-        locations, confidences, priors, *anchors,
-        num_classes=site.int("num_classes", 0) or math.prod(confidences.type.shape[1:]) // count,
-        background_label=site.int("background_label_id", 0), top_k=site.int("top_k", -1),
-        keep_top_k=site.ints("keep_top_k", [-1])[0], normalized=normalized,
-        share_location=site.flag("share_location", True),
-        variance_encoded=is_encoded,
-        center_size=code.endswith("center_size"), nms_threshold=site.number("nms_threshold"),
-        confidence_threshold=site.number("confidence_threshold", -3.4028234663852886e38),
-        clip_before=site.flag("clip_before_nms", site.flag("clip")),
-        clip_after=site.flag("clip_after_nms"), decrease_label=site.flag("decrease_label_id"),
-        input_size=(site.int("input_height", 1), site.int("input_width", 1)),
-        objectness_threshold=site.number("objectness_score", 0),
-    )  # fmt: skip
+_ENCODED = flag("variance_encoded_in_target")
+
+
+def _old_priors(site: LayerSite) -> Value:
+    """Return the boxes, without variances if none is used: the runtime of 2020 reads none."""
+    priors = site.tensor(2)
+    has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
+    return site.part(priors, 1, 0, 1) if has_variances else priors
+
+
+def _scaled(default: bool) -> dict[str, Any]:
+    """Return attributes that depend on whether places are in extents of the image, or in pixels."""
+    is_normalized = flag("normalized", default)
+
+    def classes(site: LayerSite) -> int:
+        count = max(site.shape(2)[-1] // (4 if is_normalized(site) else 5), 1)
+        return site.int("num_classes", 0) or math.prod(site.shape(1)[1:]) // count
+
+    return {"normalized": is_normalized, "num_classes": classes}
+
+
+_DETECTIONS: dict[str, Any] = {
+    "background_label": integer("background_label_id", 0),
+    "top_k": integer("top_k", -1), "keep_top_k": lambda site: site.ints("keep_top_k", [-1])[0],
+    "share_location": flag("share_location", True), "variance_encoded": _ENCODED,
+    "center_size": lambda site: site.text("code_type", "corner").endswith("center_size"),
+    "nms_threshold": number("nms_threshold"),
+    "confidence_threshold": number("confidence_threshold", -3.4028234663852886e38),
+    "clip_before": lambda site: site.flag("clip_before_nms", site.flag("clip")),
+    "clip_after": flag("clip_after_nms"), "decrease_label": flag("decrease_label_id"),
+    "input_size": lambda site: (site.int("input_height", 1), site.int("input_width", 1)),
+    "objectness_threshold": number("objectness_score", 0),
+}  # fmt: skip
+_ANCHORS = [lambda site, i=i: site.tensor(i) if site.has(i) else False for i in (3, 4)]
+
+legacy("DetectionOutput")(
+    operation(
+        "detection_output", tensor(0), tensor(1), _old_priors, *_ANCHORS, **_scaled(True),
+        **_DETECTIONS,
+    )
+)  # fmt: skip
+opsets("DetectionOutput")(
+    operation("detection_output", *_INPUTS, *_ANCHORS, **_scaled(False), **_DETECTIONS)
+)
 
 
 def _anchors(
@@ -165,7 +212,7 @@ def _anchors(
 
     With an offset, as of Caffe, they are of whole pixels, and begin at the place.
     """
-    found: list[float] = []
+    boxes: list[float] = []
     middle = (base - offset) / 2 if offset else 0.0
     for ratio in ratios:
         width = math.sqrt(base * base / ratio)
@@ -174,49 +221,60 @@ def _anchors(
         height = float(math.floor(height + 0.5)) if offset else height
         for scale in scales:
             half_w, half_h = (width * scale - offset) / 2, (height * scale - offset) / 2
-            found += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
-    return tuple(found)
+            boxes += [middle - half_w, middle - half_h, middle + half_w, middle + half_h]
+    return tuple(boxes)
 
 
-@everywhere("Proposal")
-def _proposal(site: LayerSite) -> Any:
-    is_tensorflow = site.choice("framework", "", "tensorflow", "caffe", default="") == "tensorflow"
-    offset = 0.0 if is_tensorflow else 1.0
+_COUNTS: dict[str, Any] = {
+    "pre_nms": integer("pre_nms_topn"), "post_nms": integer("post_nms_topn")
+}  # fmt: skip
+
+
+def _is_tensorflow(site: LayerSite) -> bool:
+    return site.word("framework", "", "tensorflow", "caffe") == "tensorflow"
+
+
+def _pixel(site: LayerSite) -> float:
+    return 0.0 if _is_tensorflow(site) else 1.0
+
+
+def _anchors_around(site: LayerSite) -> tuple[float, ...]:
     base, ratios = site.int("base_size", 16), site.numbers("ratio")
-    anchors = _anchors(base, ratios, site.numbers("scale"), offset)
-    return _proposed(
-        site, anchors=anchors, feature_stride=site.int("feat_stride", 16),
-        min_size=site.number("min_size", 16), nms_threshold=site.number("nms_thresh"),
-        coordinate_scale=site.number("box_coordinate_scale", 1),
-        size_scale=site.number("box_size_scale", 1),
-        pixel_offset=offset, clips_before=site.flag("clip_before_nms", True),
-        clips_after=site.flag("clip_after_nms"), clips_anchors=is_tensorflow, swaps=is_tensorflow,
-        normalizes=site.flag("normalize"),
-    )  # fmt: skip
+    return _anchors(base, ratios, site.numbers("scale"), _pixel(site))
 
 
-@legacy("SimplerNMS")
-def _simpler_nms(site: LayerSite) -> Any:
-    """Return regions around 9 anchors: of scales, in three ratios of a base of 16 pixels."""
-    anchors = _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0)
-    return _proposed(
-        site, anchors=anchors, feature_stride=site.int("feat_stride"), truncates=True,
-        min_size=site.number("min_bbox_size"), nms_threshold=site.number("iou_threshold"),
-        later_ties=True,
-    )[0]  # fmt: skip
+operator("Proposal")(
+    operation(
+        "proposal", *_INPUTS, anchors=_anchors_around, feature_stride=integer("feat_stride", 16),
+        min_size=number("min_size", 16), nms_threshold=number("nms_thresh"),
+        coordinate_scale=number("box_coordinate_scale", 1), size_scale=number("box_size_scale", 1),
+        pixel_offset=_pixel, clips_before=flag("clip_before_nms", True),
+        clips_after=flag("clip_after_nms"), clips_anchors=_is_tensorflow, swaps=_is_tensorflow,
+        normalizes=flag("normalize"), **_COUNTS,
+    )
+)  # fmt: skip
+
+# Regions around 9 anchors: of scales, in three ratios of a base of 16 pixels.
+_SIMPLER = operation(
+    "proposal", *_INPUTS,
+    anchors=lambda site: _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0),
+    feature_stride=integer("feat_stride"), truncates=True, min_size=number("min_bbox_size"),
+    nms_threshold=number("iou_threshold"), later_ties=True, **_COUNTS,
+)  # fmt: skip
+legacy("SimplerNMS")(lambda site: _SIMPLER(site)[0])
 
 
-def _proposed(site: LayerSite, **attributes: Any) -> Any:
-    counts = {"pre_nms": site.int("pre_nms_topn"), "post_nms": site.int("post_nms_topn")}
-    return site.last.proposal(*site.first(3), **counts, **attributes)
-
-
-@everywhere("RegionYolo")
-def _region_yolo(site: LayerSite, x: Value) -> Value:
+@operator("RegionYolo")
+def _region_yolo(
+    site: LayerSite,
+    x: Value,
+    *,
+    coords: int = integer("coords", 4),
+    classes: int = integer("classes"),
+    is_softmax: bool = flag("do_softmax", True),
+) -> Value:
     """Apply the logistic function to places, objectness and classes, or softmax to classes."""
     batch, channels, height, width = x.type.shape
-    coords, classes = site.int("coords", 4), site.int("classes")
-    is_softmax = site.flag("do_softmax", True)
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
     items = coords + classes + 1
     if regions * items != channels:
@@ -229,56 +287,80 @@ def _region_yolo(site: LayerSite, x: Value) -> Value:
     if is_softmax:
         parts.append(site.step.softmax(site.part(split, 2, sure, items), axes=(2,)))
     joined = site.step.concat(parts, axis=2)
-    found = site.reshaped(joined, [batch, channels, height, width])
+    result = site.reshaped(joined, [batch, channels, height, width])
     if not is_softmax:
-        return found
-    return site.flattened(found, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
+        return result
+    return site.flattened(result, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
 
 
 # Networks of two stages
 
 
 @opsets("ExperimentalDetectronPriorGridGenerator")
-def _prior_grid_generator(site: LayerSite, priors: Value) -> Value:
+def _prior_grid_generator(
+    site: LayerSite,
+    priors: Value,
+    *,
+    h: int = integer("h", 0),
+    w: int = integer("w", 0),
+    stride_y: float = number("stride_y", 0),
+    stride_x: float = number("stride_x", 0),
+    flattens: bool = flag("flatten", True),
+) -> Value:
     """Return boxes [n,4] around the middle of each item of the features."""
-    extents: list[int] = []
-    steps: list[float] = []
-    for axis, (size, stride) in enumerate((("h", "stride_y"), ("w", "stride_x")), 2):
-        extents.append(site.int(size, 0) or site.known_shape(1)[axis])
-        steps.append(site.number(stride, 0) or site.known_shape(2)[axis] / extents[-1])
+    extents = [n or site.known_shape(1)[axis] for axis, n in enumerate((h, w), 2)]
+    steps = [
+        stride or site.known_shape(2)[axis] / extent
+        for axis, (stride, extent) in enumerate(zip((stride_y, stride_x), extents, strict=True), 2)
+    ]
     site.spend(4 * math.prod(extents))
     y, x = (step * (np.arange(n) + 0.5) for n, step in zip(extents, steps, strict=True))
     y, x = np.meshgrid(y, x, indexing="ij")
     centres = np.stack([x, y, x, y], axis=-1).reshape(-1, 1, 4).astype(np.float32)
-    around = site.unsqueezed(priors, 0)
+    around = site.unsqueezed(priors, (0,))
     boxes = site.step.add(derived(centres), around)
-    if not site.flag("flatten", True):
+    if not flattens:
         return site.reshaped(boxes, [*extents, priors.type.shape[0], 4])
     return site.flattened(boxes, 0, 1)
 
 
-@opsets("ExperimentalDetectronGenerateProposalsSingleImage", "GenerateProposals")
-def _generate_proposals(site: LayerSite) -> Any:
-    """Return the best regions [n,4] of images, their scores [n], how many an image has.
+def _limits(site: LayerSite) -> dict[str, Any]:
+    return {
+        "min_size": site.number("min_size"), "nms_threshold": site.number("nms_threshold"),
+        "pre_nms": site.int("pre_nms_count"), "post_nms": site.int("post_nms_count"),
+    }  # fmt: skip
 
-    Of one image there are no numbers; what is behind the regions and scores is 0.
+
+@opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
+def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
+    """Return the best regions [n,4] of an image and their scores [n], zeros behind them."""
+    operands = site.first(4)
+    count, height, width = site.known_shape(operands[3])
+    shapes = [
+        [1, *operands[0].type.shape],
+        [height, width, count, 4],
+        [1, 4 * count, height, width],
+        [1, count, height, width],
+    ]
+    operands = [site.reshaped(x, shape) for x, shape in zip(operands, shapes, strict=True)]
+    offsets = {"pixel_offset": 1.0, "overlap_offset": 0.0}
+    return site.last.anchored_proposals(*operands, scales=False, **offsets, **limits)[:-1]
+
+
+@opsets("GenerateProposals", limits=_limits)
+def _proposals(
+    site: LayerSite,
+    *,
+    limits: dict[str, Any],
+    is_normal: bool = flag("normalized", True),
+    dtype: str = dtype("roi_num_type"),
+) -> Any:
+    """Return the best regions [n,4] of images, their scores [n], and how many an image has.
+
+    Behind the regions and scores are zeros.
     """
-    operands: Sequence[Value] = site.first(4)
-    is_one = site.layer.kind != "generateproposals"
-    if is_one:
-        count, height, width = site.known_shape(operands[3])
-        shapes = [
-            [1, *operands[0].type.shape],
-            [height, width, count, 4],
-            [1, 4 * count, height, width],
-            [1, count, height, width],
-        ]
-        operands = [site.reshaped(x, shape) for x, shape in zip(operands, shapes, strict=True)]
-    offset = 1.0 if is_one or not site.flag("normalized", True) else 0.0
-    *found, count = site.last.anchored_proposals(
-        *operands, scales=not is_one, pixel_offset=offset,
-        overlap_offset=0.0 if is_one else offset, min_size=site.number("min_size"),
-        nms_threshold=site.number("nms_threshold"), pre_nms=site.int("pre_nms_count"),
-        post_nms=site.int("post_nms_count"),
-    )  # fmt: skip
-    return found if is_one else [*found, site.cast(count, site.dtype("roi_num_type"))]
+    offsets = dict.fromkeys(("pixel_offset", "overlap_offset"), 0.0 if is_normal else 1.0)
+    regions, scores, count = site.last.anchored_proposals(
+        *site.first(4), scales=True, **offsets, **limits
+    )
+    return [regions, scores, site.cast(count, dtype)]

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import math
-import operator
+from collections.abc import Sequence
+from operator import floordiv, mod
 from typing import Any
 
 import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
+from nnef_jax.flattening.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.element_types import computed, element_type
+from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, meanings, opsets
-from nnef_jax.formats.openvino.operations import FUNCTIONS
+from nnef_jax.formats.openvino.layers.registry import (
+    LEGACY,
+    OPERATORS,
+    element,
+    legacy,
+    number_at,
+    operator,
+    opsets,
+)
+from nnef_jax.formats.openvino.layers.rows import FUNCTIONS
 
 
-def _clamped(site: LayerSite, x: Value, low: float, high: float) -> Value:
+@operator("Clamp", low=number("min", 0), high=number("max", 6))
+@legacy("ReLU6", low=0.0, high=number("n", 6))
+def _clamp(site: LayerSite, x: Value, *, low: float, high: float) -> Value:
     dtype = x.type.dtype
     if is_float(dtype):
         return site.last.clamp(x, low, high)
@@ -31,27 +43,37 @@ def _clamped(site: LayerSite, x: Value, low: float, high: float) -> Value:
     return site.last.clamp(x, *ends)
 
 
-everywhere("Clamp")(lambda site, x: _clamped(site, x, site.number("min", 0), site.number("max", 6)))
-legacy("ReLU6")(lambda site, x: _clamped(site, x, 0.0, site.number("n", 6)))
+@legacy("HardSigmoid", slope=number("alpha", 0.2), offset=number("beta", 0.5))
+@opsets("HardSigmoid", slope=number_at(1), offset=number_at(2))
+def _hard_sigmoid(site: LayerSite, x: Value, *, slope: float, offset: float) -> Value:
+    return site.last.clamp(site.step.add(site.step.mul(x, slope), offset), 0.0, 1.0)
 
 
-@everywhere("PReLU")
-def _prelu(site: LayerSite, x: Value) -> Value:
-    """Return the positive part, and the negative one times a slope, of each channel or of all.
+@legacy("ReLU")
+def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_slope", 0)) -> Value:
+    return site.last.leaky_relu(x, alpha=slope) if slope else site.last.relu(x)
 
-    How many old files store decides, whatever `channel_shared` says.
+
+@legacy("PReLU")
+def _legacy_prelu(site: LayerSite, x: Value) -> Value:
+    """Multiply the negative part by a slope, of each channel or of all.
+
+    The number of stored slopes decides, whatever `channel_shared` says.
     """
-    shape = x.type.shape
-    if site.net.is_legacy:
-        slopes = 1 if site.has_one_weight() else shape[1]
-        return site.last.prelu(x, site.needed("weights", (1, slopes)))
-    slope, own = site.operand(1), site.shape(1)
-    if len(own) == 1 and len(shape) > 1 and own[0] in (1, shape[1]):  # of channels
-        return site.last.prelu(x, site.unsqueezed(slope, 0))
+    slopes = 1 if site.has_one_weight() else x.type.shape[1]
+    return site.last.prelu(x, site.needed("weights", (1, slopes)))
+
+
+@opsets("PReLU")
+def _prelu(site: LayerSite, x: Value) -> Value:
+    """Multiply the negative part by slopes: of each channel or of all, or as numpy broadcasts."""
+    shape, slope, slopes = x.type.shape, site.operand(1), site.shape(1)
+    if len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1]):  # of channels
+        return site.last.prelu(x, site.unsqueezed(slope, (0,)))
     return site.last.prelu(*site.aligned(x, slope))
 
 
-@everywhere("Swish")
+@operator("Swish")
 def _swish(site: LayerSite, x: Value) -> Value:
     beta: Any = site.operand(1) if site.has(1) else site.number("alpha", 1.0)
     if isinstance(beta, Constant):
@@ -63,10 +85,12 @@ def _swish(site: LayerSite, x: Value) -> Value:
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, beta)))
 
 
-@everywhere("Gelu")
-def _gelu(site: LayerSite, x: Value) -> Value:
+@operator("Gelu")
+def _gelu(
+    site: LayerSite, x: Value, *, mode: str = word("approximation_mode", "erf", "tanh")
+) -> Value:
     step = site.step
-    if site.choice("approximation_mode", "erf", "tanh", default="erf") == "tanh":
+    if mode == "tanh":
         return site.last.gelu(x, approximation="tanh")
     inner = step.erf(step.mul(x, math.sqrt(0.5)))
     return site.last.mul(step.mul(x, 0.5), step.add(inner, 1.0))
@@ -79,17 +103,18 @@ _ACTIVATIONS = {
 
 
 @legacy("Activation")
-def _activation(site: LayerSite, x: Value) -> Value:
-    """Apply the function that the attribute `type` names, of one tensor."""
-    kind = site.text("type")
-    if kind == "square":
+def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
+    """Apply the function of one tensor that the attribute `type` names."""
+    if type == "square":
         return site.last.sqr(x)
-    if kind == "linear":
+    if type == "linear":
         scaled = site.step.mul(x, site.number("alpha", 1))
         return site.last.add(scaled, site.number("beta", 0))
-    if kind not in _ACTIVATIONS:
-        raise InvalidOperation(f"there is no activation '{kind}'")
-    return meanings(is_legacy=True)["relu" if kind == "leakyrelu" else kind](site)
+    if type not in _ACTIVATIONS:
+        raise InvalidOperation(f"there is no activation '{type}'")
+    function = OPERATORS.get("relu" if type == "leakyrelu" else type, LEGACY)
+    assert function is not None, type
+    return function.run(site)
 
 
 # Between element types, and rounding to levels
@@ -98,27 +123,30 @@ _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
 _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 
-@everywhere("Convert")
-@opsets("ConvertLike")
-def _convert(site: LayerSite) -> Value | Constant:
+@legacy("Convert")
+def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
     """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
-    if site.layer.kind == "convertlike":
-        like = site.operand(1)
-        type = like.type if isinstance(like, Constant) else site.graph.element(like.type.dtype)
-    elif site.net.is_legacy:
-        type = element_type(site.text("precision", "FP32"))
-    else:
-        type = element_type(site.text("destination_type"))
-    known, dtype = site.operand(0), site.graph.computed(type)
-    if isinstance(known, Constant) and not site.net.is_legacy:
-        if is_float(dtype) and site.dtype_of(0) == dtype:
-            return known  # weights of 16 bits, which the graph widens where they are read
-        if site.folds:
-            return site.converted(known, type)
-    x = site.tensor(0)
+    dtype = site.graph.computed(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
         x = site.step.cast(x, dtype="int32")
     return site.last.cast(x, dtype=dtype)
+
+
+def _type_of_second(site: LayerSite) -> str:
+    like = site.operand(1)
+    return like.type if isinstance(like, Constant) else site.graph.element(like.type.dtype)
+
+
+@opsets("Convert", type=element("destination_type"))
+@opsets("ConvertLike", type=_type_of_second)
+def _convert(site: LayerSite, *, type: str) -> Value | Constant:
+    x, dtype = site.operand(0), site.graph.computed(type)
+    if isinstance(x, Constant):
+        if is_float(dtype) and site.dtype_of(0) == dtype:
+            return x  # weights of 16 bits, which the graph widens where they are read
+        if site.folds:
+            return site.converted(x, type)
+    return _converted(site, site.tensor(0), type=type)
 
 
 @opsets("ConvertPromoteTypes")
@@ -132,11 +160,10 @@ def _promoted(site: LayerSite) -> list[Value]:
 
 
 @opsets("FakeConvert")
-def _fake_convert(site: LayerSite) -> Value:
+def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
     """Round real numbers, scaled and shifted, to floats of 8 bits."""
-    type, step = site.choice("destination_type", *_LARGEST), site.step
-    given: list[Any] = [site.operand(i) for i in range(3) if site.has(i)]
-    x, scale, *shift = site.aligned(*given)
+    step = site.step
+    x, scale, *shift = site.aligned(*(site.operand(i) for i in range(3) if site.has(i)))
     scaled = step.mul(x, scale)
     if shift:
         scaled = step.sub(scaled, shift[0])
@@ -148,31 +175,30 @@ def _fake_convert(site: LayerSite) -> Value:
     return site.last.div(back, scale)
 
 
-@everywhere("FakeQuantize", "Quantize")
-def _fake_quantize(site: LayerSite) -> Value:
+@operator("FakeQuantize", "Quantize")
+def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
     """Round to levels between the input's ends, spread between the output's ends.
 
-    Where both pairs of ends are the same numbers and levels a power of 2 it is the standard's
-    operation. Halves go to even ones.
+    It is the standard's operation if both pairs of ends are the same numbers, and `levels` a power
+    of 2. Halves go to even ones.
     """
-    levels = site.int("levels")
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
     ends = [site.operand(i) for i in range(1, 5)]
-    known = [x.array for x in ends if isinstance(x, Constant)]
+    arrays = [end.array for end in ends if isinstance(end, Constant)]
     bits = levels.bit_length() - 1
-    is_same = len(known) == 4 and all(map(np.array_equal, known[:2], known[2:]))
-    if is_same and 2**bits == levels and np.all(known[0] < known[1]):
-        operands = site.aligned(site.tensor(0), ends[0], ends[1])
+    is_same = len(arrays) == 4 and all(map(np.array_equal, arrays[:2], arrays[2:]))
+    if is_same and 2**bits == levels and np.all(arrays[0] < arrays[1]):
+        operands = site.aligned(x, ends[0], ends[1])
         how = {"bits": bits, "signed": False, "symmetric": False, "ties": "even"}
         return site.last.min_max_linear_quantize(*operands, **how)
-    return site.last.fake_quantize(*site.aligned(site.tensor(0), *ends), levels=levels)
+    return site.last.fake_quantize(*site.aligned(x, *ends), levels=levels)
 
 
 # Two tensors or more
 
-_FLOORED = binary(operator.floordiv, np.divide)
-_REST = binary(operator.mod, np.mod)
+_FLOORED = binary(floordiv, np.divide)
+_REMAINDER = binary(mod, np.mod)
 
 
 @opsets("Divide")
@@ -191,17 +217,17 @@ def _floored_mod(site: LayerSite, x: Any, y: Any) -> Value:
     dtype = quotient.type.dtype
     if is_float(dtype):
         return site.last.sub(x, step.mul(step.floor(quotient), y))
-    rest = step.rem(x, y)
-    product = step.mul(step.sign(rest), y)
+    remainder = step.rem(x, y)
+    product = step.mul(step.sign(remainder), y)
     differs = step.lt(product, site.beside(product, 0))
-    return site.last.add(rest, step.mul(step.cast(differs, dtype=dtype), y))
+    return site.last.add(remainder, step.mul(step.cast(differs, dtype=dtype), y))
 
 
 @opsets("FloorMod")
 def _mod(site: LayerSite) -> Value:
     x, y = site.broadcast()
     # Symbolic extents have no sign that is known.
-    return site.evaluate(_REST, x, y) if site.folds else _floored_mod(site, x, y)
+    return site.evaluate(_REMAINDER, x, y) if site.folds else _floored_mod(site, x, y)
 
 
 _ELTWISE = {
@@ -215,9 +241,13 @@ _CONDITIONS = {
 
 
 @legacy("Eltwise")
-def _eltwise(site: LayerSite) -> Value:
+def _eltwise(
+    site: LayerSite,
+    *,
+    operation: str = text("operation", "sum"),
+    factors: Sequence[float] = numbers("coeff", ()),
+) -> Value:
     """Join two or more tensors; comparisons give 0.0 and 1.0."""
-    operation, factors = site.text("operation", "sum"), site.numbers("coeff", [])
     parts = [x for x in site.operands if x is not None]
     if factors and operation in ("sum", ""):
         if len(factors) != len(parts):
@@ -226,10 +256,10 @@ def _eltwise(site: LayerSite) -> Value:
             x if factor == 1 else site.step.mul(site.tensor(x), factor)
             for x, factor in zip(parts, factors, strict=True)
         ]
-    joined, *rest = parts
-    for i, other in enumerate(rest, 1):
+    joined, *others = parts
+    for i, other in enumerate(others, 1):
         x, y = site.aligned(joined, other)
-        joined = _joined(site, site.step_or_last(i == len(rest)), operation, x, y)
+        joined = _joined(site, site.step_or_last(i == len(others)), operation, x, y)
     return site.tensor(joined) if isinstance(joined, Constant) else joined
 
 
@@ -255,11 +285,14 @@ def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Va
 
 
 @legacy("Power")
-def _legacy_power(site: LayerSite, x: Value) -> Value:
+def _legacy_power(
+    site: LayerSite,
+    x: Value,
+    *,
+    scale: float = number("scale", 1),
+    shift: float = number("shift", 0),
+    power: float = number("power", 1),
+) -> Value:
     """Return (shift + scale * x) ** power."""
-    given = (
-        ("mul", site.number("scale", 1), 1),
-        ("add", site.number("shift", 0), 0),
-        ("pow", site.number("power", 1), 1),
-    )
-    return site.chain(x, *((kind, [y], {}) for kind, y, neutral in given if y != neutral))
+    steps = ("mul", scale, 1), ("add", shift, 0), ("pow", power, 1)
+    return site.chain(x, *((kind, [y], {}) for kind, y, neutral in steps if y != neutral))

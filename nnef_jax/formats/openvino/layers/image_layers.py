@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
 from nnef_jax.flattening.along_axes import cropped
+from nnef_jax.flattening.attributes import flag, integer, integers, text
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
 )  # fmt: skip
+_CORNERS = ("asymmetric", "align_corners")  # without and with `align_corners`
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
 # Methods and cases of NNEF's operations, which extents grow by whole factors with.
@@ -45,34 +48,42 @@ def _resized(
             if mode == "linear" and coordinates in _METHODS and is_float(x.type.dtype):
                 how = {"method": _METHODS[coordinates], "border": "replicate"}
                 return last.multilinear_upsample(x, factor=factor[2:], **how)
-    given: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "scales": (), "sizes": () if other.get("scales") else sizes, "mode": mode,
         "coordinate_transformation_mode": coordinates, "nearest_mode": "floor",
         "cubic_coeff_a": -0.75, "exclude_outside": False, "antialias": False,
         "extrapolation_value": 0.0, **other,
     }  # fmt: skip
     if coordinates == "tf_half_pixel_for_nn":
-        is_down = given["nearest_mode"] in ("floor", "round_prefer_floor")
+        is_down = attributes["nearest_mode"] in ("floor", "round_prefer_floor")
         if mode != "nearest" or not is_down:  # axes that keep their extent would move
             raise InvalidOperation(f"'{coordinates}' is supported where nearest is rounded down")
-    return last.resize(x, False, **given)
+    return last.resize(x, False, **attributes)
 
 
 @opsets("Interpolate")
-def _interpolate(site: LayerSite) -> Value:
+def _interpolate(
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: Sequence[int] = integers("pads_begin", (0,)),
+    end: Sequence[int] = integers("pads_end", (0,)),
+) -> Value:
     """Resize along axes, to sizes or by scales; set 1 has sizes alone, set 11 sizes or scales."""
-    x = _around(site, site.tensor(0))
+    if any((*begin, *end)):
+        x = site.padded(x, dict(enumerate(zip_longest(begin, end, fillvalue=0))))
     rank, opset = len(x.type.shape), site.layer.opset
-    if opset in ("opset1", "") and "shape_calculation_mode" not in site.layer.attributes:
+    if opset in ("opset1", "") and not site.has_attribute("shape_calculation_mode"):
         axes = [site.axis(a) for a in site.ints("axes")]
         mode = site.choice("mode", "nearest", "linear", "cubic")
         sizes = dict(zip(axes, site.integers(1), strict=True))
-        return _interpolated(site, x, mode, _corners(site), "simple", sizes, {})
+        coordinates = _CORNERS[site.flag("align_corners", True)]
+        return _interpolated(site, x, mode, coordinates, "simple", sizes, {})
     mode = site.choice(
         "mode", "nearest", "linear", "linear_onnx", "cubic", "bilinear_pillow", "bicubic_pillow"
     )
-    coordinates = site.choice("coordinate_transformation_mode", *_COORDINATES, default="half_pixel")
-    nearest = site.choice("nearest_mode", *_ROUNDINGS, default="round_prefer_floor")
+    coordinates = site.word("coordinate_transformation_mode", *_COORDINATES)
+    nearest = site.word("nearest_mode", *_ROUNDINGS)
     by_scales = site.choice("shape_calculation_mode", "sizes", "scales") == "scales"
     port = 2 if opset == "opset4" else 1
     axes = site.axes(port + 1) if site.has(port + 1) else range(rank)
@@ -84,19 +95,6 @@ def _interpolate(site: LayerSite) -> Value:
     return _interpolated(site, x, mode, coordinates, nearest, {}, scales)
 
 
-def _corners(site: LayerSite) -> str:
-    return "align_corners" if site.flag("align_corners", True) else "asymmetric"
-
-
-def _around(site: LayerSite, x: Value) -> Value:
-    begin, end = site.ints("pads_begin", [0]), site.ints("pads_end", [0])
-    if not any((*begin, *end)):
-        return x
-    rank = len(x.type.shape)
-    begin, end = ((pads + [0] * rank)[:rank] for pads in (begin, end))
-    return site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
-
-
 def _interpolated(
     site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
     sizes: Mapping[int, int], scales: Mapping[int, float],
@@ -104,11 +102,11 @@ def _interpolated(
     """Resize along the axes that have a size or a scale."""
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
-    wanted = list(shape)
+    result = list(shape)
     for axis, size in sizes.items():
-        wanted[axis] = size
+        result[axis] = size
     for axis, scale in scales.items():
-        wanted[axis] = math.floor(shape[axis] * scale + 1e-6)
+        result[axis] = math.floor(shape[axis] * scale + 1e-6)
     other: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
     if mode in ("bilinear_pillow", "bicubic_pillow"):
@@ -123,15 +121,15 @@ def _interpolated(
         mode = "linear"
     if scales and coordinates != "align_corners":  # an extent that is cut off has no part in places
         exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
-        if any(n * s != m for n, s, m in zip(shape, exact, wanted, strict=True)):
+        if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
             other["scales"] = exact
     if mode == "nearest" and nearest == "simple":
         # Axes that shrink are rounded up, others down.
         shrinks = [
-            scales.get(i, m / n) < 1 for i, (n, m) in enumerate(zip(shape, wanted, strict=True))
+            scales.get(i, m / n) < 1 for i, (n, m) in enumerate(zip(shape, result, strict=True))
         ]
-        fewer = [m if s else n for s, n, m in zip(shrinks, shape, wanted, strict=True)]
-        if any(shrinks) and fewer != wanted:
+        fewer = [m if s else n for s, n, m in zip(shrinks, shape, result, strict=True)]
+        if any(shrinks) and fewer != result:
             down = other | _part(other, shrinks, "ceil")
             x = _resized(site.step, x, fewer, mode, coordinates, **down)
             other |= _part(other, [not s for s in shrinks], "floor")
@@ -139,14 +137,14 @@ def _interpolated(
             other["nearest_mode"] = "ceil" if any(shrinks) else "floor"
     elif mode == "nearest":
         other["nearest_mode"] = nearest
-    return _resized(site.last, x, wanted, mode, coordinates, **other)
+    return _resized(site.last, x, result, mode, coordinates, **other)
 
 
 def _part(other: dict[str, Any], axes: Sequence[bool], rounding: str) -> dict[str, Any]:
     """Return the attributes of a resize that leaves some axes as they are."""
     scales = other.get("scales", ())
-    kept = tuple(s if is_one else 1.0 for s, is_one in zip(scales, axes, strict=False))
-    return {"nearest_mode": rounding} | ({"scales": kept} if kept else {})
+    factors = tuple(s if is_one else 1.0 for s, is_one in zip(scales, axes, strict=False))
+    return {"nearest_mode": rounding} | ({"scales": factors} if factors else {})
 
 
 def _declared(site: LayerSite) -> list[int]:
@@ -154,30 +152,37 @@ def _declared(site: LayerSite) -> list[int]:
 
 
 @legacy("Interp")
-def _interp(site: LayerSite, x: Value) -> Value:
-    """Interpolate linearly to the declared extents, corners on corners unless said otherwise."""
-    begin, end = site.int("pad_beg", 0), site.int("pad_end", 0)
+def _interp(
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: int = integer("pad_beg", 0),
+    end: int = integer("pad_end", 0),
+    aligned: bool = flag("align_corners", True),
+) -> Value:
+    """Interpolate linearly to the declared extents, corners on corners by default."""
     axes = [*range(2, len(x.type.shape))]
     x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
     if max(begin, end) > 0:
         x = site.padded(x, dict.fromkeys(axes, (max(begin, 0), max(end, 0))))
-    return _resized(site.last, x, _declared(site), "linear", _corners(site))
+    return _resized(site.last, x, _declared(site), "linear", _CORNERS[aligned])
 
 
 @legacy("Resample")
-def _resample(site: LayerSite) -> Value:
+def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     """Repeat the nearest items, or interpolate between centres; `antialias` widens the kernel."""
-    x, wanted = site.tensor(0), _declared(site)
-    if site.text("type").endswith("nearest"):
-        return _resized(site.last, x, wanted, "nearest", "asymmetric")
-    shrinks = any(n < m for n, m in zip(wanted, x.type.shape, strict=True))
+    sizes = _declared(site)
+    if type.endswith("nearest"):
+        return _resized(site.last, x, sizes, "nearest", "asymmetric")
+    shrinks = any(n < m for n, m in zip(sizes, x.type.shape, strict=True))
     widens = dict.fromkeys(("antialias", "exclude_outside"), site.flag("antialias") and shrinks)
-    return _resized(site.last, x, wanted, "linear", "half_pixel", **widens)
+    return _resized(site.last, x, sizes, "linear", "half_pixel", **widens)
 
 
 # Pictures of video: ITU-R BT.601 in the range of video. What u - 128 and v - 128 add to red, green
 # and blue.
-_COLOURS = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
+_RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
+_BGR = _RGB[::-1]
 _BRIGHTNESS = 1.164
 
 
@@ -211,10 +216,15 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
     return parts[0], site.step.concat(parts[1:], axis=3)
 
 
-@opsets("NV12toRGB", "NV12toBGR", "I420toRGB", "I420toBGR")
-def _coloured(site: LayerSite) -> Value:
-    step, kind = site.step, site.layer.kind
-    brightness, chroma = _planes(site, interleaved=kind.startswith("nv12"))
+@opsets("NV12toRGB", interleaved=True, colours=_RGB)
+@opsets("NV12toBGR", interleaved=True, colours=_BGR)
+@opsets("I420toRGB", interleaved=False, colours=_RGB)
+@opsets("I420toBGR", interleaved=False, colours=_BGR)
+def _coloured(
+    site: LayerSite, *, interleaved: bool, colours: Sequence[tuple[float, float]]
+) -> Value:
+    step = site.step
+    brightness, chroma = _planes(site, interleaved=interleaved)
     batch, height, width, _ = site.known_shape(brightness)
     if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
         message = f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
@@ -222,14 +232,14 @@ def _coloured(site: LayerSite) -> Value:
     y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
     u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
     parts: list[Value] = []
-    for by_u, by_v in _COLOURS[::-1] if kind.endswith("bgr") else _COLOURS:
+    for by_u, by_v in colours:
         part = y
         for x, factor in ((u, by_u), (v, by_v)):
             if factor:
                 part = step.add(part, step.mul(x, factor))
         parts.append(part)
-    whole = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
+    picture = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
     dtype = site.dtype_of(0)
     if is_float(dtype):
-        return site.last.copy(whole)
-    return site.last.cast(step.round(whole, ties="away"), dtype=dtype)
+        return site.last.copy(picture)
+    return site.last.cast(step.round(picture, ties="away"), dtype=dtype)

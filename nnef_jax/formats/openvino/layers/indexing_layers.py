@@ -14,32 +14,39 @@ from lowering import rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic, volume
 from lowering.graph import Value, is_float, is_integer
+from nnef_jax.flattening.attributes import dtype, flag, integer, number, text, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import (
+    axis_at,
+    integer_at,
+    integers_at,
+    legacy,
+    operator,
+    opsets,
+)
 
 
 @opsets("Gather")
-def _gather(site: LayerSite) -> Value:
-    rank, axis, dims = len(site.shape()), site.axes(2)[0], site.int("batch_dims", 0)
-    indices = len(site.shape(1))
-    if not rank:
-        return site.tensor(0)
-    x, places = site.tensor(0), site.indices(1)
+def _gather(
+    site: LayerSite, x: Value, *, axis: int = axis_at(2), dims: int = integer("batch_dims", 0)
+) -> Value:
+    if not x.type.shape:
+        return x
+    indices = site.indices(1)
     if dims == 0:
-        return site.last.gather(x, places, axis=axis)
-    dims = dims + indices if dims < 0 else dims
-    return site.last.gather_in_batches(x, places, axis=axis, batch_dims=dims)
+        return site.last.gather(x, indices, axis=axis)
+    dims = dims + site.rank(1) if dims < 0 else dims
+    return site.last.gather_in_batches(x, indices, axis=axis, batch_dims=dims)
 
 
 @legacy("Gather")
-def _legacy_gather(site: LayerSite) -> Value:
+def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
     """Gather by whole numbers: the catalogue has indices first, files have them second."""
-    axis = site.int("axis", 0)
 
     def result(data: int, indices: int) -> tuple[int, ...]:
         shape = site.shape(data)
@@ -55,49 +62,75 @@ def _legacy_gather(site: LayerSite) -> Value:
 
 
 @opsets("GatherND")
-def _gather_nd(site: LayerSite) -> Value:
-    dims = site.int("batch_dims", 0)
+def _gather_nd(
+    site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
+) -> Value:
     joins = dims > 1 and site.layer.opset == "opset5"  # the batches
-    found = site.step_or_last(not joins).gather_nd(*site.first(2), batch_dims=dims)
-    return site.flattened(found, 0, dims - 1) if joins else found
+    slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
+    return site.flattened(slices, 0, dims - 1) if joins else slices
 
 
-@everywhere("OneHot")
-def _one_hot(site: LayerSite) -> Value:
+_NEW_AXIS: dict[str, Any] = {
+    "axis": integer("axis", -1),
+    "negative": word("negative_indices_mode", "ignore_negative", "normalize"),
+}
+
+
+def _hot(
+    site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
+) -> Value:
+    """Return known values at indices along a new axis, as the layer itself."""
+    off, on = (float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values)
+    is_last = dtype == "float32"
+    hot = site.step_or_last(is_last).one_hot(indices, on_value=on, off_value=off, **attributes)
+    return hot if is_last else site.last.cast(hot, dtype=dtype)
+
+
+def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
+    """Return indices of which none is negative if the layer ignores these."""
+    indices, step = site.indices(0), site.step
+    if negative == "normalize" or isinstance(site.operand(0), Constant):
+        return indices
+    below = step.lt(indices, site.beside(indices, 0))
+    behind = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
+    return step.select(below, behind, indices)
+
+
+@legacy("OneHot", **_NEW_AXIS)
+def _legacy_one_hot(
+    site: LayerSite,
+    *,
+    depth: int = integer("depth"),
+    off: float = number("off_value", 0),
+    on: float = number("on_value", 1),
+    axis: int,
+    negative: str,
+) -> Value:
+    """Put a value at indices along a new axis, another elsewhere."""
+    indices = _unsigned(site, depth, negative)
+    axis = site.axis(axis, site.rank() + 1)
+    return _hot(site, indices, (off, on), site.real, axis=axis, depth=depth)
+
+
+@opsets("OneHot", **_NEW_AXIS)
+def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
     """Put a value at indices along a new axis, another elsewhere; both may be computed."""
-    is_legacy, step = site.net.is_legacy, site.step
-    indices = site.indices(0)
-    depth = site.int("depth") if is_legacy else site.integers(1)[0]
-    rank = len(indices.type.shape) + 1
-    axis = site.axis(site.int("axis", -1), rank)
-    modes = ("ignore_negative", "normalize")
-    ignores = site.choice("negative_indices_mode", *modes, default=modes[0]) == modes[0]
-    if ignores and not isinstance(site.operand(0), Constant):  # they name nothing
-        below = step.lt(indices, site.beside(indices, 0))
-        behind = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
-        indices = step.select(below, behind, indices)
-    if is_legacy:
-        values, dtype = [site.number("on_value", 1), site.number("off_value", 0)], site.real
-    else:
-        dtype = site.dtype_of(2)
-        known = not any(isinstance(site.operand(i), Value) for i in (2, 3))
-        values = [site.scalar(i) for i in (2, 3)] if known else []
-    if values:
-        values = [float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values]
-        given = {"axis": axis, "depth": depth, "on_value": values[0], "off_value": values[1]}
-        hot = site.step_or_last(dtype == "float32").one_hot(indices, **given)
-        return hot if dtype == "float32" else site.last.cast(hot, dtype=dtype)
+    indices, step, rank = _unsigned(site, depth, negative), site.step, site.rank() + 1
+    axis = site.axis(axis, rank)
+    if not any(isinstance(site.operand(i), Value) for i in (2, 3)):
+        values = site.scalar(3), site.scalar(2)
+        return _hot(site, indices, values, site.dtype_of(2), axis=axis, depth=depth)
     hot = step.one_hot(indices, axis=axis, depth=depth, on_value=1.0, off_value=0.0)
     on, off = (site.reshaped(site.tensor(i), (1,) * rank) for i in (2, 3))
     return site.last.select(step.ne(hot, 0.0), on, off)
 
 
-@everywhere("Range")
+@operator("Range")
 def _range(site: LayerSite) -> Constant | Value:
     start, stop, step = (site.known(i).reshape(-1).tolist()[0] for i in range(3))
     operand = site.operand(0)
     type = operand.type if isinstance(operand, Constant) else "f32"
-    if "output_type" in site.layer.attributes:
+    if site.has_attribute("output_type"):
         type = element_type(site.text("output_type"))
     if step == 0:
         raise InvalidOperation("the step of a range is 0")
@@ -105,31 +138,38 @@ def _range(site: LayerSite) -> Constant | Value:
         return site.last.range(start=start, end=stop, step=step, dtype=computed(type, site.real))
     if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
         raise InvalidOperation("the range has too many items")
-    found = np.arange(start, stop, step)
-    return Constant(found.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
+    items = np.arange(start, stop, step)
+    return Constant(items.astype(np.int64 if type[0] in "iu" else np.float32), type, derived=True)
 
 
-@everywhere("Bucketize")
-def _bucketize(site: LayerSite, x: Value, edges: Value) -> Value:
-    """Return between which boundaries items lie."""
-    beyond = "gt" if site.flag("with_right_bound", True) else "ge"
+@operator("Bucketize")
+def _bucketize(
+    site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
+) -> Value:
+    """Return the bucket of each item; a bucket has its right boundary, or its left one."""
     rank = len(x.type.shape)
-    x = site.unsqueezed(x, rank)
+    x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
-    found = site.count(getattr(site.step, beyond)(x, edges), rank, "int32")
-    return site.last.squeeze(found, axes=(rank,))
+    is_beyond = (site.step.gt if has_right else site.step.ge)(x, edges)
+    return site.last.squeeze(site.count(is_beyond, rank, "int32"), axes=(rank,))
 
 
 @opsets("SearchSorted")
-def _search_sorted(site: LayerSite, edges: Value, x: Value) -> Value:
+def _search_sorted(
+    site: LayerSite,
+    edges: Value,
+    x: Value,
+    *,
+    right: bool = flag("right_mode"),
+    dtype: str = dtype("output_type", "i64"),
+) -> Value:
     """Return how many items of a sorted last axis are below each value, or not above it."""
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
-    edges, x = site.unsqueezed(edges, rank - 1), site.unsqueezed(x, rank)
-    below = getattr(site.step, "le" if site.flag("right_mode") else "lt")(edges, x)
-    found = site.count(below, rank, site.dtype("output_type", "i64"))
-    return site.last.squeeze(found, axes=(rank,))
+    edges, x = site.unsqueezed(edges, (rank - 1,)), site.unsqueezed(x, (rank,))
+    is_below = (site.step.le if right else site.step.lt)(edges, x)
+    return site.last.squeeze(site.count(is_below, rank, dtype), axes=(rank,))
 
 
 _REDUCTIONS = {"none": "none", "sum": "add", "prod": "mul", "min": "min", "max": "max"}
@@ -137,14 +177,21 @@ _NEUTRAL = {"sum": 0, "mean": 0, "prod": 1, "min": np.inf, "max": -np.inf}
 
 
 @opsets("ScatterElementsUpdate")
-def _scatter_elements(site: LayerSite, x: Value, indices: Value, updates: Value) -> Value:
-    """Put single items at indices along an axis, joined with what is there if so asked."""
-    axis, dtype = site.axes(3)[0], x.type.dtype
-    reduction = site.choice("reduction", *_REDUCTIONS, "mean", default="none")
-    keeps_first = site.flag("use_init_val", True)
+def _scatter_elements(
+    site: LayerSite,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    axis: int = axis_at(3),
+    reduction: str = word("reduction", *_REDUCTIONS, "mean"),
+    keeps_first: bool = flag("use_init_val", True),
+) -> Value:
+    """Put single items at indices along an axis, or reduce them with the items there."""
+    dtype = x.type.dtype
 
-    def scattered(steps: ByKind, start: Value, items: Value, how: str) -> Value:
-        return steps.scatter_elements(start, indices, items, axis=axis, reduction=how)
+    def scattered(add: ByKind, start: Value, items: Value, how: str) -> Value:
+        return add.scatter_elements(start, indices, items, axis=axis, reduction=how)
 
     def filled(item: float, like: Value = updates) -> Value:
         if is_integer(dtype):
@@ -161,55 +208,68 @@ def _scatter_elements(site: LayerSite, x: Value, indices: Value, updates: Value)
     total = scattered(site.step, x, updates, "add")
     count = scattered(site.step, filled(0, x), filled(1), "add")
     one = site.step.constant(shape=(), value=(1,), dtype=dtype)
-    count = getattr(site.step, "add" if keeps_first else "max")(count, one)
+    count = (site.step.add if keeps_first else site.step.max)(count, one)
     return site.last.div(total, count)
 
 
 @opsets("ScatterNDUpdate")
-def _scatter_nd(site: LayerSite) -> Value:
-    """Put slices at coordinates, joined with what is there if so asked."""
-    reduction = site.choice("reduction", *_REDUCTIONS, "sub", default="none")
-    x, indices, updates = site.first(3)
+def _scatter_nd(
+    site: LayerSite,
+    x: Value,
+    indices: Value,
+    updates: Value,
+    *,
+    reduction: str = word("reduction", *_REDUCTIONS, "sub"),
+) -> Value:
+    """Put slices at coordinates, or reduce them with the slices there."""
     if reduction == "sub":
         reduction, updates = "sum", site.step.neg(updates)
     return site.last.scatter_nd(x, indices, updates, reduction=_REDUCTIONS[reduction])
 
 
-@everywhere("ScatterUpdate")
-def _scatter_update(site: LayerSite, x: Value, indices: Value, updates: Value) -> Value:
+@operator("ScatterUpdate")
+def _scatter_update(
+    site: LayerSite, x: Value, indices: Value, updates: Value, *, axis: int = axis_at(3)
+) -> Value:
     """Put slices at indices along an axis."""
-    axis = site.axes(3)[0]
     rank, count = len(x.type.shape), len(indices.type.shape)
     order = [axis, *(i for i in range(rank) if i != axis)]
     moved = site.transposed(x, order)
     back = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
     changes = site.transposed(updates, back)
-    places = site.unsqueezed(indices, count)
-    found = site.step_or_last(axis == 0).scatter_nd(moved, places, changes, reduction="none")
-    return found if axis == 0 else site.last.transpose(found, axes=np.argsort(order).tolist())
+    places = site.unsqueezed(indices, (count,))
+    result = site.step_or_last(axis == 0).scatter_nd(moved, places, changes, reduction="none")
+    return result if axis == 0 else site.last.transpose(result, axes=np.argsort(order).tolist())
 
 
 @opsets("SliceScatter")
-def _slice_scatter(site: LayerSite) -> Value:
+def _slice_scatter(
+    site: LayerSite,
+    x: Value,
+    updates: Value,
+    *,
+    start: list[int] = integers_at(2),
+    stop: list[int] = integers_at(3),
+    step: list[int] = integers_at(4),
+) -> Value:
     """Put updates where `Slice` would take items from."""
-    start, stop, step = (site.integers(i) for i in (2, 3, 4))
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[a] for a in axes))
     bounds = zip(axes, start, stop, step, strict=True)
     places = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
-    return _placed(site, site.tensor(0), site.tensor(1), places)
+    return _placed(site, x, updates, places)
 
 
 def _placed(
     site: LayerSite, x: Value, updates: Value, places: Sequence[tuple[int, np.ndarray[Any, Any]]]
 ) -> Value:
     """Put updates at places along axes, one axis after the other."""
-    (axis, at), *rest = places
+    (axis, at), *others = places
     indices = derived(at)
-    if rest:
+    if others:
         part = site.step.gather(x, indices, axis=axis)
-        updates = _placed(site, part, updates, rest)
+        updates = _placed(site, part, updates, others)
     shape = [1] * len(x.type.shape)
     shape[axis] = len(at)
     along = site.step.broadcast(derived(at.reshape(shape)), shape=updates.type.shape)
@@ -232,15 +292,15 @@ def _total(site: LayerSite, x: Value) -> Value:
 
 
 @opsets("NonZero")
-def _non_zero(site: LayerSite) -> Value | Constant:
+def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Value | Constant:
     """Return the places of items that are not 0, an axis of the input in each row."""
-    known, type = site.operand(0), site.text("output_type", "i64")
-    if isinstance(known, Constant):
-        return Constant(np.stack(np.nonzero(np.atleast_1d(known.array))), type, derived=True)
-    x = known if known.type.shape else site.reshaped(known, (1,))
+    x = site.operand(0)
+    if isinstance(x, Constant):
+        return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
+    x = x if x.type.shape else site.reshaped(x, (1,))
     site.known_shape(x)
-    found = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
-    return _noted(site, found, 1, _total(site, site.truths(x)))
+    places = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
+    return _noted(site, places, 1, _total(site, site.truths(x)))
 
 
 def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Value, ...]:
@@ -249,15 +309,21 @@ def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Val
 
 
 @opsets("Unique")
-def _unique(site: LayerSite) -> list[Value]:
+def _unique(
+    site: LayerSite,
+    x: Value,
+    *,
+    sorts: bool = flag("sorted", True),
+    index: str = dtype("index_element_type", "i64"),
+    number: str = dtype("count_element_type", "i64"),
+) -> list[Value]:
     """Return the distinct items, with first places, inverse indices and counts."""
-    x, axis = site.tensor(0), 0
+    axis = 0
     if site.has(1):
         axis = site.axes(1)[0]
     else:
         x = site.reshaped(x, (volume(site.known_shape(x)),))
-    items, first, inverse, often, count = _distinct(site, x, axis, sorts=site.flag("sorted", True))
-    index, number = site.dtype("index_element_type", "i64"), site.dtype("count_element_type", "i64")
+    items, first, inverse, often, count = _distinct(site, x, axis, sorts=sorts)
     count = site.cast(count, site.integer)
     return [
         _noted(site, items, axis, count),
@@ -268,23 +334,28 @@ def _unique(site: LayerSite) -> list[Value]:
 
 
 @legacy("Unique")
-def _legacy_unique(site: LayerSite, x: Value) -> list[Value]:
-    """Return distinct items, behind them the last again, and what is asked for, as real numbers."""
-    items, _, inverse, often, _ = _distinct(site, x, 0, sorts=site.flag("sorted"))
-    asked = [("return_inverse", inverse), ("return_counts", often)]
-    return [items, *(site.cast(found, x.type.dtype) for name, found in asked if site.flag(name))]
+def _legacy_unique(
+    site: LayerSite,
+    x: Value,
+    *,
+    sorts: bool = flag("sorted"),
+    with_inverse: bool = flag("return_inverse"),
+    with_counts: bool = flag("return_counts"),
+) -> list[Value]:
+    """Return distinct items and copies of the last; inverse and counts, as reals, if asked for."""
+    items, _, inverse, often, _ = _distinct(site, x, 0, sorts=sorts)
+    more = [inverse] * with_inverse + [often] * with_counts
+    return [items, *(site.cast(places, x.type.dtype) for places in more)]
 
 
 @opsets("SparseFillEmptyRows")
-def _filled_rows(site: LayerSite) -> list[Value]:
+def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
     """Return a sparse matrix in which each row has an item: a default one where there was none."""
-    step = site.step
-    values, indices = site.tensor(0), site.whole(2)
-    rows, count = site.integers(1)[0], site.known_shape(values)[0]
+    step, indices, count = site.step, site.whole(2), site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
-    # Candidates are all items, then one for each row; those left out get a key behind all rows.
+    # Candidates are all items, then one for each row. The key of one left out is behind all rows.
     keys = step.select(is_empty, site.places(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
     order = step.topk(keys, k=count + rows, axis=0, largest=False)[1]

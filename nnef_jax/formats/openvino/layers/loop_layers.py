@@ -19,7 +19,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS, Body, End
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
-from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
 _MOST = 1 << 16  # iterations of a scan that a condition may end before
@@ -47,19 +47,19 @@ def _loop(site: LayerSite) -> list[Any]:
 
 
 class _Repetition:
-    """A layer with a body that is repeated, while the graph of the body is made."""
+    """A layer with a repeated body, while the graph of the body is made."""
 
     def __init__(self, site: LayerSite) -> None:
         self.site, self.body = site, site.body("body")
-        self.made = RepeatedBody(site)
+        self.repeated = RepeatedBody(site)
         self.inputs, self.outputs = (links(self.body, inputs=x) for x in (True, False))
         self.back = back_edges(self.body)
         self.feeds: dict[End, Tensor] = {}
 
-    # What it is given
+    # What it reads
 
     def condition(self) -> End | None:
-        """Return the end that holds the loop's condition, None where that does not change."""
+        """Return the end that holds the loop's condition, None if the condition is constant."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
@@ -81,7 +81,7 @@ class _Repetition:
         return [x for x in self.inputs if x.axis is not None]
 
     def parts(self) -> int | None:
-        """Return how many parts there are of what is cut; None where nothing is."""
+        """Return the number of parts of the cut inputs; None without any."""
         for link in self._cut:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
@@ -90,7 +90,7 @@ class _Repetition:
         return None
 
     def _hold(self, value: Value) -> Value:
-        graph = self.made.graph
+        graph = self.repeated.graph
         return graph.entered(value, f"full_{len(graph.captured) + 1}")
 
     def _number(self, head: Value) -> None:
@@ -98,35 +98,35 @@ class _Repetition:
         for link in self.inputs:
             if self._is_turn(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
-                self.feeds[link.end] = self.made.at.reshaped(head, (1,) * rank)
+                self.feeds[link.end] = self.repeated.at.reshaped(head, (1,) * rank)
 
     # What it becomes
 
     def scanned(self, turns: int | None) -> list[Any]:
-        """Add a scan over the parts of what is cut, or over a number of turns."""
-        site, made = self.site, self.made
+        """Add a scan over the parts of the cut inputs, or over a number of turns."""
+        site, repeated = self.site, self.repeated
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
-            self.feeds[link.end] = made.part(value, axis, sign * link.size)
+            self.feeds[link.end] = repeated.part(value, axis, sign * link.size)
         if not self._cut or any(map(self._is_turn, self.inputs)):
             turns = self.parts() if turns is None else turns
             if turns is None:
                 raise InvalidOperation("it has no tensor to cut into parts")
-            self._number(made.turn(turns))
+            self._number(repeated.turn(turns))
         return self._emit()
 
     def until(
         self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
         """Add a loop that a condition or a computed count ends: parts are taken turn by turn."""
-        site, inner = self.site, self.made.at
+        site, inner = self.site, self.repeated.at
         parts = self.parts()
         bounds = [n for n in (parts, count) if isinstance(n, int)]
         limit = min(bounds, default=-1)
         if limit > _MOST:
             limit = -1
         integer = site.integer
-        number = self.made.turn(None)
+        number = self.repeated.turn(None)
         self._number(number)
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
@@ -150,58 +150,58 @@ class _Repetition:
         return self._emit(going, {"count": most, "condition": starts}, limit)
 
     def _emit(
-        self, going: End | None = None, given: Given | None = None, limit: int = -1
+        self, going: End | None = None, start: Given | None = None, limit: int = -1
     ) -> list[Any]:
-        """Add the operation: a loop `given` what it starts with, or a scan."""
-        site, inner, body, ends = self.site, self.made.at, self.body, given is not None
-        rest = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
-        states = [x for x in rest if x.end in self.back]
-        for link in rest:
+        """Add the operation: a loop that starts with some operands, or a scan without any."""
+        site, inner, body, is_loop = self.site, self.repeated.at, self.body, start is not None
+        uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
+        states = [x for x in uncut if x.end in self.back]
+        for link in uncut:
             if link in states:
                 continue
             value = _outer(self.site, link)
             self.feeds[link.end] = value if isinstance(value, Constant) else self._hold(value)
-        before = [self.made.state(_outer(site, link)) for link in states]
+        before = [self.repeated.state(_outer(site, link)) for link in states]
         self.feeds.update({link.end: value for link, value in zip(states, before, strict=True)})
         nexts = [source_of(body, self.back[link.end]) for link in states]
         shown = [x for x in self.outputs if x.port >= 0]
         results = [source_of(body, link.end) for link in shown]
-        wanted = [*nexts, *results, *([going] if going else [])]
-        found = site.flatten(body, self.made.graph, self.feeds, wanted, site.layer.name)
+        ends = [*nexts, *results, *([going] if going else [])]
+        tensors = site.flatten(body, self.repeated.graph, self.feeds, ends, site.layer.name)
         after = [
-            inner.cast(inner.tensor(found[end]), b.type.dtype)
+            inner.cast(inner.tensor(tensors[end]), b.type.dtype)
             for end, b in zip(nexts, before, strict=True)
         ]
-        values = [inner.tensor(found[end]) for end in results]
-        first = [_truth(inner, found[going] if going else True)] if ends else []
+        values = [inner.tensor(tensors[end]) for end in results]
+        first = [_truth(inner, tensors[going] if going else True)] if is_loop else []
         how = [
             ("last", 0, 1)
             if x.axis is None
             else ("full", site.axis(x.axis, len(v.type.shape)), 1 if x.stride > 0 else -1)
             for x, v in zip(shown, values, strict=True)
         ]
-        if ends:  # the number of iterations comes last
-            values.append(inner.step.add(self.made.heads[0], 1))
+        if is_loop:  # the number of iterations comes last
+            values.append(inner.step.add(self.repeated.heads[0], 1))
             how.append(("last", 0, 1))
-        made = self.made.add(site.insert, first, after, values, how, given, limit)
-        if ends:
-            self._count(shown, made)
-        by_port = dict(zip((x.port for x in shown), made, strict=False))
+        outputs = self.repeated.add(site.insert, first, after, values, how, start, limit)
+        if is_loop:
+            self._count(shown, outputs)
+        by_port = dict(zip((x.port for x in shown), outputs, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
 
-    def _count(self, shown: Sequence[Link], made: Sequence[Value]) -> None:
+    def _count(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
         """Note how many items of joined values there are."""
-        for link, value in zip(shown, made, strict=False):
+        for link, value in zip(shown, outputs, strict=False):
             if link.axis is None:
                 continue
             if link.stride < 0:
                 raise InvalidOperation("values of a computed number are joined from the end")
             site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
-            items = site.step.mul(site.reshaped(made[-1], (1,)), link.size)
+            items = site.step.mul(site.reshaped(outputs[-1], (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
 
 
-everywhere("TensorIterator")(lambda site: _Repetition(site).scanned(None))
+operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 
 # Bodies of which one is chosen
@@ -218,13 +218,13 @@ def _if(site: LayerSite) -> list[Any]:
         return _results(site, body, site.graph, feeds)
     graphs = [site.graph.body() for _ in bodies]
     makes = [partial(_branch, site, *x) for x in zip(bodies, graphs, strict=True)]
-    found = both(makes, site.graph.fixing(condition))
-    made = branch(site.insert, _truth(site, condition), graphs, found)
-    return made if isinstance(made, list) else [made]
+    results = both(makes, site.graph.fixing(condition))
+    outputs = branch(site.insert, _truth(site, condition), graphs, results)
+    return outputs if isinstance(outputs, list) else [outputs]
 
 
 def _branch(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into a graph of its own; return what it has for the output ports."""
+    """Flatten a body into a graph of its own; return the tensors of the output ports."""
     feeds = dict[End, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
@@ -237,11 +237,11 @@ def _branch(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
 def _results(
     site: LayerSite, body: Body, graph: LayerGraph, feeds: dict[End, Tensor]
 ) -> list[Tensor]:
-    """Flatten a body; return what it has for the output ports."""
+    """Flatten a body; return the tensors of the output ports."""
     outputs = links(body, inputs=False)
     ends = [source_of(body, link.end) for link in outputs]
-    found = site.flatten(body, graph, feeds, ends, site.layer.name)
-    by_port = {link.port: found[end] for link, end in zip(outputs, ends, strict=True)}
+    tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
+    by_port = {link.port: tensors[end] for link, end in zip(outputs, ends, strict=True)}
     if missing := [port.id for port in site.layer.outputs if port.id not in by_port]:
         raise InvalidOperation(f"a body gives nothing for output port {missing[0]}")
     return [by_port[port.id] for port in site.layer.outputs]
@@ -266,7 +266,7 @@ def _truth(site: LayerSite, x: Tensor | bool) -> Value:
 
 
 def _range(link: Link, extent: int) -> tuple[int, int, int]:
-    """Return where what is cut begins and ends, and the sign of the direction."""
+    """Return where the cut items begin and end, and the sign of the direction."""
     if abs(link.stride) != link.size or not link.size:
         raise InvalidOperation("parts that overlap, or leave items out, are not supported")
     first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))

@@ -10,33 +10,35 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import flag, integer, number
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets
+
+_TRANSPOSES: dict[str, Any] = {"left": flag("transpose_a"), "right": flag("transpose_b")}
 
 
-@opsets("MatMul")
-def _matmul(site: LayerSite) -> Value:
+@opsets("MatMul", **_TRANSPOSES)
+def _matmul(site: LayerSite, x: Value, y: Value, *, left: bool, right: bool) -> Value:
     """Multiply as numpy does: a vector is a row on the left, a column on the right."""
-    transpose = [site.flag("transpose_a"), site.flag("transpose_b")]
-    operands = site.first(2)
-    vectors = [len(x.type.shape) == 1 for x in operands]
-    for i, is_vector in enumerate(vectors):
-        if is_vector:
-            operands[i] = site.unsqueezed(operands[i], i)
-            transpose[i] = False
-    flags = {"transposeA": transpose[0], "transposeB": transpose[1]}
-    product = site.step_or_last(not any(vectors)).matmul(*site.aligned(*operands), **flags)
-    if not any(vectors):
+    is_row, is_column = (len(operand.type.shape) == 1 for operand in (x, y))
+    if is_row:
+        x = site.unsqueezed(x, (0,))
+    if is_column:
+        y = site.unsqueezed(y, (1,))
+    has_vector = is_row or is_column
+    flags = {"transposeA": left and not is_row, "transposeB": right and not is_column}
+    product = site.step_or_last(not has_vector).matmul(*site.aligned(x, y), **flags)
+    if not has_vector:
         return product
     rank = len(product.type.shape)
-    axes = [rank - 2 + i for i, is_vector in enumerate(vectors) if is_vector]
-    return site.last.squeeze(product, axes=axes)
+    return site.last.squeeze(product, axes=[rank - 2] * is_row + [rank - 1] * is_column)
 
 
 @legacy("FullyConnected", "InnerProduct")
-def _fully_connected(site: LayerSite, x: Value) -> Value:
-    outputs = site.int(site.attribute("out-size", "out_size"), 0)
+def _fully_connected(
+    site: LayerSite, x: Value, *, outputs: int = either(integer("out-size", 0), "out_size")
+) -> Value:
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
@@ -49,21 +51,27 @@ def _fully_connected(site: LayerSite, x: Value) -> Value:
     return site.last.linear(x, stored, site.blob("biases", bias) or 0.0)
 
 
-@legacy("GEMM")
-def _gemm(site: LayerSite, left: Value, right: Value) -> Value:
+@legacy("GEMM", **_TRANSPOSES)
+def _gemm(
+    site: LayerSite,
+    x: Value,
+    y: Value,
+    *,
+    left: bool,
+    right: bool,
+    alpha: float = number("alpha", 1),
+    beta: float = number("beta", 1),
+) -> Value:
     """Return alpha * A * B + beta * C."""
-    operands = site.aligned(left, right)
-    flags = {"transposeA": site.flag("transpose_a"), "transposeB": site.flag("transpose_b")}
-    alpha, beta = site.number("alpha", 1), site.number("beta", 1)
-    x = site.step.matmul(*operands, **flags)
+    product = site.step.matmul(*site.aligned(x, y), transposeA=left, transposeB=right)
     if alpha != 1:
-        x = site.step.mul(x, alpha)
+        product = site.step.mul(product, alpha)
     if not site.has(2) or beta == 0:
-        return site.last.copy(x)
-    y = site.tensor(2)
+        return site.last.copy(product)
+    added = site.tensor(2)
     if beta != 1:
-        y = site.step.mul(y, beta)
-    return site.last.add(*site.aligned(x, y))
+        added = site.step.mul(added, beta)
+    return site.last.add(*site.aligned(product, added))
 
 
 @opsets("Einsum")
@@ -80,12 +88,13 @@ def _einsum(site: LayerSite) -> Value:
 
 
 @opsets("ScaledDotProductAttention")
-def _attention(site: LayerSite, query: Value, key: Value, value: Value) -> Value:
+def _attention(
+    site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool = flag("causal")
+) -> Value:
     """Attend; inputs are query, key, value, and may be mask, scale and sink.
 
-    A causal mask counts times from the first, and takes the place of the mask that is given.
+    A causal mask counts times from the first. It replaces the mask of input 3.
     """
-    is_causal = site.flag("causal")
     mask: Any = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
         mask = False
@@ -98,23 +107,23 @@ def _attention(site: LayerSite, query: Value, key: Value, value: Value) -> Value
         raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
     factor = factor or 1 / math.sqrt(query.type.shape[-1])
     if site.has(5):
-        key, value, mask = _with_sink(site, query, key, value, mask)
+        key, value, mask = _with_sink(site, query, key, value, mask, is_causal=is_causal)
         is_causal = False
     flags = {"is_causal": is_causal, "from_first": is_causal}
     return site.last.attention(query, key, value, mask, scale=factor, **flags)
 
 
 def _with_sink(
-    site: LayerSite, query: Value, key: Value, value: Value, mask: Any
+    site: LayerSite, query: Value, key: Value, value: Value, mask: Any, *, is_causal: bool
 ) -> tuple[Value, Value, Value]:
-    """Return keys, values and a mask with a key more, of zeros, whose score is that of the sink.
+    """Return keys, values and a mask with one more key, which has the sink as its score.
 
-    What softmax gives to it adds nothing to the result.
+    The key and its value are zeros: its share of softmax adds nothing to the result.
     """
     *batch, times, _ = site.known_shape(query)
     keys, step = site.known_shape(key)[-2], site.step
     sink = site.tensor(5)
-    if site.flag("causal"):
+    if is_causal:
         site.spend(times * keys // 4)
         mask = derived(np.tri(times, keys, dtype=np.bool_))
     if mask is False:

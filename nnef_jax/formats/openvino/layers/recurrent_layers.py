@@ -9,11 +9,12 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import integer, text, word
 from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, steps_within
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
 _WAYS = {  # whether each direction is from the end
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
@@ -22,14 +23,14 @@ _WAYS = {  # whether each direction is from the end
 
 def _cell_of(site: LayerSite) -> Cell:
     """Return the kind of cell that a layer has, with its attributes."""
-    kind = site.layer.kind.removesuffix("cell").removesuffix("sequence")
+    kind = site.operator.removesuffix("cell").removesuffix("sequence")
     names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
-    given = [
+    parameters = [
         site.numbers(f"activations_{x}", site.numbers(f"activation_{x}", []))
         for x in ("alpha", "beta")
     ]
     activations = [
-        activation(name, *(x[i] if i < len(x) else None for x in given))
+        activation(name, *(x[i] if i < len(x) else None for x in parameters))
         for i, name in enumerate(names or DEFAULTS[kind])
     ]
     resets_after = kind == "gru" and site.flag("linear_before_reset")
@@ -53,8 +54,8 @@ def _biases(site: LayerSite, cell: Cell, bias: Any, hidden: int) -> tuple[Any, A
     """Return the bias [1,items] of the input's products, and that of a GRU's reset state."""
     if bias is None or not cell.resets_after:
         return (0.0 if bias is None else bias), 0.0
-    whole = site.tensor(bias)
-    return site.part(whole, 1, 0, 3 * hidden), site.part(whole, 1, 3 * hidden, 4 * hidden)
+    joined = site.tensor(bias)
+    return site.part(joined, 1, 0, 3 * hidden), site.part(joined, 1, 3 * hidden, 4 * hidden)
 
 
 def _row(site: LayerSite, i: int) -> Any:
@@ -67,31 +68,45 @@ def _row(site: LayerSite, i: int) -> Any:
     return site.reshaped(bias, (1, bias.type.shape[-1]))
 
 
-@everywhere("LSTMCell", "GRUCell", "RNNCell")
-def _cell(site: LayerSite) -> list[Value]:
-    cell = _cell_of(site)
-    x, *states = site.first(1 + cell.states)
-    hidden, count = states[0].type.shape[-1], 1 + cell.states
-    if site.net.is_legacy:
-        w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
-    else:
-        w, r, bias = site.tensor(count), site.tensor(count + 1), _row(site, count + 2)
-    own, rest = _biases(site, cell, bias, hidden)
+_CELLS = ("LSTMCell", "GRUCell", "RNNCell")
+_SEQUENCES = ("LSTMSequence", "GRUSequence", "RNNSequence")
+
+
+@legacy(*_CELLS, cell=_cell_of)
+def _legacy_cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
+    states = [site.tensor(1 + i) for i in range(cell.states)]
+    weights = _joined_weights(site, cell, x.type.shape[-1], states[0].type.shape[-1])
+    return _next(site, cell, x, states, *weights)
+
+
+@opsets(*_CELLS, cell=_cell_of)
+def _cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
+    count = 1 + cell.states
+    states = [site.tensor(i) for i in range(1, count)]
+    weights = site.tensor(count), site.tensor(count + 1)
+    return _next(site, cell, x, states, *weights, _row(site, count + 2))
+
+
+def _next(
+    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value, bias: Any
+) -> list[Value]:
+    """Return the next states of a cell."""
+    of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
 
     def product(state: Value, first: int, last: int) -> Any:
-        return _product(site, cell, state, first, last, r, rest)
+        return _product(site, cell, state, first, last, r, of_state)
 
-    return cell.next(site, site.step.linear(x, w, own), states, product)
+    return cell.next(site, site.step.linear(x, w, of_input), states, product)
 
 
 def _joined_weights(
     site: LayerSite, cell: Cell, items: int, hidden: int
 ) -> tuple[Value, Value, Constant | None]:
     """Return the halves of old weights [gates*hidden,items+hidden], and the bias."""
-    weights = site.needed("weights", (cell.gates * hidden, items + hidden))
+    stored = site.needed("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
-    whole = site.tensor(weights)
-    return site.part(whole, 1, 0, items), site.part(whole, 1, items, items + hidden), bias
+    joined = site.tensor(stored)
+    return site.part(joined, 1, 0, items), site.part(joined, 1, items, items + hidden), bias
 
 
 def _run(
@@ -100,29 +115,30 @@ def _run(
 ) -> list[Value]:  # fmt: skip
     """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
     if len(w.type.shape) == 2:
-        w = site.unsqueezed(w, 0)
-    own, rest = _biases(site, cell, bias, states[0].type.shape[-1])
+        w = site.unsqueezed(w, (0,))
+    of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
     if bias is not None:
-        products = site.step.add(products, site.unsqueezed(own, 0))
+        products = site.step.add(products, site.unsqueezed(of_input, (0,)))
 
     def product(body: RepeatedBody, state: Value, first: int, last: int) -> Any:
-        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(rest))
+        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(of_state))
 
     return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
 
 
-@opsets("LSTMSequence", "GRUSequence", "RNNSequence")
-def _sequence(site: LayerSite) -> list[Value]:
+@opsets(*_SEQUENCES, cell=_cell_of)
+def _sequence(
+    site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
+) -> list[Value]:
     """Run forward, backward or both: states are [batch,directions,hidden]."""
-    cell = _cell_of(site)
     count = cell.states
-    x, *starts = site.first(1 + count)
+    starts = [site.tensor(1 + i) for i in range(count)]
     lengths = site.operand(1 + count) if site.has(1 + count) else None
     w, r, b = (site.tensor(i + 2 + count) for i in range(3))
-    ways = _WAYS.get(site.text("direction", "forward"))
+    ways = _WAYS.get(direction)
     if ways is None:
-        raise InvalidOperation(f"there is no direction '{site.text('direction')}'")
+        raise InvalidOperation(f"there is no direction '{direction}'")
     mask = steps_within(site, x.type.shape[1], lengths, 1)
 
     def part(value: Value, i: int, axis: int) -> Value:
@@ -130,23 +146,28 @@ def _sequence(site: LayerSite) -> list[Value]:
             value = site.part(value, axis, i, i + 1)
         return site.step.squeeze(value, axes=(axis,))
 
-    found: list[list[Value]] = []
+    runs: list[list[Value]] = []
     for i, reverse in enumerate(ways):
         states = [part(s, i, 1) for s in starts]
-        bias = site.unsqueezed(part(b, i, 0), 0)
+        bias = site.unsqueezed(part(b, i, 0), (0,))
         weights = part(w, i, 0), part(r, i, 0)
         run = _run(site, cell, x, states, *weights, bias, mask, reverse=reverse)
-        found.append([site.unsqueezed(v, 1) for v in run])
-    if len(found) == 1:
-        return found[0]
-    return [site.step.concat(parts, axis=1) for parts in map(list, zip(*found, strict=True))]
+        runs.append([site.unsqueezed(v, (1,)) for v in run])
+    if len(runs) == 1:
+        return runs[0]
+    return [site.step.concat(parts, axis=1) for parts in map(list, zip(*runs, strict=True))]
 
 
-@legacy("LSTMSequence", "GRUSequence", "RNNSequence")
-def _legacy_sequence(site: LayerSite) -> list[Value]:
+@legacy(*_SEQUENCES, cell=_cell_of)
+def _legacy_sequence(
+    site: LayerSite,
+    x: Value,
+    *,
+    cell: Cell,
+    axis: int = integer("axis", 1),
+    way: str = word("direction", "forward", "backward", "reverse"),
+) -> list[Value]:
     """Run one way over the axis of time, 1 by default, or 0."""
-    cell = _cell_of(site)
-    x, axis = site.tensor(0), site.int("axis", 1)
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))
@@ -155,6 +176,5 @@ def _legacy_sequence(site: LayerSite) -> list[Value]:
         zeros = derived(np.zeros((x.type.shape[0], hidden), np.float32))
         states = [site.tensor(zeros)] * cell.states
     w, r, bias = _joined_weights(site, cell, x.type.shape[-1], hidden)
-    way = site.choice("direction", "forward", "backward", "reverse", default="forward")
     y, *last = _run(site, cell, x, states, w, r, bias, None, reverse=way != "forward")
     return [site.transposed(y, (1, 0, 2)) if axis == 0 else y, *last]

@@ -12,40 +12,62 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import flag, integer, integers, number, text, word
 from nnef_jax.flattening.counts import Count
+from nnef_jax.flattening.operators import operation
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import everywhere, opsets
+from nnef_jax.formats.openvino.layers.registry import number_at, operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
     """Return indices in the integers that the layer says."""
-    if "output_type" not in site.layer.attributes:
+    if not site.has_attribute("output_type"):
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
 
 
-@everywhere("NonMaxSuppression")
-@opsets("NMSRotated")
-def _suppression(site: LayerSite, boxes: Value, scores: Value) -> Any:
+def _is_centre(site: LayerSite) -> bool:
+    is_centre = site.word("box_encoding", "corner", "center") == "center"
+    return is_centre or site.flag("center_point_box")
+
+
+def _has_count(site: LayerSite) -> bool:
+    """Tell whether the length of the result is that of the boxes: before set 5 it is fixed."""
+    return site.layer.opset in ("opset5", "opset9")
+
+
+def _softening(site: LayerSite) -> dict[str, Any]:
+    return {"sigma": site.scalar(5, 0)}
+
+
+def _rotation(site: LayerSite) -> dict[str, Any]:
+    return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
+
+
+_THRESHOLDS: dict[str, Any] = {
+    "most": number_at(2, 0), "iou": number_at(3, 0.0), "score": number_at(4, 0.0),
+    "is_centre": _is_centre, "sorts": flag("sort_result_descending", True),
+}  # fmt: skip
+
+
+@operator("NonMaxSuppression", kind=_softening, has_count=_has_count, **_THRESHOLDS)
+@opsets("NMSRotated", kind=_rotation, has_count=True, **_THRESHOLDS)
+def _suppression(
+    site: LayerSite, boxes: Value, scores: Value, *, kind: dict[str, Any], has_count: bool,
+    most: float, iou: float, score: float, is_centre: bool, sorts: bool,
+) -> Any:  # fmt: skip
     """Return indices (image, class, box), from set 5 on with scores and how many there are.
 
     Rotated boxes are (centre x, y, width, height, angle).
     """
-    is_rotated = site.layer.kind == "nmsrotated"
-    way = "clockwise" if site.flag("clockwise", True) else "counterclockwise"
-    is_centre = site.choice("box_encoding", "corner", "center", default="corner") == "center"
     indices, values, count = site.last.sorted_suppression(
-        boxes, scores, **({"rotation": way} if is_rotated else {"sigma": site.scalar(5, 0)}),
-        max_output_boxes_per_class=int(min(site.scalar(2, 0), boxes.type.shape[1])),
-        iou_threshold=site.scalar(3, 0.0), score_threshold=site.scalar(4, 0.0),
-        center_point_box=is_centre or site.flag("center_point_box"),
-        sorts=site.flag("sort_result_descending", True),
+        boxes, scores, **kind, max_output_boxes_per_class=int(min(most, boxes.type.shape[1])),
+        iou_threshold=iou, score_threshold=score, center_point_box=is_centre, sorts=sorts,
     )  # fmt: skip
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    if is_rotated or site.layer.opset in ("opset5", "opset9"):  # before, their length is fixed
-        # Layers behind take no others for boxes.
+    if has_count:  # layers behind take nothing else for boxes
         items = Count(0, site.cast(count, site.integer), marked=True)
         site.graph.counts.update(dict.fromkeys((indices, values), items))
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
@@ -54,68 +76,91 @@ def _suppression(site: LayerSite, boxes: Value, scores: Value) -> Any:
 _ORDERS = {"score": "score", "classid": "class", "none": "none"}
 
 
-@opsets("MatrixNms", "MulticlassNms")
-def _several_classes(site: LayerSite) -> Any:
-    """Return boxes with their classes and scores, their indices, how many an image has.
-
-    Whatever the layer says the runtime sorts those of MatrixNms, whose scores are lowered, by class
-    across images alone.
-    """
-    order, is_matrix = site.text("sort_result_type", "none"), site.layer.kind == "matrixnms"
+def _order(site: LayerSite) -> str:
+    order = site.text("sort_result_type", "none")
     if order not in _ORDERS:
         raise InvalidOperation(f"'sort_result_type' must be one of {', '.join(_ORDERS)}")
-    across = site.flag("sort_result_across_batch")
-    how: dict[str, Any] = {
-        "score_threshold": site.number("score_threshold", 0),
-        "top_k": site.int("nms_top_k", -1),
-        "keep_top_k": site.int("keep_top_k", -1),
-        "background": site.int("background_class", -1),
-        "pixel_offset": 0.0 if site.flag("normalized", True) else 1.0,
-        "order": _ORDERS[order] if across or not is_matrix else "score",
-        "across": across,
-    }
-    if is_matrix:
-        rows, indices, count = site.last.matrix_suppression(
-            *site.first(2), **how, decay=site.text("decay_function", "linear"),
-            sigma=site.number("gaussian_sigma", 2), post_threshold=site.number("post_threshold", 0),
-        )  # fmt: skip
-    else:
-        counts: Any = site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
-        rows, indices, count = site.last.multiclass_suppression(
-            *site.first(2), counts, **how, eta=site.number("nms_eta", 1),
-            iou_threshold=site.number("iou_threshold", 0),
-        )  # fmt: skip
+    return _ORDERS[order]
+
+
+_ACROSS = flag("sort_result_across_batch")
+_CLASSES: dict[str, Any] = {
+    "score_threshold": number("score_threshold", 0), "top_k": integer("nms_top_k", -1),
+    "keep_top_k": integer("keep_top_k", -1), "background": integer("background_class", -1),
+    "pixel_offset": lambda site: 0.0 if site.flag("normalized", True) else 1.0, "across": _ACROSS,
+}  # fmt: skip
+
+
+def _matrix_order(site: LayerSite) -> str:
+    """Return the order of boxes whose scores are lowered.
+
+    Whatever the layer says the runtime sorts them by class across images alone.
+    """
+    order = _order(site)
+    return order if _ACROSS(site) else "score"
+
+
+def _counts(site: LayerSite) -> Any:
+    return site.tensor(2) if site.has(2) and len(site.shape(1)) == 2 else False
+
+
+@opsets(
+    "MatrixNms",
+    results=operation(
+        "matrix_suppression", tensor(0), tensor(1), **_CLASSES, order=_matrix_order,
+        decay=text("decay_function", "linear"), sigma=number("gaussian_sigma", 2),
+        post_threshold=number("post_threshold", 0),
+    ),
+)  # fmt: skip
+@opsets(
+    "MulticlassNms",
+    results=operation(
+        "multiclass_suppression", tensor(0), tensor(1), _counts, **_CLASSES, order=_order,
+        eta=number("nms_eta", 1), iou_threshold=number("iou_threshold", 0),
+    ),
+)  # fmt: skip
+def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
+    """Return boxes with their classes and scores, their indices, how many an image has."""
+    rows, indices, count = results
     return [rows, *_typed(site, indices, count)]
 
 
 # Pools of regions of interest
 
 
-@everywhere("ROIPooling")
-def _roi_pooling(site: LayerSite, x: Value, rois: Value) -> Value:
+@operator("ROIPooling")
+def _roi_pooling(
+    site: LayerSite, x: Value, rois: Value, *, method: str = word("method", "max", "bilinear")
+) -> Value:
     """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
     first = site.part(rois, 1, 0, 1)
     image = site.step.squeeze(site.step.cast(first, dtype="int32"), axes=(1,))
     box = site.part(rois, 1, 1, 5)
-    if site.choice("method", "max", "bilinear", default="max") == "max":
+    if method == "max":
         scaled = site.step.mul(box, site.number("spatial_scale"))
-        found = site.step.max_roi_pool(x, scaled, image, output_size=size)
+        pooled = site.step.max_roi_pool(x, scaled, image, output_size=size)
     else:
         height, width = site.known_shape()[2:]
         scaled = _scaled(site, box, [width - 1, height - 1] * 2, [0, 0, 1, 1])
         method = "aligned" if min(size) > 1 else "symmetric"
-        found = site.step.roi_resample(x, scaled, image, output_size=size, method=method)
+        pooled = site.step.roi_resample(x, scaled, image, output_size=size, method=method)
     alive = site.step.cast(site.step.ge(first, 0.0), dtype=x.type.dtype)
-    return site.last.mul(found, site.unsqueezed(alive, 2, 3))
+    return site.last.mul(pooled, site.unsqueezed(alive, (2, 3)))
 
 
-@everywhere("PSROIPooling")
-@opsets("DeformablePSROIPooling")
-def _position_sensitive(site: LayerSite) -> Value:
-    is_deformable = site.layer.kind == "deformablepsroipooling"
-    mode = "bilinear_deformable" if is_deformable else site.text("mode", "average")
+_SENSITIVE: dict[str, Any] = {
+    "channels": integer("output_dim"), "scale": number("spatial_scale"),
+    "rows": integer("spatial_bins_y", 1), "columns": integer("spatial_bins_x", 1),
+}  # fmt: skip
+
+
+@operator("PSROIPooling", mode=text("mode", "average"), **_SENSITIVE)
+@opsets("DeformablePSROIPooling", mode="bilinear_deformable", **_SENSITIVE)
+def _position_sensitive(
+    site: LayerSite, *, mode: str, channels: int, scale: float, rows: int, columns: int
+) -> Value:
     if mode not in ("average", "bilinear", "bilinear_deformable"):
         raise InvalidOperation(f"the mode '{mode}' is not supported")
     moved = {"offset_scale": site.number("trans_std", 1)} if "deformable" in mode else {}
@@ -123,10 +168,9 @@ def _position_sensitive(site: LayerSite) -> Value:
     if site.has(2) and not site.flag("no_trans"):
         operands["offsets"] = site.tensor(2)
     return site.emit(
-        "position_sensitive_roi_pool", operands, output_channels=site.int("output_dim"),
-        group_size=site.int("group_size", site.int("pooled_height", 1)),
-        spatial_scale=site.number("spatial_scale"), mode=mode.removeprefix("bilinear_"),
-        bins=(site.int("spatial_bins_y", 1), site.int("spatial_bins_x", 1)), **moved,
+        "position_sensitive_roi_pool", operands, output_channels=channels,
+        group_size=site.int("group_size", site.int("pooled_height", 1)), spatial_scale=scale,
+        mode=mode.removeprefix("bilinear_"), bins=(rows, columns), **moved,
     )  # fmt: skip
 
 
@@ -136,43 +180,66 @@ def _scaled(site: LayerSite, rois: Value, factors: Sequence[float], more: Sequen
     return site.step.add(site.step.mul(rois, factor), offset)
 
 
-@opsets("ROIAlign", "ROIAlignRotated")
-def _roi_align(site: LayerSite) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
+def _samples(site: LayerSite) -> dict[str, Any]:
+    size = site.int("pooled_h"), site.int("pooled_w")
+    return {"output_size": size, "sampling_ratio": site.int("sampling_ratio")}
 
-    Rotated ones are (centre x, y, width, height, angle).
-    """
-    mode, scale = site.text("aligned_mode", "asymmetric"), site.number("spatial_scale")
-    if site.layer.kind == "roialignrotated":
-        turn = 1.0 if site.flag("clockwise_mode") else -1.0
-        rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
-        how: dict[str, Any] = {"mode": "avg"}
-    else:
-        more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
-        if mode not in more:
-            raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
-        rois = _scaled(site, site.tensor(1), [scale] * 4, [more[mode]] * 4)
-        how = {"mode": site.text("mode"), "least": 1.0 if mode == "asymmetric" else 0.0}
-    return site.last.roi_align(
-        site.tensor(0), rois, site.tensor(2), **how,
-        output_size=(site.int("pooled_h"), site.int("pooled_w")),
-        sampling_ratio=site.int("sampling_ratio"),
-    )  # fmt: skip
+
+_SCALED: dict[str, Any] = {"scale": number("spatial_scale"), "samples": _samples}
+
+
+@opsets("ROIAlign", **_SCALED)
+def _roi_align(
+    site: LayerSite,
+    *,
+    corners: str = text("aligned_mode", "asymmetric"),
+    mode: str = text("mode"),
+    scale: float,
+    samples: dict[str, Any],
+) -> Value:
+    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels."""
+    more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
+    if corners not in more:
+        raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
+    rois = _scaled(site, site.tensor(1), [scale] * 4, [more[corners]] * 4)
+    least = 1.0 if corners == "asymmetric" else 0.0
+    x, images = site.tensor(0), site.tensor(2)
+    return site.last.roi_align(x, rois, images, mode=mode, least=least, **samples)
+
+
+@opsets("ROIAlignRotated", **_SCALED)
+def _rotated_roi_align(
+    site: LayerSite,
+    *,
+    is_clockwise: bool = flag("clockwise_mode"),
+    scale: float,
+    samples: dict[str, Any],
+) -> Value:
+    """Pool samples of rotated regions (centre x, y, width, height, angle)."""
+    turn = 1.0 if is_clockwise else -1.0
+    rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
+    x, images = site.tensor(0), site.tensor(2)
+    return site.last.roi_align(x, rois, images, mode="avg", **samples)
 
 
 @opsets("ExperimentalDetectronROIFeatureExtractor")
-def _roi_feature_extractor(site: LayerSite) -> Any:
+def _roi_feature_extractor(
+    site: LayerSite,
+    *,
+    size: int = integer("output_size"),
+    samples: int = integer("sampling_ratio"),
+    scales: list[int] = integers("pyramid_scales"),
+    is_aligned: bool = flag("aligned"),
+) -> Any:
     """Pool each region from the level of a pyramid that suits its area; return regions too.
 
     The level is 2 for the area of 224 x 224 items, one more for four times that
     (arXiv:1612.03144, equation 1).
     """
+    step = site.step
     rois, *levels = site.tensors()
-    step, size, samples = site.step, site.int("output_size"), site.int("sampling_ratio")
-    scales = site.ints("pyramid_scales")
     if len(scales) < len(levels):
         raise InvalidOperation(f"'pyramid_scales' must have {len(levels)} items")
-    aligned = site.flag("aligned")
     left, top, right, bottom = step.split(rois, axis=1, ratios=(1, 1, 1, 1))
     area = step.mul(step.sub(right, left), step.sub(bottom, top))
     exists = step.gt(area, 0.0)
@@ -180,12 +247,12 @@ def _roi_feature_extractor(site: LayerSite) -> Any:
     relative = step.add(step.div(root, 224.0), 1e-6)
     level = step.floor(step.add(step.log2(relative), 2.0))
     level = step.clamp(level, 0.0, float(len(levels) - 1))
-    level = site.unsqueezed(step.select(exists, level, -1.0), 2, 3)
+    level = site.unsqueezed(step.select(exists, level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
     how = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
     total: Any = 0.0
     for i, features in enumerate(levels):
-        corners = _scaled(site, rois, [1 / scales[i]] * 4, [-0.5 if aligned else 0] * 4)
+        corners = _scaled(site, rois, [1 / scales[i]] * 4, [-0.5 if is_aligned else 0] * 4)
         pooled = step.roi_align(features, corners, images, **how)
         here = step.eq(level, float(i))
         total = site.step_or_last(i == len(levels) - 1).select(here, pooled, total)
@@ -193,8 +260,10 @@ def _roi_feature_extractor(site: LayerSite) -> Any:
 
 
 @opsets("ExperimentalDetectronTopKROIs")
-def _top_k_rois(site: LayerSite, rois: Value, probabilities: Value) -> Value:
+def _top_k_rois(
+    site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
+) -> Value:
     """Return the regions [n,4] of the highest probabilities."""
-    count = min(site.int("max_rois", 0), site.known_shape(probabilities)[0])
+    count = min(most, site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best, axis=0)

@@ -4,51 +4,60 @@ from __future__ import annotations
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import dtype, flag, one_of, word
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import (
+    integer_at,
+    legacy,
+    operator,
+    opsets,
+)
 
 
 @opsets("CTCGreedyDecoderSeqLen")
-def _greedy_decoder(site: LayerSite) -> list[Value]:
-    """Return the classes of the best path without blanks, then -1, and how many there are.
+def _greedy_decoder(
+    site: LayerSite,
+    x: Value,
+    *,
+    merges: bool = flag("merge_repeated", True),
+    index: str = dtype("classes_index_type", "i32"),
+    number: str = dtype("sequence_length_type", "i32"),
+) -> list[Value]:
+    """Return the classes of the best path without blanks, -1 behind them, and their number.
 
-    Of equal neighbours the first is taken with `merge_repeated`. The blank is the last class
-    unless input 2 names another.
+    With `merge_repeated` equal neighbours are one. The blank is the last class, or that of input 2.
     """
     step = site.step
     _, steps, classes = site.known_shape()
-    best = step.squeeze(step.argmax_reduce(site.tensor(0), axes=(2,)), axes=(2,))
+    best = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best = site.cast(best, site.integer)
-    lengths = site.unsqueezed(site.whole(1), 1)
+    lengths = site.unsqueezed(site.whole(1), (1,))
     places = site.places(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     shown = step.and_(step.ne(best, blank), step.lt(places, lengths))
-    if site.flag("merge_repeated", True):
+    if merges:
         before = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
         shown = step.and_(shown, step.ne(best, before))
     ranks = step.select(shown, places, steps)
     order = step.topk(ranks, k=steps, axis=1, largest=False)[1]
     packed = step.gather_elements(best, order, axis=1)
     count = site.count(shown, 1)
-    found = site.last.select(step.lt(places, count), packed, -1)
+    path = site.last.select(step.lt(places, count), packed, -1)
     count = site.last.squeeze(count, axes=(1,))
-    return [
-        site.cast(found, site.dtype("classes_index_type", "i32")),
-        site.cast(count, site.dtype("sequence_length_type", "i32")),
-    ]
+    return [site.cast(path, index), site.cast(count, number)]
 
 
-@everywhere("GatherTree")
+@operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
     """Return the tokens of beams, traced back from the last step, [steps,batch,beams]."""
-    *given, end = (site.whole(i) for i in range(4))
-    found = site.step.gather_tree(*given, site.reshaped(end, ()))
+    steps, parents, lengths, end = (site.whole(i) for i in range(4))
+    tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
-    if dtype == found.type.dtype:
-        return site.last.copy(found)
-    return site.last.cast(found, dtype=dtype)
+    if dtype == tokens.type.dtype:
+        return site.last.copy(tokens)
+    return site.last.cast(tokens, dtype=dtype)
 
 
 # Bags of embeddings, sums and maxima of segments
@@ -65,13 +74,13 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
 
 def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
     """Return a tensor with axes behind its own."""
-    return site.unsqueezed(x, *range(len(x.type.shape), rank))
+    return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Return how many items each segment has."""
     places = site.places(count, 0, 2)
-    is_in = site.step.eq(places, site.unsqueezed(segments, 0))
+    is_in = site.step.eq(places, site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_in, 1, dtype), axes=(1,))
 
 
@@ -86,19 +95,19 @@ def _bags(
 ) -> Value:
     """Sum the rows of each segment, over their number ("mean") or its root ("sqrtn").
 
-    A segment without any is the row of the table that the input `default` names, else zeros.
+    A segment without rows is the row of the table that the input `default` names, else zeros.
     """
     dtype, cells = rows.type.dtype, rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
-    total = site.step.scatter_nd(start, site.unsqueezed(segments, 1), rows, reduction="add")
+    total = site.step.scatter_nd(start, site.unsqueezed(segments, (1,)), rows, reduction="add")
     if over != "sum":
         sizes = _counts(site, segments, count, dtype)
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
         sizes = sizes if over == "mean" else site.step.sqrt(sizes)
         total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
-    known = site.operand(default) if default is not None and site.has(default) else None
-    is_none = isinstance(known, Constant) and known.array.ravel().tolist() == [-1]
-    if default is None or known is None or is_none:
+    place = site.operand(default) if default is not None and site.has(default) else None
+    is_none = isinstance(place, Constant) and place.array.ravel().tolist() == [-1]
+    if default is None or place is None or is_none:
         return site.last.copy(total)
     index = site.reshaped(site.whole(default), (1,))
     row = site.step.gather(site.tensor(0), index, axis=0)
@@ -106,43 +115,45 @@ def _bags(
     return site.last.select(is_empty, row, total)
 
 
-def _reduction(site: LayerSite) -> str:
-    return site.choice("reduction", "sum", "mean", default="sum")
+_REDUCTION = word("reduction", "sum", "mean")
 
 
-@everywhere("EmbeddingBagOffsetsSum")
+@operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
-def _offset_bags(site: LayerSite) -> Value:
+def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum rows of a table by index; bags begin at offsets in the indices."""
     step, indices, offsets = site.step, site.whole(1), site.whole(2)
     places = site.places(site.known_shape(indices)[0], 0, 2)
-    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, 0)), 1)
+    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, (0,))), 1)
     segments = step.sub(step.squeeze(ordinal, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
-    return _bags(site, _rows(site, 4, indices), segments, count, _reduction(site), 3)
+    return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)
 
 
-@everywhere("EmbeddingBagPackedSum")
+@operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
-def _packed_bags(site: LayerSite) -> Value:
+def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum rows of a table by index, [bags,rows]."""
     rows, step = _rows(site, 2), site.step
-    if _reduction(site) == "mean":
+    if reduction == "mean":
         total = step.mean_reduce(rows, axes=(1,))
     else:
         total = step.sum_reduce(rows, axes=(1,), normalize=False)
     return site.last.squeeze(total, axes=(1,))
 
 
-everywhere("EmbeddingSegmentsSum")(
-    lambda site: _bags(site, _rows(site, 5), site.whole(2), site.integers(3)[0], "sum", 4)
-)
+@operator("EmbeddingSegmentsSum")
+def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
+    """Sum rows of a table by index and segment."""
+    return _bags(site, _rows(site, 5), site.whole(2), count, "sum", 4)
 
 
 @opsets("SegmentMax")
-def _segment_max(site: LayerSite) -> Value:
-    """Return the greatest items of each segment; one without any has zeros, or the least item."""
-    x, segments = site.tensor(0), site.operand(1)
+def _segment_max(
+    site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
+) -> Value:
+    """Return the greatest items of each segment; an empty one has zeros, or the least number."""
+    segments = site.operand(1)
     if site.has(2):
         count = site.integers(2)[0]
     elif isinstance(segments, Constant):
@@ -153,18 +164,19 @@ def _segment_max(site: LayerSite) -> Value:
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
     places = site.whole(1)
-    found = site.step.scatter_nd(start, site.unsqueezed(places, 1), x, reduction="max")
-    if site.choice("fill_mode", "zero", "lowest") == "lowest":
-        return site.last.copy(found)
+    most = site.step.scatter_nd(start, site.unsqueezed(places, (1,)), x, reduction="max")
+    if fill == "lowest":
+        return site.last.copy(most)
     rank = 1 + len(cells)
     is_empty = _are_empty(site, places, count, rank)
-    return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), found)
+    return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), most)
 
 
-@legacy("SparseSegmentSum", "SparseSegmentMean", "SparseSegmentSqrtN")
-def _sparse_segments(site: LayerSite) -> Value:
-    """Sum rows of a table by index and segment, over their number or its root if so called."""
-    over = site.layer.kind.removeprefix("sparsesegment")
+@legacy("SparseSegmentSum", over="sum")
+@legacy("SparseSegmentMean", over="mean")
+@legacy("SparseSegmentSqrtN", over="sqrtn")
+def _sparse_segments(site: LayerSite, *, over: str) -> Value:
+    """Sum rows of a table by index and segment, over their number or its root."""
     return _bags(site, _rows(site), site.whole(2), (site.declared or (0,))[0], over)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
+from nnef_jax.flattening.attributes import dtype, flag, integers
 from nnef_jax.flattening.spatial_windows import add_patches
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers import opsets
+from nnef_jax.formats.openvino.layers.registry import integer_at, integers_at, opsets
 from nnef_jax.formats.openvino.window_attributes import padding_of
 
 
@@ -24,40 +25,56 @@ def _diagonal(site: LayerSite, rows: int, columns: int, at: Any, dtype: str) -> 
 
 
 @opsets("Eye")
-def _eye(site: LayerSite) -> Value:
+def _eye(
+    site: LayerSite,
+    *,
+    rows: int = integer_at(0),
+    columns: int = integer_at(1),
+    batch: Sequence[int] = integers_at(3, ()),
+    dtype: str = dtype("output_type"),
+) -> Value:
     """Return a matrix with ones on a diagonal, once for each item of a batch."""
-    rows, columns = site.integers(0)[0], site.integers(1)[0]
-    batch = site.integers(3) if site.has(3) else []
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
     at = site.reshaped(site.whole(2), (1, 1))
-    found = _diagonal(site, rows, columns, at, site.dtype("output_type"))
-    found = site.unsqueezed(found, *range(len(batch)))
-    return site.last.broadcast(found, shape=(*batch, rows, columns))
+    matrix = _diagonal(site, rows, columns, at, dtype)
+    matrix = site.unsqueezed(matrix, range(len(batch)))
+    return site.last.broadcast(matrix, shape=(*batch, rows, columns))
 
 
 @opsets("Inverse")
-def _inverse(site: LayerSite) -> Value:
+def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> Value:
     """Invert matrices; with `adjoint` the results are transposed, as the runtime has it."""
-    adjoint = site.flag("adjoint")
-    found = site.step_or_last(not adjoint).inverse(site.tensor(0))
-    *axes, rows, columns = range(len(found.type.shape))
-    return site.last.transpose(found, axes=(*axes, columns, rows)) if adjoint else found
+    inverse = site.step_or_last(not adjoint).inverse(x)
+    *axes, rows, columns = range(len(inverse.type.shape))
+    return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
 
 
 @opsets("Col2Im")
-def _col_to_im(site: LayerSite) -> Value:
-    begin, end = site.ints("pads_begin", [0, 0]), site.ints("pads_end", [0, 0])
-    return add_patches(
-        site, site.integers(1), site.integers(2), 0.0, padding=list(zip(begin, end, strict=True)),
-        stride=site.ints("strides", [1, 1]), dilation=site.ints("dilations", [1, 1]),
-    )  # fmt: skip
+def _col_to_im(
+    site: LayerSite,
+    *,
+    size: list[int] = integers_at(1),
+    kernel: list[int] = integers_at(2),
+    begin: list[int] = integers("pads_begin", (0, 0)),
+    end: list[int] = integers("pads_end", (0, 0)),
+    strides: list[int] = integers("strides", (1, 1)),
+    dilations: list[int] = integers("dilations", (1, 1)),
+) -> Value:
+    window = {"padding": list(zip(begin, end, strict=True)), "stride": strides}
+    return add_patches(site, size, kernel, 0.0, **window, dilation=dilations)
 
 
 @opsets("ExtractImagePatches")
-def _extract_patches(site: LayerSite, x: Value) -> Value:
+def _extract_patches(
+    site: LayerSite,
+    x: Value,
+    *,
+    sizes: list[int] = integers("sizes"),
+    strides: list[int] = integers("strides"),
+    rates: list[int] = integers("rates"),
+) -> Value:
     """Return the items of windows as channels, the window's cells slowest."""
-    sizes, strides, rates = (site.ints(n) for n in ("sizes", "strides", "rates"))
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
     # A convolution with filters of one 1 each: for every cell of the window, then every channel.
@@ -73,7 +90,7 @@ def _extract_patches(site: LayerSite, x: Value) -> Value:
 
 
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
-    """Return the axes of the signal, counted without [re,im], and the lengths given, or -1."""
+    """Return the axes of the signal, counted without [re,im], and their lengths, -1 for any."""
     axes = [site.axis(a, rank) for a in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
     if len(sizes) != len(axes) or len(set(axes)) != len(axes):
@@ -95,27 +112,27 @@ def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
     return site.last.mul(x, 1 / max(math.prod(x.type.shape[a] for a in axes), 1))
 
 
-@opsets("DFT", "IDFT")
-def _complex_transform(site: LayerSite) -> Value:
+@opsets("DFT", inverse=False)
+@opsets("IDFT", inverse=True)
+def _complex_transform(site: LayerSite, *, inverse: bool) -> Value:
     """Transform pairs [re,im] along axes."""
-    inverse = site.layer.kind == "idft"
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
-    found = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
-    return _over_length(site, found, axes) if inverse else site.last.copy(found)
+    sums = _transformed(site, site.tensor(0), axes, sizes, inverse=inverse)
+    return _over_length(site, sums, axes) if inverse else site.last.copy(sums)
 
 
 def _pairs(site: LayerSite, x: Value) -> Value:
     """Return real numbers as pairs [re,im]."""
     rank = len(x.type.shape)
-    return site.fitted(site.unsqueezed(x, rank), rank, 2)
+    return site.fitted(site.unsqueezed(x, (rank,)), rank, 2)
 
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
-    """Transform real numbers; of the last axis the frequencies from 0 to a half are kept."""
+    """Transform real numbers, and keep the frequencies from 0 to a half of the last axis."""
     axes, sizes = _axes(site, len(site.known_shape()))
-    found = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
-    return _halved(site, found, axes[-1])
+    sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
+    return _halved(site, sums, axes[-1])
 
 
 def _halved(site: LayerSite, x: Value, axis: int) -> Value:
@@ -124,7 +141,7 @@ def _halved(site: LayerSite, x: Value, axis: int) -> Value:
 
 
 def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
-    """Return the real signal whose frequencies from 0 to a half are given, times its length."""
+    """Return the real signal of frequencies from 0 to a half, times its length."""
     x = site.fitted(x, axis, size // 2 + 1)
     count = (size - 1) // 2  # of the frequencies above a half: conjugates of those below
     if count:
@@ -149,44 +166,62 @@ def _irdft(site: LayerSite) -> Value:
 # Frames
 
 
-@opsets("STFT")
-def _stft(site: LayerSite, x: Value, window: Value) -> Value:
+_FRAMES: dict[str, Any] = {"size": integer_at(2), "hop": integer_at(3)}
+
+
+@opsets("STFT", **_FRAMES)
+def _stft(
+    site: LayerSite,
+    x: Value,
+    window: Value,
+    *,
+    size: int,
+    hop: int,
+    swaps: bool = flag("transpose_frames"),
+) -> Value:
     """Return frequencies from 0 to a half of windowed frames, [batch,frames,frequencies,2].
 
     With `transpose_frames` frequencies are before frames.
     """
-    size, step = site.integers(2)[0], site.integers(3)[0]
     axis = len(site.known_shape()) - 1
-    frames = {"axis": axis, "frame_length": size, "frame_step": step}
-    found = site.step.stft(_pairs(site, x), window, **frames)
-    if not site.flag("transpose_frames"):
-        return _halved(site, found, axis + 1)
+    frames = {"axis": axis, "frame_length": size, "frame_step": hop}
+    spectra = site.step.stft(_pairs(site, x), window, **frames)
+    if not swaps:
+        return _halved(site, spectra, axis + 1)
     order = [*range(axis), axis + 1, axis, axis + 2]
-    return _halved(site, site.transposed(found, order), axis)
+    return _halved(site, site.transposed(spectra, order), axis)
 
 
-@opsets("ISTFT")
-def _istft(site: LayerSite, x: Value, window: Value) -> Value:
-    """Add windowed frames up, over the squares of their windows; of a length if one is given."""
-    add, size, hop = site.step, site.integers(2)[0], site.integers(3)[0]
-    shape = site.known_shape()
+@opsets("ISTFT", **_FRAMES)
+def _istft(
+    site: LayerSite,
+    x: Value,
+    window: Value,
+    *,
+    size: int,
+    hop: int,
+    is_normal: bool = flag("normalized"),
+    is_centred: bool = flag("center"),
+) -> Value:
+    """Add windowed frames up, divided by the squares of their windows; input 4 is a length."""
+    add, shape = site.step, site.known_shape()
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
     if len(shape) not in (3, 4) or min(size, hop) < 1 or window.type.shape[0] > size:
         raise InvalidShape(f"{list(shape)} holds no frames of {size} items")
     frames = add.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
     before = (size - window.type.shape[0]) // 2
-    whole = site.padded(window, {0: (before, size - window.type.shape[0] - before)})
-    whole = site.reshaped(whole, (1, size, 1))
-    windowed = add.mul(frames, whole)
-    if site.flag("normalized"):
+    padded = site.padded(window, {0: (before, size - window.type.shape[0] - before)})
+    padded = site.reshaped(padded, (1, size, 1))
+    windowed = add.mul(frames, padded)
+    if is_normal:
         windowed = add.mul(windowed, math.sqrt(size))
-    squares = add.broadcast(add.sqr(whole), shape=(1, *frames.type.shape[1:]))
+    squares = add.broadcast(add.sqr(padded), shape=(1, *frames.type.shape[1:]))
     total, weight = _overlapped(site, windowed, hop), _overlapped(site, squares, hop)
     is_seen = add.gt(weight, 0.0)
     signal = add.div(total, add.select(is_seen, weight, site.filled(1.0, weight.type.dtype)))
     signal = site.reshaped(signal, (signal.type.shape[0], signal.type.shape[2]))
-    edge, extent = size // 2 if site.flag("center") else 0, signal.type.shape[1]
+    edge, extent = size // 2 if is_centred else 0, signal.type.shape[1]
     signal = site.part(signal, 1, edge, extent if site.has(4) else extent - edge)
     if site.has(4):
         signal = site.fitted(signal, 1, site.integers(4)[0])

@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import Part, cropped, sliced
+from nnef_jax.flattening.attributes import integers, number, text
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import (
+    integers_at,
+    legacy,
+    number_at,
+    opsets,
+)
 
 
 @opsets("Slice")
-def _slice(site: LayerSite, x: Value) -> Value:
-    begin, end, step = (site.integers(i) for i in (1, 2, 3))
+def _slice(
+    site: LayerSite,
+    x: Value,
+    *,
+    begin: list[int] = integers_at(1),
+    end: list[int] = integers_at(2),
+    step: list[int] = integers_at(3),
+) -> Value:
     axes = site.axes(4) if site.has(4) else range(len(begin))
     bounds = zip(begin, end, step, strict=True)
     return sliced(site, x, dict(zip(axes, bounds, strict=True)))
 
 
-@everywhere("StridedSlice")
-def _strided_slice(site: LayerSite, x: Value) -> Value:
-    """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for the rest.
+_MASKS = ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellipsis_mask")
 
-    Before version 10 a 1 in `begin_mask` and `end_mask` uses the bound, since then it ignores it.
+
+@legacy("StridedSlice", bounds=True)
+@opsets("StridedSlice", bounds=False)
+def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
+    """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for axes.
+
+    `bounds` are the items of `begin_mask` and `end_mask` that use the bound: 1 before version 10,
+    since then 0.
     """
     begin, end = site.integers(1), site.integers(2)
     count = max(len(begin), len(end))
     step = site.integers(3) if site.has(3) else [1] * count
-
-    def mask(name: str, default: bool = False) -> list[bool]:
-        found = site.ints(name, [])
-        return [bool(x) for x in (found + [default] * count)[:count]]
-
-    is_legacy = site.net.is_legacy
-    free, open_end = (
-        [m != is_legacy for m in mask(name, is_legacy)] for name in ("begin_mask", "end_mask")
+    defaults = (bounds, bounds, False, False, False)
+    masks = (
+        [bool(x) for x in (site.ints(name, []) + [default] * count)[:count]]
+        for name, default in zip(_MASKS, defaults, strict=True)
     )
-    adds, takes, rest = map(mask, ("new_axis_mask", "shrink_axis_mask", "ellipsis_mask"))
+    begins, ends, adds, takes, skips = masks
+    free, open_end = ([x != bounds for x in mask] for mask in (begins, ends))
     rank = len(x.type.shape)
     parts: dict[int, Part] = {}
     axis, new, gone, out = 0, list[int](), list[int](), 0
     for i in range(count):
-        if rest[i]:
+        if skips[i]:
             skipped = rank - axis - adds[i + 1 :].count(False)
             axis, out = axis + skipped, out + skipped
         elif adds[i]:
@@ -64,23 +80,29 @@ def _strided_slice(site: LayerSite, x: Value) -> Value:
 
 
 @legacy("Crop")
-def _crop(site: LayerSite, x: Value) -> Value:
+def _crop(
+    site: LayerSite,
+    x: Value,
+    *,
+    axes: Sequence[int] = integers("axis", ()),
+    offsets: Sequence[int] = integers("offset", ()),
+) -> Value:
     """Cut to the extents of a second input, to `dim`, or by `crop_begin` and `crop_end`."""
-    element, attributes = site.layer.element, site.layer.attributes
-    axes, offsets = [site.axis(a) for a in site.ints("axis", [])], site.ints("offset", [])
+    element = site.layer.element
+    axes = [site.axis(a) for a in axes]
     if not axes:  # of version 2: an element for each axis
         data = element.child("data", "crop-data", "crop_data") or element
         crops = [e for e in (*element.children, *data.children) if e.tag == "crop"]
         axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]
         offsets = [int(e.attributes.get("offset", 0)) for e in crops]
-    if "crop_begin" in attributes:
+    if site.has_attribute("crop_begin"):
         offsets, after = site.ints("crop_begin"), site.ints("crop_end")
         ends = [x.type.shape[a] - e for a, e in zip(axes, after, strict=True)]
-    elif "dim" in attributes:
+    elif site.has_attribute("dim"):
         ends = [o + d for o, d in zip(offsets, site.ints("dim"), strict=True)]
     else:
-        wanted = site.shape(1) if site.has(1) else site.declared
-        ends = [o + wanted[a] for a, o in zip(axes, offsets, strict=True)]
+        shape = site.shape(1) if site.has(1) else site.declared
+        ends = [o + shape[a] for a, o in zip(axes, offsets, strict=True)]
     parts: dict[int, Part] = {a: (o, e, 1) for a, o, e in zip(axes, offsets, ends, strict=True)}
     return sliced(site, x, parts)
 
@@ -90,11 +112,20 @@ _MODES = {
 }  # fmt: skip
 
 
-@everywhere("Pad")
-def _pad(site: LayerSite) -> Value:
-    x, mode = site.tensor(0), site.text("pad_mode", "constant")
-    begin, end = site.integers_at(1, "pads_begin"), site.integers_at(2, "pads_end")
-    value = site.number("pad_value", 0) if site.net.is_legacy else site.scalar(3, 0.0)
+_MODE = text("pad_mode", "constant")
+
+
+@legacy("Pad", begin=integers("pads_begin"), end=integers("pads_end"), value=number("pad_value", 0))
+@opsets("Pad", begin=integers_at(1), end=integers_at(2), value=number_at(3, 0.0))
+def _pad(
+    site: LayerSite,
+    x: Value,
+    *,
+    mode: str = _MODE,
+    begin: Sequence[int],
+    end: Sequence[int],
+    value: float,
+) -> Value:
     if mode not in _MODES:
         raise InvalidOperation(f"there is no pad_mode '{mode}'")
     around = list(zip(begin, end, strict=True))

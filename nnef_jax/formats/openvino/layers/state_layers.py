@@ -12,25 +12,27 @@ from lowering import Context, rounding, trace
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
+from nnef_jax.flattening.attributes import integer
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.symbolic import opened
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
-from nnef_jax.formats.openvino.layers import legacy, opsets
+from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 from nnef_jax.formats.openvino.network_ends import label_of
 
 
 @legacy("Memory")
-def _memory(site: LayerSite) -> Any:
-    """Read (index 1) or write (index 0) what has the same `id`, which starts with zeros.
+def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
+    """Read (index 1) or write (index 0) the state of an `id`, which starts with zeros.
 
-    OpenVINO's CPU plugin starts so since 2021.1 (MKLDNNMemoryInputNode::createPrimitive). Before, a
-    state was allocated and not set until its first write (MKLDNNGraph::AllocateWithReuse, where
-    inputs alone are filled): results of the first cycles followed from what was in memory.
+    OpenVINO's CPU plugin starts with zeros since 2021.1 (MKLDNNMemoryInputNode::createPrimitive).
+    Before, a state was allocated and not set until its first write
+    (MKLDNNGraph::AllocateWithReuse, where inputs alone are filled): results of the first cycles
+    depended on the contents of the memory.
     """
     label = site.layer.attributes.get("id", site.layer.name)
-    if site.int("index", 0) == 1:
+    if index == 1:
         return _variable(site, label, TensorType(site.layer.outputs[0].shape or (), site.real))
     value = site.tensor(0)
     site.graph.builder.update(_variable(site, label, value.type), value)
@@ -81,8 +83,8 @@ def _read_value(site: LayerSite) -> Value:
     shape = options.state_shapes.get(label, variable.shape)
     extents = tuple(options.open_extent if n is UNKNOWN else n for n in shape)
     if start is None:
-        given = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type or "f32"
-        dtype = computed(element_type(given), site.real)
+        declared = site.layer.attributes.get("variable_type") or site.layer.outputs[0].type
+        dtype = computed(element_type(declared or "f32"), site.real)
     else:
         dtype = site.dtype_of(0)
     if start is None or variable.follows:
@@ -103,8 +105,8 @@ def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
     if isinstance(start, Constant):
         return start.array
     graph = site.graph.builder.graph("", [start], [start.name])
-    known = {p.label: site.graph.data[p.label] for p in graph.parameters}
-    return np.asarray(trace(graph, Context(), known, {}, [None] * len(graph.inputs))[start])
+    params = {p.label: site.graph.data[p.label] for p in graph.parameters}
+    return np.asarray(trace(graph, Context(), params, {}, [None] * len(graph.inputs))[start])
 
 
 @opsets("Assign")

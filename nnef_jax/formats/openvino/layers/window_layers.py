@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,13 +15,15 @@ from lowering import windows
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import cropped
+from nnef_jax.flattening.attributes import flag, integer, number, text, word
+from nnef_jax.flattening.operators import operation
 from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
 from nnef_jax.formats.openvino.layer_site import LayerSite, stored
-from nnef_jax.formats.openvino.layers import everywhere, legacy, opsets
-from nnef_jax.formats.openvino.operations import operation
+from nnef_jax.formats.openvino.layers.registry import Reader, either, legacy, opsets
 from nnef_jax.formats.openvino.window_attributes import (
+    SAME,
     auto_pad,
     kernel_of,
     pads_of,
@@ -30,109 +32,153 @@ from nnef_jax.formats.openvino.window_attributes import (
 )
 
 
-def _filter(
-    site: LayerSite, i: int = 1, *, transposed: bool = False
-) -> tuple[Any, Any, int, Sequence[int]]:
-    """Return the filter, the bias, how many groups there are, and the extents of the window.
+class _Filter(NamedTuple):
+    """A filter [groups*items,...], the bias, and the extents of the window."""
 
-    Old layers store it. An input [groups,items,...] becomes [groups*items,...].
-    """
-    if not site.net.is_legacy:
+    items: Any
+    bias: Any
+    groups: int
+    kernel: Sequence[int]
+
+
+def _filter(i: int = 1) -> Reader:
+    """Return an input that is a filter without groups."""
+
+    def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
-        if not site.layer.kind.startswith("group"):
-            return filter, 0.0, 1, filter.type.shape[2:]
-        groups, items, *rest = filter.type.shape
-        return site.reshaped(filter, (groups * items, *rest)), 0.0, groups, rest[1:]
-    channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
-    kernel = kernel_of(site)
-    first, second = (channels, outputs) if transposed else (outputs, channels)
-    shape = (first, second // max(groups, 1), *kernel)
-    filter = site.blob("weights", shape)
-    bias: Any = site.blob("biases", (1, outputs)) or 0.0
-    if filter is not None:
-        return filter, bias, groups, kernel
-    if transposed or i != 1:
-        raise InvalidOperation("it has no weights")
-    bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
-    return site.reshaped(site.tensor(1), shape), bias, groups, kernel
+        return _Filter(filter, 0.0, 1, filter.type.shape[2:])
+
+    return read
 
 
-@everywhere("Convolution")
-@opsets("GroupConvolution")
-def _convolution(site: LayerSite, x: Value) -> Value:
-    filter, bias, groups, kernel = _filter(site)
-    window = window_of(site, x.type.shape[2:], kernel)
+def _grouped(site: LayerSite) -> _Filter:
+    """Return input 1, a filter [groups,items,...]."""
+    filter = site.tensor(1)
+    groups, items, *extents = filter.type.shape
+    joined = site.reshaped(filter, (groups * items, *extents))
+    return _Filter(joined, 0.0, groups, extents[1:])
+
+
+def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
+    """Return a filter and a bias that old layers store, or that are inputs 1 and 2."""
+
+    def read(site: LayerSite) -> _Filter:
+        channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
+        kernel = kernel_of(site)
+        first, second = (channels, outputs) if is_transposed else (outputs, channels)
+        shape = (first, second // max(groups, 1), *kernel)
+        filter: Any = site.blob("weights", shape)
+        bias: Any = site.blob("biases", (1, outputs)) or 0.0
+        if filter is None:
+            if not may_be_input:
+                raise InvalidOperation("it has no weights")
+            bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
+            filter = site.reshaped(site.tensor(1), shape)
+        return _Filter(filter, bias, groups, kernel)
+
+    return read
+
+
+@legacy("Convolution", filter=_old_filter(may_be_input=True))
+@opsets("Convolution", filter=_filter())
+@opsets("GroupConvolution", filter=_grouped)
+def _convolution(site: LayerSite, x: Value, *, filter: _Filter) -> Value:
+    window = window_of(site, x.type.shape[2:], filter.kernel)
     x = cropped(site, x, dict(enumerate(window["padding"], 2)))
     window["padding"] = [(max(p, 0), max(q, 0)) for p, q in window["padding"]]
-    return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
+    operands = x, filter.items, filter.bias
+    return site.last.conv(*operands, groups=filter.groups, border="constant", **window)
 
 
-@legacy("Deconvolution")
-@opsets("ConvolutionBackpropData", "GroupConvolutionBackpropData")
-def _transposed(site: LayerSite) -> Value:
+def _input_extents(site: LayerSite) -> Sequence[int] | None:
+    return site.integers(2) if site.has(2) else None
+
+
+def _declared_extents(site: LayerSite) -> Sequence[int] | None:
+    return site.declared[2:] if auto_pad(site) in SAME else None
+
+
+_NEW: dict[str, Any] = {"extents": _input_extents, "mode": auto_pad, "cuts_end": "same_lower"}
+
+
+@legacy(
+    "Deconvolution", filter=_old_filter(is_transposed=True), extents=_declared_extents,
+    mode=auto_pad, cuts_end="same_upper",
+)  # fmt: skip
+@opsets("ConvolutionBackpropData", filter=_filter(), **_NEW)
+@opsets("GroupConvolutionBackpropData", filter=_grouped, **_NEW)
+def _transposed(
+    site: LayerSite, x: Value, *, filter: _Filter, extents: Sequence[int] | None, mode: str,
+    cuts_end: str,
+) -> Value:  # fmt: skip
     """Add a transposed convolution: extents are (in - 1) * stride + span - padding + more.
 
-    The extents of the result may be input 2 of operation sets.
+    `extents` are those of the result, if it says them. `cuts_end` is the mode that cuts more at the
+    end: `same_upper` in old files, `same_lower` since version 10.
     """
-    x, is_legacy = site.tensor(0), site.net.is_legacy
-    filter, bias, groups, kernel = _filter(site, transposed=True)
-    rank, mode = len(kernel), auto_pad(site)
+    rank = len(filter.kernel)
     strides, dilations, more, begin = (
         spatial(site, name, rank, [default] * rank)
         for name, default in (
             ("strides", 1), ("dilations", 1), ("output_padding", 0), ("pads_begin", 0),
         )
     )  # fmt: skip
-    extents: Sequence[int] | None = None
-    if not is_legacy and site.has(2):
-        extents = site.integers(2)
-    elif is_legacy and mode in ("same_upper", "same_lower"):
-        extents = site.declared[2:]
     if extents is not None:
-        shape, reach = site.known_shape(x)[2:], windows.spans(kernel, dilations)
+        shape, reach = site.known_shape(x)[2:], windows.spans(filter.kernel, dilations)
         axes = zip(shape, strides, reach, more, extents, begin, strict=True)
         padding = [
-            _cut_off(mode, (n - 1) * s + span + m - wanted, first, is_legacy=is_legacy)
-            for n, s, span, m, wanted, first in axes
+            _cut_off(mode, (n - 1) * s + span + m - extent, first, cuts_end=cuts_end)
+            for n, s, span, m, extent, first in axes
         ]
     else:
         padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
-    # What is more than the windows reach has zeros, behind all else.
+    # Items that no window reaches are zeros, at the end.
     behind = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
-    given = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
-    found = site.step_or_last(not any(behind)).deconv(
-        x, filter, bias, output_shape=(), groups=groups, padding=given, stride=strides,
-        dilation=dilations, border="constant",
+    cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
+    result = site.step_or_last(not any(behind)).deconv(
+        x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut,
+        stride=strides, dilation=dilations, border="constant",
     )  # fmt: skip
     if not any(behind):
-        return found
+        return result
     around = [(0, 0), (0, 0), *((0, zeros) for zeros in behind)]
-    return site.last.pad(found, padding=around, border="constant", value=0.0)
+    return site.last.pad(result, padding=around, border="constant", value=0.0)
 
 
-def _cut_off(mode: str, excess: int, begin: int, *, is_legacy: bool) -> tuple[int, int]:
-    """Return the numbers of items to cut off at both ends, below 0 where zeros are added.
-
-    In old files `same_upper` cuts more at the end, since version 10 at the beginning.
-    """
-    if mode in ("same_upper", "same_lower"):
-        begin, _ = halves(max(excess, 0), more_behind=(mode == "same_upper") == is_legacy)
+def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int, int]:
+    """Return the numbers of items to cut off at both ends, below 0 where zeros are added."""
+    if mode in SAME:
+        begin, _ = halves(max(excess, 0), more_behind=mode == cuts_end)
     elif mode == "valid":
         begin = 0
     return begin, excess - begin
 
 
-@everywhere("BinaryConvolution")
-def _binary(site: LayerSite) -> Value:
+def _old_bits(site: LayerSite) -> Constant:
+    inputs = site.shape()[1] // site.int("group", 1)
+    return site.needed("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
+
+
+def _bits(site: LayerSite) -> Constant:
+    layer = site.net.by_id[site.net.feeds[site.layer.id, site.layer.inputs[1].id][0]]
+    if layer.kind not in CONSTANTS:
+        raise InvalidOperation("its filter must be stored")
+    return stored(replace(site, layer=layer, operands=()), "bin")
+
+
+_SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("pad_value", 0)}
+
+
+@legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
+@opsets("BinaryConvolution", filter=_bits, **_SIGNS)
+def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
     """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it).
 
     Unlike other layers it reads a filter's bits from the low one of a byte on.
     """
-    x, filter = site.tensor(0), _bits(site)
+    if mode != "xnor-popcount":
+        raise InvalidOperation(f"there is no mode '{mode}'")
     kernel = filter.array.shape[2:]
-    if site.text("mode", "xnor-popcount") != "xnor-popcount":
-        raise InvalidOperation(f"there is no mode '{site.text('mode')}'")
-    pad = site.number("pad_value", 0)
     signs = Constant(filter.array.astype(np.float32) * 2 - 1, "f32", filter.label)
     window = window_of(site, x.type.shape[2:], kernel)
     x = site.step.sub(site.step.mul(x, 2.0), 1.0)  # -1 for 0
@@ -142,65 +188,73 @@ def _binary(site: LayerSite) -> Value:
     return site.last.conv(x, signs, 0.0, groups=1, border="constant", **window)
 
 
-def _bits(site: LayerSite) -> Constant:
-    if site.net.is_legacy:
-        inputs = site.shape()[1] // site.int("group", 1)
-        return site.needed("weights", (site.int("output"), inputs, *kernel_of(site)), "bin")
-    layer = site.net.by_id[site.net.feeds[site.layer.id, site.layer.inputs[1].id][0]]
-    if layer.kind not in CONSTANTS:
-        raise InvalidOperation("its filter must be stored")
-    return stored(replace(site, layer=layer, operands=()), "bin")
+def _mask(site: LayerSite) -> Any:
+    return site.tensor(3) if site.has(3) else False
 
 
-@everywhere("DeformableConvolution")
-def _deformable(site: LayerSite) -> Value:
-    filter, _, _, kernel = _filter(site, 2)
-    mask = site.tensor(3) if site.has(3) and not site.net.is_legacy else False
+_DEFORMABLE: dict[str, Any] = {
+    "groups": integer("group", 1), "pads_bilinear": flag("bilinear_interpolation_pad"),
+}  # fmt: skip
+
+
+@legacy("DeformableConvolution", filter=_old_filter(), mask=False, **_DEFORMABLE)
+@opsets("DeformableConvolution", filter=_filter(2), mask=_mask, **_DEFORMABLE)
+def _deformable(
+    site: LayerSite, *, filter: _Filter, mask: Any, groups: int, pads_bilinear: bool
+) -> Value:
     x, offsets = site.first(2)
     return site.last.deformable_conv(
-        x, offsets, filter, mask, **window_of(site, x.type.shape[2:], kernel),
-        groups=site.int("group", 1), padded_bilinear=site.flag("bilinear_interpolation_pad"),
+        x, offsets, filter.items, mask, **window_of(site, x.type.shape[2:], filter.kernel),
+        groups=groups, padded_bilinear=pads_bilinear,
         offset_groups=site.int("deformable_group", site.int("num_deformable_group", 1)),
     )  # fmt: skip
 
 
-# Pools
+# Pools. What rounding up adds is part of no mean before version 10, and since then where nothing is
+# padded, as the runtimes of both have it.
+
+_ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
+_LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 
 
-def _pool(site: LayerSite, kind: str, *, dilated: bool, **attributes: Any) -> Any:
-    """Add a pool over all axes.
-
-    What rounding up adds is part of no mean before version 10, and since then where nothing is
-    padded, as the runtimes of both have it.
-    """
-    kernel, rounding = kernel_of(site), site.attribute("rounding_type", "rounding-type")
-    return pooled(
-        site, site.tensor(0), getattr(site.last, kind), kernel,
-        window_of(site, site.shape()[2:], kernel, dilated=dilated),
-        site.choice(rounding, "floor", "ceil", "ceil_torch", default="floor"),
-        includes=kind == "avg_pool" and not site.flag(site.attribute("exclude-pad", "exclude_pad")),
-        counts_more=not site.net.is_legacy, **attributes,
-    )  # fmt: skip
+def _pool(
+    site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
+) -> Any:
+    """Add a pool over all axes."""
+    kernel = kernel_of(site)
+    window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
+    return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
 
 
-opsets("AvgPool")(lambda site: _pool(site, "avg_pool", dilated=True))
+@opsets("AvgPool")
+def _avg_pool(
+    site: LayerSite, x: Value, *, rounding: str = _ROUNDING, leaves_out: bool = _LEAVES_OUT
+) -> Value:
+    return _pool(site, x, "avg_pool", rounding=rounding, includes=not leaves_out, counts_more=True)
 
 
 @legacy("Pooling")
-def _pooling(site: LayerSite) -> Value:
-    method = site.text(site.attribute("pool-method", "pool_method"), "max")
+def _pooling(
+    site: LayerSite,
+    x: Value,
+    *,
+    method: str = either(text("pool-method", "max"), "pool_method"),
+    rounding: str = _ROUNDING,
+) -> Value:
     if method not in ("max", "avg"):
         raise InvalidOperation(f"there is no pool-method '{method}'")
-    return _pool(site, f"{method}_pool", dilated=False)
+    includes = method == "avg" and not _LEAVES_OUT(site)
+    kind = "max_pool" if method == "max" else "avg_pool"
+    return _pool(site, x, kind, rounding=rounding, dilated=False, includes=includes)
 
 
 @opsets("MaxPool")
-def _max_pool(site: LayerSite) -> Any:
+def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
     """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
     if not site.is_read(1):
-        return [_pool(site, "max_pool", dilated=True), None]
+        return [_pool(site, x, "max_pool", rounding=rounding), None]
     first = site.axis_of("axis", 0)
-    return _pool(site, "max_pool_with_index", dilated=True, first_axis=first)
+    return _pool(site, x, "max_pool_with_index", rounding=rounding, first_axis=first)
 
 
 def _output_size(site: LayerSite) -> list[int]:
@@ -208,6 +262,5 @@ def _output_size(site: LayerSite) -> list[int]:
     return [n if n > 0 else shape[2 + i] for i, n in enumerate(site.integers(1))]
 
 
-for _how in ("avg", "max"):
-    _adaptive = operation(f"adaptive_{_how}_pool", output_size=_output_size)
-    opsets(f"Adaptive{_how.capitalize()}Pool")(_adaptive)
+opsets("AdaptiveAvgPool")(operation("adaptive_avg_pool", output_size=_output_size))
+opsets("AdaptiveMaxPool")(operation("adaptive_max_pool", output_size=_output_size))

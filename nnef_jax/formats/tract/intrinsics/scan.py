@@ -8,13 +8,15 @@ from typing import Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
+from nnef_jax.flattening.attributes import flag, text
 from nnef_jax.flattening.hostvalues import host
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.types import LOGICAL
 from nnef_jax.formats.tract.application import Results, apply, tensor
-from nnef_jax.formats.tract.attributes import attribute, known_integer
+from nnef_jax.formats.tract.attributes import known_integer
 from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.flat_graph import FlatGraph
+from nnef_jax.formats.tract.registry import fixed, intrinsic
 from nnef_jax.similar import listed
 
 _STEPS = 1_000
@@ -28,25 +30,22 @@ _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
 _State = tuple[str, Value, str]  # a parameter of the body, its first value, the result for the next
 
 
-def scan(site: CallSite) -> Any:
+@intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
+def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     """Flatten the body by itself and add one operation `scan` to the graph.
 
     The body's parameters go by name: to slices of the scanned tensors, to whole ones, and to
     states, which start as a tensor and become a result of the body after each turn. Where a network
     gets a stream piece by piece, states stay from call to call.
     """
-    name, document = site.string("body"), site.unit.document
+    document = site.unit.document
     fragment = document.fragments.get(name)
     if fragment is None:
         raise InvalidOperation(f"the document has no fragment '{name}' for 'body'")
     site.graph.meter.spend(_STEPS)
     parts = {key: _entries(site.arguments[key], key) for key in _ENTRIES}
-    skip = site.integer("skip")
     streams = bool(
-        document.pulsed
-        and site.graph.outer is None
-        and not attribute(site.arguments["reset_every_turn"], LOGICAL)
-        and (parts["state"] or skip)
+        document.pulsed and site.graph.outer is None and not resets and (parts["state"] or skip)
     )
     scanned = [(n, tensor(site, x), *_axis_and_chunk(rest)) for n, x, *rest in parts["scan"]]
     states = [(n, tensor(site, x), result) for n, x, result in parts["state"]]
@@ -68,12 +67,12 @@ def scan(site: CallSite) -> Any:
         "outputs": [tuple(rest) for _, *rest in outputs],
         "skip": skip,
     }
-    (made,) = site.emit("scan", operands, attributes, site.names)
+    (tensors,) = site.add("scan", operands, attributes, site.names)
     if streams:
-        for variable, last in zip(initial, made[-len(initial) :], strict=True):
+        for variable, last in zip(initial, tensors[-len(initial) :], strict=True):
             site.graph.builder.update(variable, last)
-        made = made[: -len(initial)]
-    return Results.of(made)
+        tensors = tensors[: -len(initial)]
+    return Results.of(tensors)
 
 
 def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:

@@ -14,24 +14,24 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
 from lowering.ops import require
+from nnef_jax.flattening.attributes import integer, number, text
 from nnef_jax.formats.base import GIVE_SHAPES
-from nnef_jax.formats.syntax.types import INTEGER, SCALAR
 from nnef_jax.formats.tract.application import apply, tensor
-from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.registry import argument, fixed, intrinsic
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 
-def delay(site: CallSite) -> Value:
+@intrinsic("tract_pulse_delay", delay=fixed("delay"), overlap=fixed("overlap"))
+def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
     """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
     input, axis = _stream(site)
-    delay, overlap = site.integer("delay"), site.integer("overlap")
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
         return input
-    kept = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
-    joined = apply(site, "concat", f"{site.name}_joined", values=[kept, input], axis=axis)
+    buffer = site.state(_resized(input, axis, delay + overlap), f"{site.name}_kept")
+    joined = apply(site, "concat", f"{site.name}_joined", values=[buffer, input], axis=axis)
 
     def part(begin: int, end: int, name: str) -> Value:
         bounds = {"axes": [axis], "begin": [begin], "end": [end], "stride": []}
@@ -39,42 +39,47 @@ def delay(site: CallSite) -> Value:
 
     pulse = input.type.shape[axis]
     following = part(pulse, delay + overlap + pulse, f"{site.name}_next")
-    site.graph.builder.update(kept, following)
+    site.graph.builder.update(buffer, following)
     return part(0, overlap + pulse, site.name)
 
 
-def mask(site: CallSite) -> Value:
+@intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
+def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
     """Replace all before `begin` and from `end` on by a value."""
-    begin, end = site.arguments["begin"], site.arguments["end"]
-    return _between(site, begin, end, attribute(site.arguments["value"], SCALAR))
+    return _between(site, begin, end, value)
 
 
-def pulse_pad(site: CallSite) -> Value:
+@intrinsic(
+    "tract_pulse_pulse_pad",
+    border=text("border"), begin=integer("begin_input"), end=integer("end_input"),
+    overlap=fixed("overlap"), value=number("value"),
+)  # fmt: skip
+def pulse_pad(
+    site: CallSite, *, border: str, begin: int, end: int, overlap: int, value: float
+) -> Value:
     """Put a value ahead of the stream and behind it, for `before` and `after` items at least."""
-    border = site.string("border")
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
-    begin, end = site.arguments["begin_input"], site.arguments["end_input"]
-    overlap, value = site.integer("overlap"), attribute(site.arguments["value"], SCALAR)
     return _between(site, begin, end, value, overlap)
 
 
-def cumsum(site: CallSite) -> Value:
+@intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
+def cumsum(site: CallSite, *, exclusive: Any, skip: int) -> Value:
     """Sum all items of the stream so far, without the first `skip` of them."""
     input, axis = _stream(site)
-    skip = site.integer("skip")
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
-    own = apply(site, "sum_reduce", f"{site.name}_own", input=input, axes=[axis], normalize=False)
-    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=own))
-    ways = {"axis": axis, "exclusive": site.arguments["exclusive"], "reverse": False}
+    ways = {"axes": [axis], "normalize": False}
+    pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **ways)
+    site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=pulse))
+    ways = {"axis": axis, "exclusive": exclusive, "reverse": False}
     sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **ways)
     return apply(site, "add", site.name, x=sums, y=total)
 
 
-def _between(site: CallSite, begin: Any, end: Any, value: float, overlap: int = 0) -> Value:
+def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
     """Replace the stream outside [begin, end) by a value; a counter of items is the state."""
     begin, end, (input, axis) = _position(begin), _position(end), _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
@@ -84,12 +89,12 @@ def _between(site: CallSite, begin: Any, end: Any, value: float, overlap: int = 
     )
     attributes = {"axis": axis, "begin": begin, "end": end, "value": value}
     operands = {"input": input, "position": position}
-    return site.emit("tract.pulse_mask", operands, attributes, [site.name])[0]
+    return site.add("tract.pulse_mask", operands, attributes, [site.name])[0]
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
     """Return the call's piece of the stream, and the axis along which it is cut."""
-    input, axis = tensor(site, site.arguments["input"]), site.integer("axis")
+    input, axis = tensor(site, site.input(0)), site.integer("axis")
     axis = require.normal_axis(axis, len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:
         raise InvalidOperation("the length of a pulse must be known", GIVE_SHAPES)
@@ -101,6 +106,5 @@ def _resized(input: Value, axis: int, extent: int) -> TensorType:
     return TensorType((*shape[:axis], extent, *shape[axis + 1 :]), input.type.dtype)
 
 
-def _position(value: Any) -> int:
-    found = attribute(value, INTEGER)
-    return _ENDLESS if found is UNKNOWN else max(min(found, _ENDLESS), -_ENDLESS)
+def _position(place: int) -> int:
+    return _ENDLESS if place is UNKNOWN else max(min(place, _ENDLESS), -_ENDLESS)

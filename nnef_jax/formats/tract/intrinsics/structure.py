@@ -1,8 +1,8 @@
-"""Intrinsics: operations that need their call site, as for an input, a variable or a shape."""
+"""Inputs, variables, networks within networks, casts, and values that follow from shapes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,19 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening import hostvalues as h
+from nnef_jax.flattening.attributes import integers, text
 from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.syntax.declared_tensors import external_type
 from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.quantizer import dequantize
-from nnef_jax.formats.syntax.types import INTEGER, STRING, ArrayOf
-from nnef_jax.formats.tract import pulse, symbols
+from nnef_jax.formats.syntax.types import STRING
+from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.dtypes import converted, dtype_of
 from nnef_jax.formats.tract.quantized_tensors import codes_of
-from nnef_jax.formats.tract.scan_operation import scan
+from nnef_jax.formats.tract.registry import argument, intrinsic
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 
@@ -34,51 +34,50 @@ _GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
 _NETWORK = 60  # steps, for a network within another one
 
 
-def _external(site: CallSite) -> Any:
+@intrinsic("external", "tract_core_external", shape=integers("shape"))
+def external(site: CallSite, *, shape: Sequence[int]) -> Any:
     """Declare an input; the generic argument of `external` says what it holds."""
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
     datum_type = site.arguments.get("datum_type") or _GENERIC.get(site.generic, "f32")
     dtype = dtype_of(attribute(datum_type, STRING), graph.builder.real)
-    extents = [extent or None for extent in attribute(site.arguments["shape"], ArrayOf(INTEGER))]
-    declared = external_type(extents, dtype, UNKNOWN)
+    declared = external_type([extent or None for extent in shape], dtype, UNKNOWN)
     name = site.names[0].removeprefix(frame.prefix) if len(site.names) == 1 else ""
     if name not in site.evaluator.inputs:
         message = f"'{name}' is no input in the header of the graph"
         raise InvalidOperation(message if name else "an input must be assigned to its name")
-    given = site.evaluator.inputs[name]
-    if given is not None:
-        if shapes_differ(given.type.shape, declared.shape):
-            message = f"input '{name}' is declared as {declared}, it is given {given.type}"
+    outer = site.evaluator.inputs[name]
+    if outer is not None:
+        if shapes_differ(outer.type.shape, declared.shape):
+            message = f"input '{name}' is declared as {declared}, it is given {outer.type}"
             raise InvalidShape(message)
-        return site.cast(given, dtype)
+        return site.cast(outer, dtype)
     if graph.builder.is_taken(name):
         raise InvalidOperation(f"input '{name}' is declared twice, or assigned before")
     if name in graph.options.values:
         return h.host(graph.options.value(name, declared.shape, dtype))
-    shape = graph.options.shape(name, declared.shape)
-    if any(extent < 0 for extent in shape):
-        raise InvalidShape(f"input '{name}' cannot have shape {show(shape)}")
-    if len(shape) != len(declared.shape):
+    extents = graph.options.shape(name, declared.shape)
+    if any(extent < 0 for extent in extents):
+        raise InvalidShape(f"input '{name}' cannot have shape {show(extents)}")
+    if len(extents) != len(declared.shape):
         raise InvalidShape(
-            f"input '{name}' has rank {len(declared.shape)}, the shape given for it {show(shape)}"
+            f"input '{name}' has rank {len(declared.shape)}, the shape given for it {show(extents)}"
         )
-    symbolic = graph.options.symbolic_shapes.get(name, shape)
-    value = graph.input(name, TensorType(shape, dtype), symbolic)
+    symbolic = graph.options.symbolic_shapes.get(name, extents)
+    value = graph.input(name, TensorType(extents, dtype), symbolic)
     return graph.bound(value, site.node, frame)
 
 
-def _variable(site: CallSite) -> Value:
+@intrinsic("variable", label=text("label"), shape=integers("shape"))
+def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
     """Declare a parameter of its file's type, or graph.quant's where it is quantised."""
-    graph, unit, label = site.graph, site.unit, site.string("label")
+    graph, unique = site.graph, site.unit.labels + label
     if graph.outer is not None:  # in the body of a scan: it is passed from outside
-        return graph.capture(_variable(site.into(graph.outer)))
-    shape = tuple(attribute(site.arguments["shape"], ArrayOf(INTEGER)))
-    unique = unit.labels + label
+        return graph.capture(variable(site.into(graph.outer), label=label, shape=shape))
     if unique not in graph.data:
         graph.report()
-    stored, is_decoded = _stored(site, label, shape)
+    stored, is_decoded = _stored(site, label, tuple(shape))
     dtype = computed(stored.dtype.name, graph.builder.real)
     if unique not in graph.data:
         graph.data[unique] = as_dtype(stored, dtype, f"{label}.dat", graph.meter)
@@ -100,11 +99,17 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
     return real.astype(np.float32).reshape(array.shape), True
 
 
-def _submodel(site: CallSite) -> Any:
+@intrinsic("tract_resource_get", label=text("label"), key=text("key"))
+def resource(site: CallSite, *, label: str, key: str) -> Any:
+    """Return a value of a JSON file of the archive."""
+    return site.unit.json(label, key)
+
+
+@intrinsic("tract_core_submodel", label=text("label"))
+def submodel(site: CallSite, input: Any, *, label: str) -> Any:
     """Evaluate another network of the archive here."""
-    graph, label = site.graph, site.string("label")
-    given: Any = site.arguments["input"]
-    operands = [tensor(site, value) for value in (given if isinstance(given, list) else [given])]
+    graph = site.graph
+    operands = [tensor(site, value) for value in (input if isinstance(input, list) else [input])]
     if graph.outer is not None:
         raise InvalidOperation("the body of a scan cannot have another network in it")
     graph.meter.spend(_NETWORK)
@@ -125,16 +130,17 @@ def _submodel(site: CallSite) -> Any:
 # Operations whose result is known where their arguments are
 
 
-def _cast(site: CallSite) -> Any:
+@intrinsic("cast", "tract_core_cast")
+def cast(site: CallSite, value: Any) -> Any:
     """Cast to `to`, the standard's generic argument, or the result's type in graph.quant."""
-    graph, value, generic = site.graph, site.arguments["input"], site.generic
-    if "to" in site.arguments:
-        name = site.string("to")
+    graph, generic = site.graph, site.generic
+    if site.has_attribute("to"):
+        name = site.text("to")
     elif generic in _GENERIC:
         name = _GENERIC[generic]
     else:
-        known = ", ".join(f"cast<{name}>" for name in _GENERIC)
-        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {known}")
+        casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
+        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {casts}")
     if not name:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(name, graph.builder.real)
@@ -155,10 +161,10 @@ def _cast(site: CallSite) -> Any:
     return result
 
 
-def _constant(site: CallSite) -> Any:
+@intrinsic("constant", shape=integers("shape"), value=argument("value"))
+def constant(site: CallSite, *, shape: Sequence[int], value: Any) -> Any:
     """Broadcast one number, or reshape as many as there are items."""
-    value = h.host(site.arguments["value"]).ravel()
-    shape = attribute(site.arguments["shape"], ArrayOf(INTEGER))
+    value = h.host(value).ravel()
     if value.size == 1:
         filling = value.reshape(())
         return apply(site, "tract_core_broadcast", *site.names, input=filling, shape=shape)
@@ -166,13 +172,14 @@ def _constant(site: CallSite) -> Any:
     return apply(site, "reshape", *site.names, input=value, shape=shape, **axes)
 
 
-def _shape_of(site: CallSite) -> h.Host:
+@intrinsic("tract_core_shape_of")
+def shape_of(site: CallSite, value: Any) -> h.Host:
     """Return the extents of a tensor or known value."""
-    value = site.arguments["input"]
     return h.boxes(site.graph.shape_of(value) if isinstance(value, Value) else h.host(value).shape)
 
 
-def _range_of(site: CallSite) -> Any:
+@intrinsic("tract_core_range")
+def range_of(site: CallSite) -> Any:
     """Return the numbers from `start` to before `end`; a long range is made in the network."""
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
@@ -191,7 +198,7 @@ def _range_of(site: CallSite) -> Any:
         for bound in bounds:
             graph.literal(bound, dtype)
     attributes = {"start": start, "end": end, "step": step, "dtype": dtype}
-    return site.emit("range", {}, attributes, site.names)[0]
+    return site.add("range", {}, attributes, site.names)[0]
 
 
 def _number(site: CallSite, name: str) -> h.Host:
@@ -213,28 +220,10 @@ def _number(site: CallSite, name: str) -> h.Host:
     return known.reshape(())
 
 
-def _within_bound_index(site: CallSite) -> Any:
+@intrinsic("within_bound_index")
+def within_bound_index(site: CallSite, index: Any, extent: Any) -> Any:
     """Return an index, below 0 from the end, as one from 0 to an extent."""
-    index, extent = site.arguments["index"], site.arguments["input_axis_size"]
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)
     return apply(site, "min", x=apply(site, "max", x=first, y=0), y=extent)
-
-
-INTRINSICS: Mapping[str, Callable[[CallSite], Any]] = {
-    **dict.fromkeys(("external", "tract_core_external"), _external),
-    "variable": _variable,
-    "tract_resource_get": lambda site: site.unit.json(site.string("label"), site.string("key")),
-    "tract_core_submodel": _submodel,
-    **dict.fromkeys(("cast", "tract_core_cast"), _cast),
-    "constant": _constant,
-    "tract_core_shape_of": _shape_of,
-    "tract_core_range": _range_of,
-    "within_bound_index": _within_bound_index,
-    "tract_pulse_delay": pulse.delay,
-    "tract_pulse_mask": pulse.mask,
-    "tract_pulse_pulse_pad": pulse.pulse_pad,
-    "tract_pulse_cumsum": pulse.cumsum,
-    SCAN: scan,
-}

@@ -1,4 +1,4 @@
-"""An operation of a network as OpenVX sees it: its operands, and which of them are fixed."""
+"""An operation of a graph while it is mapped onto OpenVX: its operands, and which are fixed."""
 
 from __future__ import annotations
 
@@ -97,65 +97,76 @@ class VxLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class OperationSite:
-    """An operation, and what is known of the tensors that it reads.
+class MappedOperation:
+    """An operation of a graph, and facts about the tensors that it reads.
 
     Args:
+        source: the operation in the graph.
         fixed: tensors that depend on parameters and constants alone.
         not_negative: tensors without negative items, whatever the inputs are.
     """
 
-    operation: Operation
+    source: Operation
     profile: FixedPointProfile
     semantics: str
     fixed: frozenset[Value]
     not_negative: frozenset[Value]
 
     @property
+    def kind(self) -> str:
+        """Return the kind of the operation."""
+        return self.source.kind
+
+    @property
     def attributes(self) -> dict[str, Any]:
         """Return the attributes, with defaults of the rule for those that are not written."""
-        return dict(self.operation.attributes)
+        return dict(self.source.attributes)
+
+    @property
+    def operands(self) -> dict[str, Operand]:
+        """Return the operands by name."""
+        return dict(self.source.operands)
 
     def operand(self, name: str) -> Operand:
         """Return an operand."""
-        return dict(self.operation.operands)[name]
+        return self.operands[name]
 
     def type(self, name: str) -> TensorType:
         """Return the type of an operand that is a tensor."""
-        found = self.operand(name)
-        assert isinstance(found, Value)
-        return found.type
+        tensor = self.operand(name)
+        assert isinstance(tensor, Value)
+        return tensor.type
 
     @property
     def result(self) -> TensorType:
         """Return the type of the first result."""
-        return next(self.operation.writes()).type
+        return next(self.source.writes()).type
 
     def is_fixed(self, name: str) -> bool:
         """Tell whether an operand depends on parameters and constants alone."""
-        found = self.operand(name)
-        return not isinstance(found, tuple) and (
-            not isinstance(found, Value) or found in self.fixed
+        operand = self.operand(name)
+        return not isinstance(operand, tuple) and (
+            not isinstance(operand, Value) or operand in self.fixed
         )
 
     def number(self, name: str) -> float | None:
         """Return an operand that is a number in the document, else None."""
-        found: Any = self.operand(name)
-        return None if isinstance(found, tuple | Value | bool) else float(found)
+        operand: Any = self.operand(name)
+        return None if isinstance(operand, tuple | Value | bool) else float(operand)
 
     def shape(self, name: str) -> Shape:
         """Return the shape of an operand: () for a number."""
-        found = self.operand(name)
-        return found.type.shape if isinstance(found, Value) else ()
+        operand = self.operand(name)
+        return operand.type.shape if isinstance(operand, Value) else ()
 
     @property
     def arguments(self) -> list[str]:
         """Return the names of the operands."""
-        return [name for name, _ in self.operation.operands]
+        return list(self.operands)
 
     def computed(self) -> list[str]:
         """Return the names of the operands that depend on inputs."""
-        return [name for name, _ in self.operation.operands if not self.is_fixed(name)]
+        return [name for name in self.operands if not self.is_fixed(name)]
 
     def require_fixed(self, *names: str) -> None:
         """Refuse weights that are computed: those of a layer are there before it is verified."""

@@ -1,7 +1,4 @@
-"""The table of layers that are one operation each: its kind, and where its attributes are read.
-
-What takes more than a row is a function in a file of `layers`.
-"""
+"""The layers that are one operation each, or a line: the kind, its inputs and attributes."""
 
 from __future__ import annotations
 
@@ -9,20 +6,17 @@ from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 
-from nnef_jax.flattening.by_kind import (
-    axis,
-    flag,
-    integer,
-    number,
-    numbers,
-    operation,
-    refused,
-    word,
+from nnef_jax.flattening.attributes import axis, flag, integer, number, numbers, word
+from nnef_jax.flattening.operators import Meaning, Refusal, operation
+from nnef_jax.formats.openvino.layers.registry import (
+    LEGACY,
+    OPERATORS,
+    either,
+    number_at,
+    whole,
 )
-from nnef_jax.formats.openvino.layers import Meaning, everywhere, legacy, opsets
 
-number_at = partial(methodcaller, "number_at")  # by the input that it is since version 10, too
-whole, indices = partial(methodcaller, "whole"), partial(methodcaller, "indices")  # inputs
+indices = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
@@ -53,11 +47,6 @@ _TIES = {"half_to_even": "even", "half_away_from_zero": "away"}
 _EVERYWHERE: dict[str, Meaning] = {
     **{type: operation(kind) for type, kind in FUNCTIONS.items()},
     "Elu": operation("elu", alpha=number("alpha", 1.0)),
-    "HardSigmoid": lambda site, x: site.last.clamp(
-        site.step.add(
-            site.step.mul(x, site.number_at(1, "alpha", 0.2)), site.number_at(2, "beta", 0.5)
-        ), 0.0, 1.0,
-    ),
     "LogSoftmax": operation("log_softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "ReverseSequence": operation(
         "reverse_sequence", 0, indices(1),
@@ -68,25 +57,17 @@ _EVERYWHERE: dict[str, Meaning] = {
     "Select": lambda site, condition, x, y: site.last.select(
         *site.aligned(site.truths(condition), x, y)
     ),
-    "Selu": operation(
-        "selu",
-        **{
-            "alpha": number_at(1, "alpha", 1.6732632),
-            "lambda": number_at(2, "gamma", 1.0507010),
-        },
-    ),
     "SoftMax": operation("softmax", axes=lambda site: (site.axis_of("axis", 1),)),
     "SoftSign": lambda site, x: site.last.div(x, site.step.add(site.step.abs(x), 1.0)),
-    "CTCGreedyDecoder": operation(
-        "ctc_greedy_decoder", 0, 1,
-        merges=lambda site: site.net.is_legacy or site.flag("ctc_merge_repeated", True),
-    ),
 }  # fmt: skip
 _OPSETS: dict[str, Meaning] = {
     **{type: on_two(kind) for type, kind in PAIRS.items()},
     "CumSum": operation(
         "cumsum", axis=lambda site: site.axes(1)[0] if site.has(1) else site.axis(0),
         exclusive=flag("exclusive"), reverse=flag("reverse"),
+    ),
+    "CTCGreedyDecoder": operation(
+        "ctc_greedy_decoder", 0, 1, merges=flag("ctc_merge_repeated", True)
     ),
     "CTCLoss": operation(
         "ctc_loss", 0, whole(1), whole(2), whole(3),
@@ -113,10 +94,11 @@ _OPSETS: dict[str, Meaning] = {
     **dict.fromkeys(
         ("RMS", "RMSNorm"),
         operation(
-            "rms_norm", 0, 1, lambda site: site.number(site.attribute("epsilon", "eps"), 1e-5),
+            "rms_norm", 0, 1, either(number("epsilon", 1e-5), "eps"),
             axis=lambda site: len(site.shape()) - 1, dtype="",
         ),
     ),
+    "Selu": operation("selu", **{"alpha": number_at(1), "lambda": number_at(2)}),
     "SquaredDifference": lambda site: site.last.sqr(site.step.sub(*site.broadcast())),
     "ExperimentalDetectronDetectionOutput": operation(
         "refined_detections", 0, 1, 2,
@@ -126,36 +108,35 @@ _OPSETS: dict[str, Meaning] = {
     ),
 }  # fmt: skip
 _OLD: dict[str, Meaning] = {
+    "CTCGreedyDecoder": operation("ctc_greedy_decoder", 0, 1, merges=True),
     "Fill": operation("broadcast", 1, shape=methodcaller("integers", 0)),
     "Flatten": lambda site, x: site.flattened(
         x, site.axis_of("axis", 0), site.axis_of("end_axis", -1)
     ),
-    "ReLU": lambda site, x: (
-        site.last.leaky_relu(x, alpha=site.number("negative_slope"))
-        if site.number("negative_slope", 0)
-        else site.last.relu(x)
-    ),
     "Not": lambda site, x: site.last.sub(1.0, x),
+    "Selu": operation(
+        "selu", **{"alpha": number("alpha", 1.6732632), "lambda": number("gamma", 1.0507010)}
+    ),
 }
 
 # Layers that no pure function of arrays can be.
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),
-        refused(
+        Refusal(
             "it draws random numbers, and a model is a function of its inputs",
             "cut the network there, and give what jax.random draws as an input",
         ),
     ),
     **dict.fromkeys(
         ("StringTensorPack", "StringTensorUnpack"),
-        refused(
+        Refusal(
             "it holds text, and arrays hold numbers",
             "cut the network behind its tokenizer, and give tokens as an input",
         ),
     ),
 }
 
-for _register, _rows in ((everywhere, _EVERYWHERE), (opsets, _OPSETS | REFUSED), (legacy, _OLD)):
-    for _type, _meaning in _rows.items():
-        _register(_type)(_meaning)
+OPERATORS.rows(_EVERYWHERE)
+OPERATORS.rows(_OLD, until=LEGACY)
+OPERATORS.rows(_OPSETS | REFUSED, since=LEGACY + 1)

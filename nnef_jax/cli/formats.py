@@ -1,0 +1,107 @@
+"""The command `nnef-jax formats`, which shows the operators that each format has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nnef_jax import InputError
+from nnef_jax.cli import command_options as option
+from nnef_jax.cli.commands import app
+from nnef_jax.cli.terminal import print_result, status
+from nnef_jax.formats import FORMATS, operators_of
+
+if TYPE_CHECKING:
+    from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry
+
+_ROLES = {"structure": "(part of the graph's structure)", "definition": "(its definition)"}
+
+
+@app.command()
+def formats(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FORMAT|OPERATOR]",
+            help=f"A format, {', '.join(FORMATS)}, or an operator, of which all is shown.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: option.Json = False,
+) -> None:
+    """Show which operators each format has, in which versions, and what they become.
+
+    An operator becomes operations of some of the kinds that are named.
+    """
+    with status("reading the operators"):
+        tables = {x: list(operators_of(x)) for x in ([name] if name in FORMATS else FORMATS)}
+        if name is not None and name not in FORMATS:
+            tables = _found(name, tables)
+    if as_json:
+        print_result(json.dumps({x: [asdict(y) for y in table] for x, table in tables.items()}))
+    elif name is None or name in FORMATS:
+        print_result(*_apart(_table(x, table) for x, table in tables.items()))
+    else:
+        print_result(*_apart(_block(x, y) for x, table in tables.items() for y in table))
+
+
+def _found(name: str, tables: Mapping[str, list[OperatorEntry]]) -> dict[str, list[OperatorEntry]]:
+    """Return the entries of an operator in any case. Raises InputError where no format has it."""
+    found = {x: [y for y in t if y.name.lower() == name.lower()] for x, t in tables.items()}
+    if any(found.values()):
+        return {x: table for x, table in found.items() if table}
+    from nnef_jax.similar import did_you_mean
+
+    names = dict.fromkeys(y.name for table in tables.values() for y in table)
+    hint = did_you_mean(name, [*tables, *names])
+    raise InputError(f"no format and no operator is called {name!r}", hint=hint)
+
+
+def _apart(blocks: Iterable[Iterable[str]]) -> list[str]:
+    """Return the lines of blocks, with an empty one between them."""
+    return [line for block in blocks for line in ("", *block)][1:]
+
+
+def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
+    from nnef_jax.analysis.results import table_of, text_of
+
+    has_domains = any(x.domain for x in entries)
+    rows = [(x.name, *([x.domain] * has_domains), versions(x), becomes(x)) for x in entries]
+    heads = ("operator", *["domain"] * has_domains, "versions", "becomes")
+    return text_of(table_of(f"{format}: {len(entries)} operators", heads, rows)).splitlines()
+
+
+def _block(format: str, entry: OperatorEntry) -> Iterator[str]:
+    domain = f" of {entry.domain}" if entry.domain else ""
+    yield f"{entry.name}{domain} ({format})"
+    lines = [("versions", versions(entry)), ("becomes", becomes(entry))]
+    lines += [("attribute", attribute(x)) for x in entry.attributes]
+    yield from (f"{head:<12}{text}" for head, text in lines)
+
+
+def versions(entry: OperatorEntry) -> str:
+    """Return the versions of an operator as a text."""
+    if entry.until is None:
+        return "all" if entry.since == 1 else f"{entry.since}-"
+    return f"{entry.since}-{entry.until}" if entry.since < entry.until else str(entry.since)
+
+
+def becomes(entry: OperatorEntry) -> str:
+    """Return the kinds of an operator as a text, or the reason why it has none."""
+    if entry.role == "refused":
+        return f"refused: {entry.refusal}"
+    kinds = ", ".join(entry.kinds)
+    return _ROLES.get(entry.role, kinds or "(no operation)")
+
+
+def attribute(entry: AttributeEntry) -> str:
+    """Return an attribute as a text: its name, type and default."""
+    type = " | ".join(entry.words) or entry.type
+    default: Any = entry.default
+    shown = "" if default is None or entry.words else f" = {json.dumps(default)}"
+    required = ", required" if entry.is_required else ""
+    return f"{entry.name}: {type}{shown}{required}"

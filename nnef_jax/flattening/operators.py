@@ -1,0 +1,189 @@
+"""The operators of a format: what each means in operations of the graph, by name and versions.
+
+A format has one `Operators`, in a module of its own. Families of operators are modules that add to
+it:
+
+    @operator("Swish")
+    def swish(site, x, *, alpha=number("alpha", 1.0)):
+        return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
+
+A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
+An input that has a default may be left out. `*` takes all inputs. An attribute is a value, or a
+function of the site, as those of `flattening.attributes`: its default, or where operators differ,
+an argument of the decorator; `**` takes all that have no parameter. They are called in order, after
+the inputs. A meaning returns the tensor of the first output, or a tuple of outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import CO_VARARGS, CO_VARKEYWORDS
+from threading import RLock
+from typing import Any, TypeVar
+
+from lowering.errors import InvalidOperation
+
+Meaning = Callable[..., Any]
+_Function = TypeVar("_Function", bound=Meaning)
+NEWEST = 2**31 - 1  # the version of operators that have no last one
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator of a format between two versions, both included, or until it has a later one."""
+
+    name: str
+    domain: str
+    since: int
+    until: int
+    run: Callable[[Any], Any]  # of a site
+    meaning: Meaning
+    attributes: Mapping[str, Any]  # by the parameter of the meaning
+
+
+class Operators:
+    """The operators of a format. `families` are the full names of the modules that add to it.
+
+    They are imported when an operator is first looked for. `key` makes equal the names that files
+    may use for the same operator.
+    """
+
+    def __init__(self, key: Callable[[str], str] = str) -> None:
+        self.families: Sequence[str] = ()
+        self._key = key
+        self._lock = RLock()
+        self._by_name: dict[tuple[str, str], list[Operator]] = {}
+
+    def operator(
+        self,
+        *names: str,
+        domain: str = "",
+        since: int = 1,
+        until: int = NEWEST,
+        **attributes: Any,
+    ) -> Callable[[_Function], _Function]:
+        """Make the decorated function the meaning of operators between two versions."""
+
+        def register(function: _Function) -> _Function:
+            readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
+            run = _run(function, readers)
+            for name in names:
+                self._add(Operator(name, domain, since, until, run, function, readers))
+            return function
+
+        return register
+
+    def rows(
+        self,
+        rows: Mapping[str, Meaning],
+        *,
+        domain: str = "",
+        since: int = 1,
+        until: int = NEWEST,
+    ) -> None:
+        """Add operators by name with what each means: `operation`, `refused` or a function."""
+        for name, meaning in rows.items():
+            self.operator(name, domain=domain, since=since, until=until)(meaning)
+
+    def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
+        """Return the operator of a name in a version of its domain, or None."""
+        if self.families:
+            self._load()
+        for operator in reversed(self._by_name.get((domain, self._key(name)), ())):
+            if operator.since <= version:
+                return operator if version <= operator.until else None
+        return None
+
+    def of_version(self, version: int, domain: str = "") -> dict[str, Operator]:
+        """Return the operators of a domain in a version, by name."""
+        operators = (self.get(x.name, version, domain) for x in self if x.domain == domain)
+        return {x.name: x for x in operators if x}
+
+    def __iter__(self) -> Iterator[Operator]:
+        """Iterate over all operators: by domain and name, the oldest version first."""
+        self._load()
+        for key in sorted(self._by_name):
+            yield from self._by_name[key]
+
+    def _load(self) -> None:
+        families, self.families = self.families, ()
+        for family in families:
+            import_module(family)
+
+    def _add(self, operator: Operator) -> None:
+        versions = self._by_name.setdefault((operator.domain, self._key(operator.name)), [])
+        if any(operator.since == other.since for other in versions):
+            raise ValueError(f"'{operator.name}' has two meanings since version {operator.since}")
+        versions.append(operator)
+        versions.sort(key=lambda x: x.since)
+
+
+def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Return a function of a site that hands inputs and attributes to a meaning."""
+    code = getattr(meaning, "__code__", None)
+    if code is None:  # a row
+        return meaning
+    count = code.co_argcount
+    names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]
+    others = {*attributes} - {*keywords}
+    if {*keywords} - {*attributes} or (others and not code.co_flags & CO_VARKEYWORDS):
+        raise TypeError(f"{meaning.__name__} takes {keywords}, its attributes are {[*attributes]}")
+    needed = len(names) - len(meaning.__defaults__ or ())
+    takes_all = bool(code.co_flags & CO_VARARGS)
+    if not names and not takes_all and not attributes:
+        return meaning
+
+    def run(site: Any) -> Any:
+        inputs = [site.input(i) if i < needed or site.has(i) else None for i in range(len(names))]
+        if takes_all:
+            more = range(len(names), len(site.operands))
+            inputs += [site.input(i) if site.has(i) else None for i in more]
+        return meaning(site, *inputs, **_read(attributes, site))
+
+    return run
+
+
+def _read(attributes: Mapping[str, Any], site: Any) -> dict[str, Any]:
+    return {name: x(site) if callable(x) else x for name, x in attributes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The meaning of an operator that is one operation of the graph.
+
+    An input is its number, or a function of the site; an attribute is a value, or such a function.
+    """
+
+    kind: str
+    inputs: tuple[Any, ...] = (0,)
+    attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __call__(self, site: Any) -> Any:
+        """Add the operation at a site, and return its results."""
+        operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
+        return getattr(site.last, self.kind)(*operands, **_read(self.attributes, site))
+
+
+def operation(kind: str, *inputs: Any, **attributes: Any) -> Row:
+    """Return the row of an operator that is one operation: on these inputs, or on input 0."""
+    return Row(kind, inputs or (0,), attributes)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The meaning of an operator that is refused, with the reason and what to do instead."""
+
+    reason: str
+    hint: str
+
+    def __call__(self, site: Any) -> Any:
+        """Raise InvalidOperation."""
+        raise InvalidOperation(self.reason, self.hint)
+
+
+def inputs_of(meaning: Meaning) -> tuple[str, ...]:
+    """Return the names that a function has for its inputs; a row has none."""
+    code = getattr(meaning, "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if code else ()

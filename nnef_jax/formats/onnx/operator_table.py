@@ -1,0 +1,14 @@
+"""The operators of ONNX that have a meaning here; the standard defines others by functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nnef_jax.flattening.operator_table import OperatorEntry, entries_of
+from nnef_jax.formats.onnx.node_site import NodeSite
+from nnef_jax.formats.onnx.operators import OPERATORS
+
+
+def entries() -> Iterable[OperatorEntry]:
+    """Return the entries, by domain and name."""
+    return entries_of(OPERATORS, NodeSite)

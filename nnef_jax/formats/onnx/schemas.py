@@ -1,0 +1,100 @@
+"""The standard's schemas: what a node may have, and the functions that define operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from lowering.errors import InvalidOperation
+from lowering.extents import UNKNOWN, is_symbolic
+from lowering.graph import Value
+from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.formats.onnx.document import Function, Node, Reader
+from nnef_jax.formats.onnx.protobuf import Raw
+from nnef_jax.formats.onnx.tensor_types import code_of
+from nnef_jax.limits import Limits, Meter
+from nnef_jax.similar import did_you_mean
+
+_NEWEST = 2**31 - 1  # the greatest version that the package takes
+
+
+@cache
+def _schema(domain: str, name: str, version: int) -> Any:
+    """Return the standard's schema of an operator, None if it has none of that name."""
+    from onnx import defs
+
+    try:
+        return defs.get_schema(name, max(min(version, _NEWEST), 0), domain)
+    except defs.SchemaError:
+        return None
+
+
+def require_declared(node: Node, version: int) -> None:
+    """Raise InvalidOperation for inputs, outputs and attributes that the standard does not have."""
+    schema = _schema(node.domain, node.operator, version)
+    if schema is None:
+        return
+    sides = ("inputs", node.inputs, schema.max_input), ("outputs", node.outputs, schema.max_output)
+    for what, names, most in sides:
+        if any(names[most:]):
+            raise InvalidOperation(f"it has {len(names)} {what}, the operator has {most} at most")
+    for name in (*node.attributes, *node.references):
+        if name not in schema.attributes:
+            hint = did_you_mean(name, schema.attributes)
+            raise InvalidOperation(f"the operator has no attribute '{name}'", hint)
+
+
+def is_defined(domain: str, name: str, version: int) -> bool:
+    """Tell whether the standard defines an operator by a function."""
+    schema = _schema(domain, name, version)
+    return schema and (schema.has_function or schema.has_context_dependent_function)
+
+
+@cache
+def defined(domain: str, name: str, version: int) -> Function | None:
+    """Return the function that defines an operator whatever it is given, None if none does."""
+    schema = _schema(domain, name, version)
+    return _read(schema.function_body, schema) if schema and schema.has_function else None
+
+
+def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
+    """Return the function that defines an operator for types of operands and attributes.
+
+    Raises InvalidOperation where there is none for them.
+    """
+    from onnx import FunctionProto, TypeProto, helper
+
+    def type_of(x: Any) -> bytes:
+        if not isinstance(x, Value | Constant):
+            return TypeProto().SerializeToString()
+        is_known = isinstance(x, Constant)
+        dtype, shape = (x.type, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
+        extents = [None if n is UNKNOWN or is_symbolic(n) else int(n) for n in shape]
+        return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
+
+    proto, body = helper.make_node(node.operator, node.inputs, node.outputs), FunctionProto()
+    proto.domain = node.domain
+    for name, x in node.attributes.items():
+        if isinstance(x, int | float | str | tuple):
+            proto.attribute.append(helper.make_attribute(name, x))
+    schema = _schema(node.domain, node.operator, version)
+    types = [type_of(x) for x in operands]
+    body.ParseFromString(schema.get_context_dependent_function(proto.SerializeToString(), types))
+    if not body.node:
+        raise InvalidOperation("its definition has none for its inputs and attributes")
+    return _read(body, schema)
+
+
+def _read(proto: Any, schema: Any) -> Function:
+    """Return a function, with the defaults of the attributes of the operator that it defines."""
+    reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
+    reader.list_nodes(proto.node)
+    given = ((key, x.default_value) for key, x in schema.attributes.items())
+    defaults = {key: reader.attribute(x) for key, x in given if x.name}
+    return replace(reader.function(proto), defaults=defaults)
+
+
+def _refused(name: str) -> memoryview:
+    raise OSError(f"there is no file '{name}'")

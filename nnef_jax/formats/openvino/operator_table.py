@@ -1,0 +1,23 @@
+"""The layers of OpenVINO, with those that are a part of a network's structure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from nnef_jax.flattening.operator_table import OperatorEntry, entries_of
+from nnef_jax.formats.openvino.layer_site import LayerSite
+from nnef_jax.formats.openvino.layers import OPERATORS
+from nnef_jax.formats.openvino.layers.registry import LEGACY
+
+_STRUCTURE = (
+    OperatorEntry("Const", role="structure"),
+    OperatorEntry("Input", until=LEGACY, role="structure"),
+    OperatorEntry("Parameter", since=LEGACY + 1, role="structure"),
+    OperatorEntry("Result", since=LEGACY + 1, role="structure"),
+)
+
+
+def entries() -> Iterable[OperatorEntry]:
+    """Return the entries, by name. Versions are those of the document."""
+    entries = [*entries_of(OPERATORS, LayerSite, str.lower), *_STRUCTURE]
+    return sorted(entries, key=lambda x: (x.name.lower(), x.since))

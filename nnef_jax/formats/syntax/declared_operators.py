@@ -1,0 +1,42 @@
+"""Entries of operations that a format in NNEF's language declares as fragments."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+
+from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry, Role
+from nnef_jax.formats.syntax import tree as s
+from nnef_jax.formats.syntax.printing import print_expression
+from nnef_jax.formats.syntax.types import has_tensor
+
+_LITERALS = {"true": True, "false": False}
+
+
+def entry_of(
+    fragment: s.Fragment,
+    role: Role,
+    kinds: Iterable[str] = (),
+    *,
+    name: str = "",
+    domain: str = "",
+) -> OperatorEntry:
+    """Return the entry of a declaration, or of another name for it."""
+    attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
+    return OperatorEntry(
+        name or fragment.name,
+        domain,
+        attributes=attributes,
+        role=role,
+        kinds=tuple(kinds),
+    )
+
+
+def _attribute(parameter: s.FormalParameter) -> AttributeEntry:
+    default, type = parameter.default, str(parameter.type)
+    if default is None:
+        return AttributeEntry(parameter.name, type, is_required=True)
+    text = print_expression(default)
+    return AttributeEntry(
+        parameter.name, type, _LITERALS[text] if text in _LITERALS else ast.literal_eval(text)
+    )

@@ -1,0 +1,11 @@
+"""Intrinsics: operations that need their call site, as for an input, a variable or a shape."""
+
+from __future__ import annotations
+
+from nnef_jax.formats.tract.registry import INTRINSICS
+
+INTRINSICS.families = (
+    "nnef_jax.formats.tract.intrinsics.structure",
+    "nnef_jax.formats.tract.intrinsics.pulse",
+    "nnef_jax.formats.tract.intrinsics.scan",
+)

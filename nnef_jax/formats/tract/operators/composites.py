@@ -1,0 +1,190 @@
+"""Powers, normalisation, attention, recurrence, indices and resampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from lowering import resampling
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import differ, is_known, show
+from lowering.graph import is_float
+from lowering.ops import require
+from nnef_jax.flattening.attributes import axis, flag, integer, integers, number, numbers, text
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.registry import operator
+
+
+@operator("tract_core_pow_const", exponent=number("exponent"))
+def power(site: CallSite, x: Any, *, exponent: float) -> Any:
+    """Raise to a power of the type of the base."""
+    return site.last.pow(x, jnp.dtype(site.dtype_of(x)).type(exponent))
+
+
+@operator("tract_core_rms_norm", axis=axis("axis"))
+def rms_norm(site: CallSite, input: Any, epsilon: Any, *, axis: int) -> Any:
+    """Scale by 1."""
+    one = jnp.dtype(site.dtype_of(input)).type(1)
+    return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
+
+
+@operator(
+    "tract_transformers_sdpa",
+    scale=number("scale"), is_causal=flag("is_causal"), wide=text("acc_datum_type"),
+)  # fmt: skip
+def attention(
+    site: CallSite, query: Any, key: Any, value: Any, mask: Any, *, scale: float, is_causal: bool,
+    wide: str,
+) -> Any:  # fmt: skip
+    """Compute in `acc_datum_type`; the result has the type of the operands."""
+    dtype, how = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
+    if wide in ("", dtype):
+        return site.last.attention(query, key, value, mask, **how)
+    if not is_float(wide):
+        raise InvalidOperation(f"'acc_datum_type' must be a type of real numbers, it is {wide}")
+    tensors = {"query": query, "key": key, "value": value}
+    cast = (site.step_on(name).cast(x, dtype=wide) for name, x in tensors.items())
+    return site.last.cast(site.step.attention(*cast, mask, **how), dtype=dtype)
+
+
+@operator("tract_transformers_scaled_masked_softmax", acts_again=flag("post_softmax_mask"))
+def masked_softmax(site: CallSite, input: Any, mask: Any, *, acts_again: bool) -> Any:
+    """Refuse a mask that is added, and has to act once more behind."""
+    dtype = site.dtype_of(mask)
+    if acts_again and dtype != "bool":  # a mask of truth values has
+        message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
+        raise InvalidOperation(message)
+    return site.last.masked_softmax(input, mask)
+
+
+@operator(
+    "tract_moe_ffn",
+    alpha=number("act_alpha"), limit=number("act_limit"), layout=text("expert_layout"),
+)  # fmt: skip
+def experts(
+    site: CallSite, input: Any, router: Any, w1: Any, w2: Any, w3: Any, router_bias: Any, *,
+    alpha: float, limit: float, layout: str,
+) -> Any:  # fmt: skip
+    """Lay weights as `canonical` has them."""
+    require.one_of("expert_layout", layout, ("canonical", "linear"))
+    if site.rank(router) == 3:
+        router = site.step_on("router").squeeze(router, axes=(0,))
+    weights = {"w1": w1, "w2": w2, "w3": w3}
+    for name, x in weights.items():
+        if layout == "linear" and x is not False:
+            weights[name] = site.step_on(name).transpose(x, axes=(0, 2, 1))
+    return site.last.mixture_of_experts(
+        input, router, *weights.values(), router_bias, alpha=alpha, limit=limit
+    )
+
+
+# Recurrence
+
+
+def _require_hidden(site: CallSite, name: str, x: Any, items: int) -> None:
+    """Check how many items an operand has along its last axis."""
+    shape = site.shape(x)
+    if not shape or differ(shape[-1], items):
+        message = f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
+        raise InvalidShape(message)
+
+
+@operator("tract_core_lstm_epilogue", hidden=integer("hidden"))
+def lstm_pointwise(site: CallSite, gates: Any, cell: Any, *, hidden: int) -> Any:
+    """Take the items on which a turn of an LSTM ends."""
+    _require_hidden(site, "cell", cell, hidden)
+    return site.last.lstm_pointwise(gates, cell)
+
+
+@operator("tract_core_gru_epilogue", hidden=integer("hidden"))
+def gru_pointwise(
+    site: CallSite, input_gates: Any, state_gates: Any, state: Any, *, hidden: int
+) -> Any:
+    """Take the items on which a turn of a GRU ends."""
+    _require_hidden(site, "state", state, hidden)
+    return site.last.gru_pointwise(input_gates, state_gates, state)
+
+
+@operator(
+    "tract_core_gru_seq",
+    hidden=integer("hidden"), chunk=integer("chunk"), has_bias=flag("has_bias"),
+    projected=flag("projected"), emit_states=flag("emit_y"),
+)  # fmt: skip
+def gru_sequence(
+    site: CallSite, input: Any, weight: Any, recurrent_weight: Any, bias: Any, initial_state: Any,
+    *, hidden: int, chunk: int, has_bias: bool, projected: bool, emit_states: bool,
+) -> Any:  # fmt: skip
+    """Go through the sequence from its start or end."""
+    _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
+    if chunk not in (1, -1):
+        message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
+        raise InvalidOperation(message)
+    return site.last.gru_sequence(
+        input, not projected and weight, recurrent_weight, has_bias and bias, initial_state,
+        reverse=chunk < 0, emit_states=emit_states,
+    )  # fmt: skip
+
+
+# Indices
+
+
+@operator("tract_core_gather", axis=axis("axis"), dtype=text("datum_type"))
+def gather(site: CallSite, input: Any, indices: Any, *, axis: int, dtype: str) -> Any:
+    """Cast the gathered items to a type."""
+    if dtype in ("", site.dtype_of(input)):
+        return site.last.gather(input, indices, axis=axis)
+    return site.last.cast(site.step.gather(input, indices, axis=axis), dtype=dtype)
+
+
+@operator(
+    "tract_core_one_hot",
+    depth=integer("dim"), off_value=number("value_off"), on_value=number("value_on"),
+)  # fmt: skip
+def one_hot(site: CallSite, indices: Any, *, depth: int, off_value: float, on_value: float) -> Any:
+    """Cut off indices that are real numbers."""
+    if is_float(site.dtype_of(indices)):
+        indices = site.step_on("indices").cast(indices, dtype="int32")
+    return site.last.one_hot(indices, depth=depth, off_value=off_value, on_value=on_value)
+
+
+@operator(
+    "tract_onnx_ml_tree_ensemble_classifier",
+    last=integer("max_used_feature"), classes=integer("n_classes"), aggregate=text("aggregate_fn"),
+)  # fmt: skip
+def tree_ensemble(site: CallSite, input: Any, *, last: int, classes: int, aggregate: str) -> Any:
+    """Check the number of features: the trees find all that they read."""
+    shape = site.shape(input)
+    if shape and shape[-1] <= last:
+        raise InvalidShape(
+            f"the trees read feature {last}, 'input' {show(shape)} has only {shape[-1]} features"
+        )
+    return site.last.tree_ensemble(input, classes=classes, aggregate=aggregate)
+
+
+@operator(
+    "tract_core_resize",
+    mode=text("interpolator"), coordinate_transformation_mode=text("coord_transformer"),
+    scales=numbers("scales"), sizes=integers("sizes"),
+)  # fmt: skip
+def resize(
+    site: CallSite, input: Any, *, mode: str, coordinate_transformation_mode: str,
+    scales: Sequence[float], sizes: Sequence[int],
+) -> Any:  # fmt: skip
+    """Resize to sizes where scales of aligned corners leave a part of an item over."""
+    modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
+    require.one_of("coord_transformer", coordinate_transformation_mode, modes)
+    coordinates, shape = coordinate_transformation_mode, site.shape(input)
+    whole = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
+    if whole and not sizes and all(0 < scale < math.inf for scale in scales):
+        # The last item is aligned where the scale leaves a part of one over.
+        sizes, scales = tuple(map(int, map(resampling.length, shape, scales))), ()
+    if coordinates == "pytorch_half_pixel":  # no exception for a single item
+        coordinates = "half_pixel"
+    return site.last.resize(
+        input, False, scales=scales, sizes=sizes, mode=mode,
+        coordinate_transformation_mode=coordinates, cubic_coeff_a=resampling.CUBIC,
+        exclude_outside=False, antialias=False, extrapolation_value=0.0,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Axes, bounds and padding as the dialect has them: bounds lie anywhere, padding cuts off."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import UNKNOWN, Shape, is_symbolic, show
+from lowering.ops import require
+from lowering.ops.require import normal_axes, normal_axis
+from nnef_jax.flattening.attributes import integer, integers, text
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.registry import AXES, argument, operator
+
+_LOWEST = -(1 << 62)  # an index before any
+
+
+def new_axes(site: CallSite) -> list[int]:
+    """Return the axes that are added, one by one from the lowest; one may be named twice."""
+    axes = site.ints("axes")
+    rank = site.rank() + len(axes)
+    places: list[int] = []
+    for axis in sorted(normal_axis(axis, rank) for axis in axes):
+        places.append(max(axis, places[-1] + 1) if places else axis)
+    return places
+
+
+def channels(site: CallSite) -> tuple[int, ...]:
+    """Return a window of some channels, along the second axis."""
+    shape = site.shape()
+    if len(shape) < 2:
+        raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
+    return (1, site.int("size")) + (1,) * (len(shape) - 2)
+
+
+@operator(
+    "slice", axes=AXES, begin=integers("begin"), end=integers("end"), stride=integers("stride")
+)
+def sliced(
+    site: CallSite, input: Any, *, axes: Sequence[int], begin: Sequence[int], end: Sequence[int],
+    stride: Sequence[int],
+) -> Any:  # fmt: skip
+    """Clamp the bounds, which may leave no items; a negative stride goes from end to begin."""
+    for name, items in (("begin", begin), ("end", end), ("stride", stride)):
+        if items or name != "stride":
+            require.length(name, items, len(axes), "axes")
+    strides = stride or [1] * len(axes)
+    if 0 in strides:
+        raise InvalidOperation(f"'stride' must not be 0, it is {list(strides)}")
+    shape = site.shape(input)
+    bounds = [_bounds(shape, *items) for items in zip(axes, begin, end, strides, strict=True)]
+    first, last = ([pair[i] for pair in bounds] for i in (0, 1))
+    return site.last.slice(input, axes=axes, begin=first, end=last, stride=stride)
+
+
+def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
+    extent = shape[axis]
+    if extent is UNKNOWN or any(x is UNKNOWN or is_symbolic(x) for x in (begin, end, step)):
+        if is_symbolic(step) or step is UNKNOWN or step > 0:
+            return begin, end
+        return end - 1, _LOWEST if begin == 0 else begin - 1
+    first, last, _ = slice(begin, None if end == 0 else end).indices(extent)
+    if step < 0 and first > last:
+        raise InvalidShape(
+            f"'begin' {begin} lies behind 'end' {end} in the {extent} items of 'input' "
+            f"{show(shape)} along axis {axis}",
+            hint="with a negative stride too 'begin' is the lower bound: what lies between "
+            "the bounds is taken backwards",
+        )
+    if first >= last:
+        return extent, extent
+    return (first, last) if step > 0 else (last - 1, first - 1 if first else -extent - 1)
+
+
+@operator(
+    "tract_core_downsample",
+    axis=integer("axis"),
+    stride=integer("stride"),
+    modulo=integer("modulo"),
+)
+def downsample(site: CallSite, input: Any, *, axis: int, stride: int, modulo: int) -> Any:
+    """Slice with a stride along one axis."""
+    require.not_negative(modulo=modulo)
+    if stride == 0:
+        raise InvalidOperation("'stride' must not be 0")
+    axes = normal_axes([axis], site.rank())
+    return sliced(site, input, axes=axes, begin=[modulo], end=[0], stride=[stride])
+
+
+@operator("pad", padding=argument("padding"), border=text("border"))
+def pad(site: CallSite, input: Any, *, padding: Sequence[tuple[int, int]], border: str) -> Any:
+    """Cut off items where the padding is negative before others are added, as in ONNX."""
+    shape = site.shape(input)
+    require.length("padding", padding, len(shape), "axes of 'input'")
+    cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
+    slices = {
+        # Where all items are cut, an empty slice at the end.
+        axis: (extent, extent) if extent == sum(pair) else (pair[0], -pair[1])
+        for axis, (extent, pair) in enumerate(zip(shape, cut, strict=True))
+        if any(pair)
+    }
+    if slices:
+        if any(shape[axis] < sum(cut[axis]) for axis in slices):
+            message = (
+                f"'padding' {list(padding)} cuts off more items than 'input' {show(shape)} has"
+            )
+            raise InvalidShape(message)
+        begin, end = map(list, zip(*slices.values(), strict=True))
+        step = site.step_on("input")
+        input = step.slice(input, axes=list(slices), begin=begin, end=end, stride=[])
+        padding = [(0 if _is_cut(a) else a, 0 if _is_cut(b) else b) for a, b in padding]
+    border = "replicate" if border == "replicated" else border
+    return site.last.pad(input, padding=padding, border=border)
+
+
+def _is_cut(items: Any) -> bool:
+    return not is_symbolic(items) and items < 0

@@ -1,0 +1,110 @@
+"""Products: operands of several ranks, letters of Einstein's notation for axes, quantised ones."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import padded, show
+from lowering.ops import require
+from lowering.ops.require import normal_axes
+from nnef_jax.flattening.attributes import integers, text
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.registry import operator
+
+
+@operator("matmul")
+def matmul(site: CallSite, a: Any, b: Any) -> Any:
+    """Multiply matrices."""
+    return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
+
+
+@operator("linear")
+def linear(site: CallSite, input: Any, filter: Any) -> Any:
+    """Multiply by the rows of the filter."""
+    return site.last.linear(*_of_one_rank(site, {"input": input, "filter": filter}))
+
+
+def _of_one_rank(site: CallSite, factors: dict[str, Any]) -> list[Any]:
+    """Return two operands, leading ones before the axes of the shorter; a vector is a column."""
+    shapes = {name: site.shape(x) for name, x in factors.items()}
+    rank = max(map(len, shapes.values()))
+    for name, shape in shapes.items():
+        if len(shape) < rank:
+            matrix = padded(shape, 2)
+            leading, trailing = max(rank - len(matrix), 0), len(matrix) - len(shape)
+            axes = [*range(leading), *range(rank - trailing, rank)]
+            factors[name] = site.step_on(name).unsqueeze(factors[name], axes=axes)
+    return [*factors.values()]
+
+
+@operator("tract_core_einsum", accumulator=text("acc"), dtype=text("output"))
+def einsum(site: CallSite, inputs: Sequence[Any], *, accumulator: str, dtype: str) -> Any:
+    """Return the type of the sums unless another one is asked for."""
+    return site.last.einsum(inputs, accumulator=accumulator, dtype=dtype or accumulator)
+
+
+@operator("tract_core_matmul", axes=integers("axes"))
+def legacy_matmul(site: CallSite, a: Any, b: Any, *, axes: Sequence[int]) -> Any:
+    """Write the axes of a product in letters."""
+    (term_a, term_b, term_c), dtype = _terms(site, axes), site.dtype_of(a)
+    expr = f"{term_a},{term_b}->{term_c}"
+    return site.last.einsum([a, b], expr=expr, accumulator=dtype, dtype=dtype)
+
+
+@operator("tract_core_einsum_q", accumulator=text("acc"), dtype=text("output"))
+def quantized_einsum(
+    site: CallSite, inputs: Sequence[Any], bias: Any, a_zero_point: Any, a_scale: Any,
+    b_zero_point: Any, b_scale: Any, output_zero_point: Any, output_scale: Any, *,
+    accumulator: str, dtype: str,
+) -> Any:  # fmt: skip
+    """Take a list of two inputs."""
+    if len(inputs) != 2:
+        raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
+    a, b = inputs
+    operands = {
+        "bias": bias, "a_zero_point": a_zero_point, "a_scale": a_scale,
+        "b_zero_point": b_zero_point, "b_scale": b_scale, "output_zero_point": output_zero_point,
+        "output_scale": output_scale, "a": a, "b": b,
+    }  # fmt: skip
+    return site.emit("quantized_einsum", operands, dtype=dtype or accumulator)
+
+
+@operator("tract_core_qmatmul", axes=integers("axes"), dtype=text("output_type"))
+def quantized_matmul(
+    site: CallSite, a: Any, b: Any, bias: Any, a_zero_point: Any, a_scale: Any, b_zero_point: Any,
+    b_scale: Any, output_zero_point: Any, output_scale: Any, *, axes: Sequence[int], dtype: str,
+) -> Any:  # fmt: skip
+    """Take bias, a0 and a_scale for each row, b0 and b_scale for each column, or one for all."""
+    term_a, term_b, term_c = _terms(site, axes)
+    return site.last.quantized_einsum(
+        a, b, bias, a_zero_point, a_scale, b_zero_point, b_scale, output_zero_point, output_scale,
+        expr=f"{term_a},{term_b},m,m,m,n,n,,->{term_c}", dtype=dtype,
+    )  # fmt: skip
+
+
+def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
+    """Return the letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
+
+    They are m, k and n, and capitals for the batch: the other axes of each, in their order. Without
+    axes the matrices are in the last two.
+    """
+    shapes = [site.shape(0), site.shape(1)]
+    rank = len(shapes[0])
+    if len(shapes[1]) != rank or rank < 2:
+        raise InvalidShape(
+            f"'A' {show(shapes[0])} and 'B' {show(shapes[1])} must have one rank, of at least two",
+            hint="`unsqueeze` the one of lower rank",
+        )
+    if axes:
+        require.length("axes", axes, 6, "axes a_m, a_k, b_k, b_n, c_m and c_n")
+    a_m, a_k, b_k, b_n, c_m, c_n = axes or (rank - 2, rank - 1) * 3
+
+    def term(axes: Sequence[int], letters: str) -> str:
+        named = dict(zip(normal_axes(axes, rank), letters, strict=True))
+        batch = iter(string.ascii_uppercase)
+        return "".join(named.get(axis) or next(batch) for axis in range(rank))
+
+    return term((a_m, a_k), "mk"), term((b_k, b_n), "kn"), term((c_m, c_n), "mn")

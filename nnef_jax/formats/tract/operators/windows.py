@@ -1,0 +1,164 @@
+"""Windows and filters as the dialect has them.
+
+A border never wins a maximum, a bias lies along any axis, and `deconv` has its filter as `conv`
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowering.errors import InvalidOperation, InvalidShape
+from lowering.extents import Shape, differ, show
+from lowering.ops import require
+from nnef_jax.flattening.attributes import integer, integers, text
+from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.registry import operator
+
+
+def _border(site: CallSite) -> str:
+    site.word("border", "constant", "ignore")
+    return "ignore"
+
+
+def _of_each_axis(name: str) -> Callable[[CallSite], Sequence[Any]]:
+    """Return a function that reads an item for each axis of the input."""
+
+    def read(site: CallSite) -> Sequence[Any]:
+        items = site.argument(name)
+        if items or name == "size":
+            require.length(name, items, site.rank(), "axes of 'input'")
+        return items
+
+    return read
+
+
+WINDOW = {
+    "border": _border,
+    **{name: _of_each_axis(name) for name in ("size", "padding", "stride", "dilation")},
+}
+
+
+def channel_plane(site: CallSite) -> int:
+    """Return the first axis that an index counts: 2, or without batch the window's first one."""
+    size, stride = site.ints("size"), site.ints("stride")
+    steps = zip(size, stride or (1,) * len(size), strict=True)
+    return min([2, *(axis for axis, step in enumerate(steps) if step != (1, 1))])
+
+
+def factors(site: CallSite) -> list[int]:
+    """Return a factor for each axis but batch and channels, which stay as they are."""
+    factor = site.ints("factor")
+    return [1] * (site.rank() - 2 - len(factor)) + [*factor]
+
+
+@operator("conv", groups=integer("groups"))
+def conv(site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int) -> Any:
+    """Lay the bias along axis 1, number the groups, and keep the padding of spatial axes alone."""
+    groups, padding = _checked(site, groups)
+    return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
+
+
+@operator("deconv", groups=integer("groups"), output_shape=integers("output_shape"))
+def deconv(
+    site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int, output_shape: Sequence[int]
+) -> Any:
+    """Turn the filter (O,I/G,f...) into (I,O/G,f...)."""
+    groups, padding = _checked(site, groups)
+    bias = _bias(site)
+    rank, (outputs, inputs) = site.rank(), site.shape(filter)[:2]
+    if len(output_shape) not in (0, rank - 2, rank):
+        raise InvalidOperation(
+            f"'output_shape' {list(output_shape)} must have an item for each of the {rank - 2} "
+            f"spatial axes, or for each of all {rank}"
+        )
+    if output_shape:
+        output_shape = [1, outputs, *output_shape[2 - rank :]]
+    step = site.step_on("filter")
+    if groups > 1:
+        grouped = [groups, outputs // groups, inputs]
+        filter = step.reshape(filter, shape=grouped, axis_start=0, axis_count=2)
+        filter = step.transpose(filter, axes=[0, 2, 1])
+        merged = [groups * inputs, outputs // groups]
+        filter = step.reshape(filter, shape=merged, axis_start=0, axis_count=3)
+    else:
+        filter = step.transpose(filter, axes=[1, 0])
+    return site.last.deconv(
+        input, filter, bias, groups=groups, padding=padding, output_shape=output_shape
+    )
+
+
+@operator(
+    "tract_core_qconv",
+    group=integer("group"), groups=integer("groups"), dtype=text("output_dt"),
+)  # fmt: skip
+def quantized_conv(
+    site: CallSite, input: Any, filter: Any, bias: Any, filter_zero_point: Any, filter_scale: Any,
+    input_zero_point: Any, input_scale: Any, output_zero_point: Any, output_scale: Any, *,
+    group: int, groups: int, dtype: str,
+) -> Any:  # fmt: skip
+    """Take `group`, which tract declares, or `groups`, which it writes."""
+    groups, padding = _checked(site, group if groups == 1 else groups)
+    operands = {
+        "input": input, "filter": filter, "bias": _bias(site),
+        "filter_zero_point": filter_zero_point, "filter_scale": filter_scale,
+        "input_zero_point": input_zero_point, "input_scale": input_scale,
+        "output_zero_point": output_zero_point, "output_scale": output_scale,
+    }  # fmt: skip
+    dtype = dtype or site.dtype_of(input)
+    return site.emit("quantized_conv", operands, groups=groups, padding=padding, dtype=dtype)
+
+
+def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
+    """Return the number of groups and the padding of spatial axes."""
+    (input, filter), rank = map(site.shape, (0, 1)), site.rank()
+    if rank < 3 or len(filter) != rank:
+        raise InvalidShape(
+            f"'input' {show(input)} and 'filter' {show(filter)} must have one rank: batch, "
+            "channels and at least one spatial axis",
+            hint="`unsqueeze` an input that has no batch axis",
+        )
+    border, padding = site.text("border"), site.argument("padding")
+    if border != "constant":
+        raise InvalidOperation(
+            f"'border' must be 'constant', it is '{border}'",
+            hint="`pad` the input first, with that border, and give padding (0,0) here",
+        )
+    if len(padding) == rank and tuple(map(tuple, padding[:2])) == ((0, 0), (0, 0)):
+        padding = padding[2:]
+    windows = {"padding": padding, "stride": site.ints("stride"), "dilation": site.ints("dilation")}
+    for name, items in windows.items():
+        if items:
+            require.length(name, items, rank - 2, "spatial axes")
+    if groups < 0:
+        raise InvalidOperation(
+            f"'groups' must be positive, or 0 for a group for each channel, it is {groups}"
+        )
+    groups = groups or (input[1] // filter[1] if filter[1] != 0 else 1) or 1
+    if differ(filter[1] * groups, input[1]):
+        raise InvalidShape(
+            f"'filter' {show(filter)} takes {filter[1] * groups} channels in {groups} group(s), "
+            f"'input' {show(input)} has {input[1]}",
+            hint="the filter has the shape [output channels, input channels / groups, ...], "
+            "for deconv too",
+        )
+    if differ(filter[0] % groups, 0):
+        message = f"'groups' {groups} does not divide the first extent of 'filter' {show(filter)}"
+        raise InvalidShape(message)
+    return groups, padding
+
+
+def _bias(site: CallSite) -> Any:
+    """Return the bias along axis 1."""
+    bias, shape, channels = site.operand(2), site.shape(2), site.shape(1)[0]
+    extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
+    if len(extents) > 1 or any(differ(extent, channels) for extent in extents):
+        raise InvalidShape(
+            f"'bias' {show(shape)} does not fit {channels} output channels",
+            hint=f"it must have one item, or {channels} along one axis, as in "
+            f"{show((channels,))} and {show((1, channels))}",
+        )
+    if not extents or shape == (1, *extents):
+        return bias
+    return site.step_on("bias").reshape(bias, shape=[1, -1], axis_start=0, axis_count=-1)

@@ -1,0 +1,8 @@
+"""The kinds of operations that OpenVX has nodes for."""
+
+from __future__ import annotations
+
+from nnef_jax.flattening.operators import Operators
+
+KINDS = Operators()
+maps = KINDS.operator
