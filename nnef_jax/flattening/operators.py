@@ -108,9 +108,10 @@ class Operators:
             yield from self._by_name[key]
 
     def _load(self) -> None:
-        families, self.families = self.families, ()
-        for family in families:
-            import_module(family)
+        with self._lock:  # another thread waits until all are there
+            for family in self.families:
+                import_module(family)
+            self.families = ()
 
     def _add(self, operator: Operator) -> None:
         versions = self._by_name.setdefault((operator.domain, self._key(operator.name)), [])
