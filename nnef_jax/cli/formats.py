@@ -18,6 +18,8 @@ from nnef_jax.formats import FORMATS, operators_of
 if TYPE_CHECKING:
     from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry
 
+    Tables = Mapping[str, list[OperatorEntry]]
+
 _ROLES = {"structure": "(part of the graph's structure)", "definition": "(its definition)"}
 
 
@@ -40,7 +42,7 @@ def formats(
     with status("reading the operators"):
         tables = {x: list(operators_of(x)) for x in ([name] if name in FORMATS else FORMATS)}
         if name is not None and name not in FORMATS:
-            tables = _found(name, tables)
+            tables = _of_name(name, tables)
     if as_json:
         print_result(json.dumps({x: [asdict(y) for y in table] for x, table in tables.items()}))
     elif name is None or name in FORMATS:
@@ -49,11 +51,20 @@ def formats(
         print_result(*_apart(_block(x, y) for x, table in tables.items() for y in table))
 
 
-def _found(name: str, tables: Mapping[str, list[OperatorEntry]]) -> dict[str, list[OperatorEntry]]:
-    """Return the entries of an operator in any case. Raises InputError where no format has it."""
-    found = {x: [y for y in t if y.name.lower() == name.lower()] for x, t in tables.items()}
-    if any(found.values()):
-        return {x: table for x, table in found.items() if table}
+def _of_name(
+    name: str, tables: Mapping[str, list[OperatorEntry]]
+) -> dict[str, list[OperatorEntry]]:
+    """Return the entries of an operator in any case, with or without the prefix of a registry.
+
+    Raises InputError where no format has it.
+    """
+
+    def is_meant(entry: OperatorEntry) -> bool:
+        return f"_{entry.name}".lower().endswith(f"_{name}".lower())
+
+    shown = {x: [*filter(is_meant, table)] for x, table in tables.items()}
+    if any(shown.values()):
+        return {x: table for x, table in shown.items() if table}
     from nnef_jax.similar import did_you_mean
 
     names = dict.fromkeys(y.name for table in tables.values() for y in table)

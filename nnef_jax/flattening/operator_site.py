@@ -13,6 +13,7 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.similar import did_you_mean
 
+ON_ITEMS = ("clamp", "prelu", "select")  # kinds on items, besides those of x and y
 _Graph = TypeVar("_Graph", bound=Emission)
 
 

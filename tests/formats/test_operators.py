@@ -9,11 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nnef_jax.flattening import operators
 from nnef_jax.flattening.attributes import number
 from nnef_jax.flattening.operators import Operators
+from nnef_jax.formats.tract.operators import OPERATORS
+from tests.helpers import model_of
 
 
 class Site(SimpleNamespace):
@@ -93,3 +96,17 @@ def test_threads_wait_for_families(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadPoolExecutor(4) as pool:
         names: Sequence[Any] = [*pool.map(registry.get, ["second"] * 4)]
     assert [x.name for x in names] == ["second"] * 4 and imported == ["first", "second"]
+
+
+def test_numbers_have_the_dtype_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 16 bits too: a number by itself is of 32."""
+    OPERATORS.get("tract_core_erf")  # imports the families
+    registry = Operators()
+    registry.operator("tract_core_erf")(lambda site, x: site.last.mul(site.step.add(x, 1), 0.5))
+    monkeypatch.setattr(
+        OPERATORS, "_by_name", {**vars(OPERATORS)["_by_name"], **vars(registry)["_by_name"]}
+    )
+    head = "version 1.0; extension tract_registry tract_core; graph g(x) -> (y) {"
+    x = "x = tract_core_external(shape = [3], datum_type = 'f16');"
+    model = model_of(f"{head} {x} y = tract_core_erf(x); }}")
+    np.testing.assert_array_equal(model(np.float16([0, 1, 3])), np.float16([0.5, 1, 2]))

@@ -254,4 +254,4 @@ def test_every_kind_is_used_by_a_row_of_the_tables() -> None:
     assert set(rules) - used == {
         "branch", "constant", "loop", "range", "scan", "tract.pulse_mask", "complex_to_pairs",
         "pairwise_coupling",
-    }  # fmt: skip
+    }, "a row in tests/op_cases, tests/op_cases/tract or tests/openvino/test_kinds.py"  # fmt: skip

@@ -21,13 +21,13 @@ from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given, computed
 from nnef_jax.flattening.hostvalues import NotFolded
+from nnef_jax.flattening.operator_site import ON_ITEMS
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-_ON_ITEMS = ("clamp", "prelu", "select")  # besides those of x and y
 _SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
 
 
@@ -202,7 +202,7 @@ class NodeSite(Site[NodeGraph]):
 
         Operands of one on items broadcast as in numpy, and numbers take the tensors' dtype.
         """
-        if kind in _ON_ITEMS or "y" in operands:
+        if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
             typed = (self.item(x, tensors[-1]) if tensors else x for x in operands.values())
             operands = dict(zip(operands, self.aligned(*typed), strict=True))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Given, refused
 from nnef_jax.flattening.hostvalues import NotFolded, evaluate, host, is_plain
-from nnef_jax.flattening.operator_site import OperatorSite
+from nnef_jax.flattening.operator_site import ON_ITEMS, OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emitter import Frame
@@ -243,9 +244,21 @@ class CallSite(OperatorSite[FlatGraph]):
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
         )
 
+    def _typed(self, kind: str, operands: Given) -> Given:
+        """Return the operands of a kind on items, numbers in the dtype of the tensors."""
+        dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
+        builder = self.graph.builder
+        if not dtypes or dtypes[-1] in (builder.real, builder.integer):
+            return operands
+        if kind not in ON_ITEMS and "y" not in operands:
+            return operands
+        number = jnp.dtype(dtypes[-1]).type
+        return {n: number(x) if type(x) in (int, float) else x for n, x in operands.items()}
+
     def _insert(self, kind: str, operands: Given, attributes: Given, part: str) -> Any:
         if self.folds:
             return self._folded(kind, operands, attributes)
+        operands = self._typed(kind, operands)
         wanted = [self.graph.builder.unreserved(f"{self.name}.{part}")]
         results = self.add(kind, operands, attributes, wanted, inserted=True)
         return results[0] if len(results) == 1 else results
@@ -261,6 +274,7 @@ class CallSite(OperatorSite[FlatGraph]):
                 (operands if name in tensors else attributes)[name] = self.arguments[name]
         if self.folds:
             return self._folded(kind, operands, attributes)
+        operands = self._typed(kind, operands)
         results = self.add(kind, operands, attributes, self.names, shown=self.operation)
         return results[0] if len(results) == 1 else results
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnef_jax.formats.tract.registry import INTRINSICS
+from nnef_jax.formats.tract.operators.registry import INTRINSICS
 
 INTRINSICS.families = (
     "nnef_jax.formats.tract.intrinsics.structure",

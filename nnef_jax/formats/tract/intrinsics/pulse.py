@@ -18,7 +18,7 @@ from nnef_jax.flattening.attributes import integer, number, text
 from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import argument, fixed, intrinsic
+from nnef_jax.formats.tract.operators.registry import argument, fixed, intrinsic
 
 _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 

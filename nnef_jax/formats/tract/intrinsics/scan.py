@@ -16,7 +16,7 @@ from nnef_jax.formats.tract.attributes import known_integer
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.flat_graph import FlatGraph
-from nnef_jax.formats.tract.registry import fixed, intrinsic
+from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
 from nnef_jax.similar import listed
 
 _STEPS = 1_000

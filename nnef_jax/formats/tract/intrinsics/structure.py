@@ -24,8 +24,8 @@ from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.dtypes import converted, dtype_of
+from nnef_jax.formats.tract.operators.registry import argument, intrinsic
 from nnef_jax.formats.tract.quantized_tensors import codes_of
-from nnef_jax.formats.tract.registry import argument, intrinsic
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 

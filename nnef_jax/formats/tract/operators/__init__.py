@@ -6,7 +6,7 @@ not here is the kind of its name.
 
 from __future__ import annotations
 
-from nnef_jax.formats.tract.registry import OPERATORS
+from nnef_jax.formats.tract.operators.registry import OPERATORS
 
 OPERATORS.families = (
     "nnef_jax.formats.tract.operators.rows",

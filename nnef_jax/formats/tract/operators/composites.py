@@ -15,30 +15,34 @@ from lowering.graph import is_float
 from lowering.ops import require
 from nnef_jax.flattening.attributes import axis, flag, integer, integers, number, numbers, text
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import operator
+from nnef_jax.formats.tract.operators.registry import operator
 
 
-@operator("tract_core_pow_const", exponent=number("exponent"))
-def power(site: CallSite, x: Any, *, exponent: float) -> Any:
+@operator("tract_core_pow_const")
+def power(site: CallSite, x: Any, *, exponent: float = number("exponent")) -> Any:
     """Raise to a power of the type of the base."""
     return site.last.pow(x, jnp.dtype(site.dtype_of(x)).type(exponent))
 
 
-@operator("tract_core_rms_norm", axis=axis("axis"))
-def rms_norm(site: CallSite, input: Any, epsilon: Any, *, axis: int) -> Any:
+@operator("tract_core_rms_norm")
+def rms_norm(site: CallSite, input: Any, epsilon: Any, *, axis: int = axis("axis")) -> Any:
     """Scale by 1."""
     one = jnp.dtype(site.dtype_of(input)).type(1)
     return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
 
 
-@operator(
-    "tract_transformers_sdpa",
-    scale=number("scale"), is_causal=flag("is_causal"), wide=text("acc_datum_type"),
-)  # fmt: skip
+@operator("tract_transformers_sdpa")
 def attention(
-    site: CallSite, query: Any, key: Any, value: Any, mask: Any, *, scale: float, is_causal: bool,
-    wide: str,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    *,
+    scale: float = number("scale"),
+    is_causal: bool = flag("is_causal"),
+    wide: str = text("acc_datum_type"),
+) -> Any:
     """Compute in `acc_datum_type`; the result has the type of the operands."""
     dtype, how = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
@@ -50,8 +54,10 @@ def attention(
     return site.last.cast(site.step.attention(*cast, mask, **how), dtype=dtype)
 
 
-@operator("tract_transformers_scaled_masked_softmax", acts_again=flag("post_softmax_mask"))
-def masked_softmax(site: CallSite, input: Any, mask: Any, *, acts_again: bool) -> Any:
+@operator("tract_transformers_scaled_masked_softmax")
+def masked_softmax(
+    site: CallSite, input: Any, mask: Any, *, acts_again: bool = flag("post_softmax_mask")
+) -> Any:
     """Refuse a mask that is added, and has to act once more behind."""
     dtype = site.dtype_of(mask)
     if acts_again and dtype != "bool":  # a mask of truth values has
@@ -60,14 +66,20 @@ def masked_softmax(site: CallSite, input: Any, mask: Any, *, acts_again: bool) -
     return site.last.masked_softmax(input, mask)
 
 
-@operator(
-    "tract_moe_ffn",
-    alpha=number("act_alpha"), limit=number("act_limit"), layout=text("expert_layout"),
-)  # fmt: skip
+@operator("tract_moe_ffn")
 def experts(
-    site: CallSite, input: Any, router: Any, w1: Any, w2: Any, w3: Any, router_bias: Any, *,
-    alpha: float, limit: float, layout: str,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    input: Any,
+    router: Any,
+    w1: Any,
+    w2: Any,
+    w3: Any,
+    router_bias: Any,
+    *,
+    alpha: float = number("act_alpha"),
+    limit: float = number("act_limit"),
+    layout: str = text("expert_layout"),
+) -> Any:
     """Lay weights as `canonical` has them."""
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:
@@ -92,31 +104,44 @@ def _require_hidden(site: CallSite, name: str, x: Any, items: int) -> None:
         raise InvalidShape(message)
 
 
-@operator("tract_core_lstm_epilogue", hidden=integer("hidden"))
-def lstm_pointwise(site: CallSite, gates: Any, cell: Any, *, hidden: int) -> Any:
+@operator("tract_core_lstm_epilogue")
+def lstm_pointwise(
+    site: CallSite, gates: Any, cell: Any, *, hidden: int = integer("hidden")
+) -> Any:
     """Take the items on which a turn of an LSTM ends."""
     _require_hidden(site, "cell", cell, hidden)
     return site.last.lstm_pointwise(gates, cell)
 
 
-@operator("tract_core_gru_epilogue", hidden=integer("hidden"))
+@operator("tract_core_gru_epilogue")
 def gru_pointwise(
-    site: CallSite, input_gates: Any, state_gates: Any, state: Any, *, hidden: int
+    site: CallSite,
+    input_gates: Any,
+    state_gates: Any,
+    state: Any,
+    *,
+    hidden: int = integer("hidden"),
 ) -> Any:
     """Take the items on which a turn of a GRU ends."""
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)
 
 
-@operator(
-    "tract_core_gru_seq",
-    hidden=integer("hidden"), chunk=integer("chunk"), has_bias=flag("has_bias"),
-    projected=flag("projected"), emit_states=flag("emit_y"),
-)  # fmt: skip
+@operator("tract_core_gru_seq")
 def gru_sequence(
-    site: CallSite, input: Any, weight: Any, recurrent_weight: Any, bias: Any, initial_state: Any,
-    *, hidden: int, chunk: int, has_bias: bool, projected: bool, emit_states: bool,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    input: Any,
+    weight: Any,
+    recurrent_weight: Any,
+    bias: Any,
+    initial_state: Any,
+    *,
+    hidden: int = integer("hidden"),
+    chunk: int = integer("chunk"),
+    has_bias: bool = flag("has_bias"),
+    projected: bool = flag("projected"),
+    emit_states: bool = flag("emit_y"),
+) -> Any:
     """Go through the sequence from its start or end."""
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):
@@ -131,30 +156,45 @@ def gru_sequence(
 # Indices
 
 
-@operator("tract_core_gather", axis=axis("axis"), dtype=text("datum_type"))
-def gather(site: CallSite, input: Any, indices: Any, *, axis: int, dtype: str) -> Any:
+@operator("tract_core_gather")
+def gather(
+    site: CallSite,
+    input: Any,
+    indices: Any,
+    *,
+    axis: int = axis("axis"),
+    dtype: str = text("datum_type"),
+) -> Any:
     """Cast the gathered items to a type."""
     if dtype in ("", site.dtype_of(input)):
         return site.last.gather(input, indices, axis=axis)
     return site.last.cast(site.step.gather(input, indices, axis=axis), dtype=dtype)
 
 
-@operator(
-    "tract_core_one_hot",
-    depth=integer("dim"), off_value=number("value_off"), on_value=number("value_on"),
-)  # fmt: skip
-def one_hot(site: CallSite, indices: Any, *, depth: int, off_value: float, on_value: float) -> Any:
+@operator("tract_core_one_hot")
+def one_hot(
+    site: CallSite,
+    indices: Any,
+    *,
+    depth: int = integer("dim"),
+    off_value: float = number("value_off"),
+    on_value: float = number("value_on"),
+) -> Any:
     """Cut off indices that are real numbers."""
     if is_float(site.dtype_of(indices)):
         indices = site.step_on("indices").cast(indices, dtype="int32")
     return site.last.one_hot(indices, depth=depth, off_value=off_value, on_value=on_value)
 
 
-@operator(
-    "tract_onnx_ml_tree_ensemble_classifier",
-    last=integer("max_used_feature"), classes=integer("n_classes"), aggregate=text("aggregate_fn"),
-)  # fmt: skip
-def tree_ensemble(site: CallSite, input: Any, *, last: int, classes: int, aggregate: str) -> Any:
+@operator("tract_onnx_ml_tree_ensemble_classifier")
+def tree_ensemble(
+    site: CallSite,
+    input: Any,
+    *,
+    last: int = integer("max_used_feature"),
+    classes: int = integer("n_classes"),
+    aggregate: str = text("aggregate_fn"),
+) -> Any:
     """Check the number of features: the trees find all that they read."""
     shape = site.shape(input)
     if shape and shape[-1] <= last:
@@ -164,15 +204,16 @@ def tree_ensemble(site: CallSite, input: Any, *, last: int, classes: int, aggreg
     return site.last.tree_ensemble(input, classes=classes, aggregate=aggregate)
 
 
-@operator(
-    "tract_core_resize",
-    mode=text("interpolator"), coordinate_transformation_mode=text("coord_transformer"),
-    scales=numbers("scales"), sizes=integers("sizes"),
-)  # fmt: skip
+@operator("tract_core_resize")
 def resize(
-    site: CallSite, input: Any, *, mode: str, coordinate_transformation_mode: str,
-    scales: Sequence[float], sizes: Sequence[int],
-) -> Any:  # fmt: skip
+    site: CallSite,
+    input: Any,
+    *,
+    mode: str = text("interpolator"),
+    coordinate_transformation_mode: str = text("coord_transformer"),
+    scales: Sequence[float] = numbers("scales"),
+    sizes: Sequence[int] = integers("sizes"),
+) -> Any:
     """Resize to sizes where scales of aligned corners leave a part of an item over."""
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)

@@ -11,7 +11,7 @@ from lowering.ops import require
 from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.flattening.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import AXES, argument, operator
+from nnef_jax.formats.tract.operators.registry import AXES, argument, operator
 
 _LOWEST = -(1 << 62)  # an index before any
 
@@ -34,13 +34,16 @@ def channels(site: CallSite) -> tuple[int, ...]:
     return (1, site.int("size")) + (1,) * (len(shape) - 2)
 
 
-@operator(
-    "slice", axes=AXES, begin=integers("begin"), end=integers("end"), stride=integers("stride")
-)
+@operator("slice")
 def sliced(
-    site: CallSite, input: Any, *, axes: Sequence[int], begin: Sequence[int], end: Sequence[int],
-    stride: Sequence[int],
-) -> Any:  # fmt: skip
+    site: CallSite,
+    input: Any,
+    *,
+    axes: Sequence[int] = AXES,
+    begin: Sequence[int] = integers("begin"),
+    end: Sequence[int] = integers("end"),
+    stride: Sequence[int] = integers("stride"),
+) -> Any:
     """Clamp the bounds, which may leave no items; a negative stride goes from end to begin."""
     for name, items in (("begin", begin), ("end", end), ("stride", stride)):
         if items or name != "stride":
@@ -73,13 +76,15 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
     return (first, last) if step > 0 else (last - 1, first - 1 if first else -extent - 1)
 
 
-@operator(
-    "tract_core_downsample",
-    axis=integer("axis"),
-    stride=integer("stride"),
-    modulo=integer("modulo"),
-)
-def downsample(site: CallSite, input: Any, *, axis: int, stride: int, modulo: int) -> Any:
+@operator("tract_core_downsample")
+def downsample(
+    site: CallSite,
+    input: Any,
+    *,
+    axis: int = integer("axis"),
+    stride: int = integer("stride"),
+    modulo: int = integer("modulo"),
+) -> Any:
     """Slice with a stride along one axis."""
     require.not_negative(modulo=modulo)
     if stride == 0:
@@ -88,8 +93,14 @@ def downsample(site: CallSite, input: Any, *, axis: int, stride: int, modulo: in
     return sliced(site, input, axes=axes, begin=[modulo], end=[0], stride=[stride])
 
 
-@operator("pad", padding=argument("padding"), border=text("border"))
-def pad(site: CallSite, input: Any, *, padding: Sequence[tuple[int, int]], border: str) -> Any:
+@operator("pad")
+def pad(
+    site: CallSite,
+    input: Any,
+    *,
+    padding: Sequence[tuple[int, int]] = argument("padding"),
+    border: str = text("border"),
+) -> Any:
     """Cut off items where the padding is negative before others are added, as in ONNX."""
     shape = site.shape(input)
     require.length("padding", padding, len(shape), "axes of 'input'")

@@ -12,7 +12,7 @@ from lowering.ops import require
 from lowering.ops.require import normal_axes
 from nnef_jax.flattening.attributes import integers, text
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import operator
+from nnef_jax.formats.tract.operators.registry import operator
 
 
 @operator("matmul")
@@ -40,26 +40,41 @@ def _of_one_rank(site: CallSite, factors: dict[str, Any]) -> list[Any]:
     return [*factors.values()]
 
 
-@operator("tract_core_einsum", accumulator=text("acc"), dtype=text("output"))
-def einsum(site: CallSite, inputs: Sequence[Any], *, accumulator: str, dtype: str) -> Any:
+@operator("tract_core_einsum")
+def einsum(
+    site: CallSite,
+    inputs: Sequence[Any],
+    *,
+    accumulator: str = text("acc"),
+    dtype: str = text("output"),
+) -> Any:
     """Return the type of the sums unless another one is asked for."""
     return site.last.einsum(inputs, accumulator=accumulator, dtype=dtype or accumulator)
 
 
-@operator("tract_core_matmul", axes=integers("axes"))
-def legacy_matmul(site: CallSite, a: Any, b: Any, *, axes: Sequence[int]) -> Any:
+@operator("tract_core_matmul")
+def legacy_matmul(site: CallSite, a: Any, b: Any, *, axes: Sequence[int] = integers("axes")) -> Any:
     """Write the axes of a product in letters."""
     (term_a, term_b, term_c), dtype = _terms(site, axes), site.dtype_of(a)
     expr = f"{term_a},{term_b}->{term_c}"
     return site.last.einsum([a, b], expr=expr, accumulator=dtype, dtype=dtype)
 
 
-@operator("tract_core_einsum_q", accumulator=text("acc"), dtype=text("output"))
+@operator("tract_core_einsum_q")
 def quantized_einsum(
-    site: CallSite, inputs: Sequence[Any], bias: Any, a_zero_point: Any, a_scale: Any,
-    b_zero_point: Any, b_scale: Any, output_zero_point: Any, output_scale: Any, *,
-    accumulator: str, dtype: str,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    inputs: Sequence[Any],
+    bias: Any,
+    a_zero_point: Any,
+    a_scale: Any,
+    b_zero_point: Any,
+    b_scale: Any,
+    output_zero_point: Any,
+    output_scale: Any,
+    *,
+    accumulator: str = text("acc"),
+    dtype: str = text("output"),
+) -> Any:
     """Take a list of two inputs."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
@@ -72,11 +87,22 @@ def quantized_einsum(
     return site.emit("quantized_einsum", operands, dtype=dtype or accumulator)
 
 
-@operator("tract_core_qmatmul", axes=integers("axes"), dtype=text("output_type"))
+@operator("tract_core_qmatmul")
 def quantized_matmul(
-    site: CallSite, a: Any, b: Any, bias: Any, a_zero_point: Any, a_scale: Any, b_zero_point: Any,
-    b_scale: Any, output_zero_point: Any, output_scale: Any, *, axes: Sequence[int], dtype: str,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    a: Any,
+    b: Any,
+    bias: Any,
+    a_zero_point: Any,
+    a_scale: Any,
+    b_zero_point: Any,
+    b_scale: Any,
+    output_zero_point: Any,
+    output_scale: Any,
+    *,
+    axes: Sequence[int] = integers("axes"),
+    dtype: str = text("output_type"),
+) -> Any:
     """Take bias, a0 and a_scale for each row, b0 and b_scale for each column, or one for all."""
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from nnef_jax.flattening.attributes import axis, flag, integer, text, word
 from nnef_jax.flattening.operators import Meaning, operation
 from nnef_jax.formats.tract.operators.geometry import channels, new_axes
+from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors
-from nnef_jax.formats.tract.registry import AXES, OPERATORS
 
 # Kinds that a registry has under its prefix.
 _PREFIXED = {

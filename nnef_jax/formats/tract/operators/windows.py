@@ -14,7 +14,7 @@ from lowering.extents import Shape, differ, show
 from lowering.ops import require
 from nnef_jax.flattening.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite
-from nnef_jax.formats.tract.registry import operator
+from nnef_jax.formats.tract.operators.registry import operator
 
 
 def _border(site: CallSite) -> str:
@@ -53,16 +53,24 @@ def factors(site: CallSite) -> list[int]:
     return [1] * (site.rank() - 2 - len(factor)) + [*factor]
 
 
-@operator("conv", groups=integer("groups"))
-def conv(site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int) -> Any:
+@operator("conv")
+def conv(
+    site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int = integer("groups")
+) -> Any:
     """Lay the bias along axis 1, number the groups, and keep the padding of spatial axes alone."""
     groups, padding = _checked(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
 
-@operator("deconv", groups=integer("groups"), output_shape=integers("output_shape"))
+@operator("deconv")
 def deconv(
-    site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int, output_shape: Sequence[int]
+    site: CallSite,
+    input: Any,
+    filter: Any,
+    bias: Any,
+    *,
+    groups: int = integer("groups"),
+    output_shape: Sequence[int] = integers("output_shape"),
 ) -> Any:
     """Turn the filter (O,I/G,f...) into (I,O/G,f...)."""
     groups, padding = _checked(site, groups)
@@ -89,15 +97,23 @@ def deconv(
     )
 
 
-@operator(
-    "tract_core_qconv",
-    group=integer("group"), groups=integer("groups"), dtype=text("output_dt"),
-)  # fmt: skip
+@operator("tract_core_qconv")
 def quantized_conv(
-    site: CallSite, input: Any, filter: Any, bias: Any, filter_zero_point: Any, filter_scale: Any,
-    input_zero_point: Any, input_scale: Any, output_zero_point: Any, output_scale: Any, *,
-    group: int, groups: int, dtype: str,
-) -> Any:  # fmt: skip
+    site: CallSite,
+    input: Any,
+    filter: Any,
+    bias: Any,
+    filter_zero_point: Any,
+    filter_scale: Any,
+    input_zero_point: Any,
+    input_scale: Any,
+    output_zero_point: Any,
+    output_scale: Any,
+    *,
+    group: int = integer("group"),
+    groups: int = integer("groups"),
+    dtype: str = text("output_dt"),
+) -> Any:
     """Take `group`, which tract declares, or `groups`, which it writes."""
     groups, padding = _checked(site, group if groups == 1 else groups)
     operands = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from nnef_jax.flattening.attributes import Attribute
 from nnef_jax.flattening.operators import Operators
 
@@ -14,14 +16,14 @@ operator = OPERATORS.operator
 INTRINSICS = Operators()
 intrinsic = INTRINSICS.operator
 
-AXES = Attribute("axes", "axes_of")  # of input 0, which may count from the end
+AXES: Any = Attribute("axes", "axes_of")  # of input 0, which may count from the end
 
 
-def argument(name: str) -> Attribute:
+def argument(name: str) -> Any:
     """Return an attribute as the site has it."""
     return Attribute(name, "argument")
 
 
-def fixed(name: str) -> Attribute:
+def fixed(name: str) -> Any:
     """Return an attribute that is a whole number, neither open nor symbolic."""
     return Attribute(name, "integer")
