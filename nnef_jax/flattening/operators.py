@@ -8,7 +8,7 @@ it:
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
 A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
-An input that has a default may be left out. `*` takes all inputs. An attribute is a value, or a
+An input whose default is None may be left out. `*` takes all inputs. An attribute is a value, or a
 function of the site, as those of `flattening.attributes`: its default, or where operators differ,
 an argument of the decorator; `**` takes all that have no parameter. They are called in order, after
 the inputs. A meaning returns the tensor of the first output, or a tuple of outputs.
@@ -27,7 +27,7 @@ from lowering.errors import InvalidOperation
 
 Meaning = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Meaning)
-NEWEST = 2**31 - 1  # the version of operators that have no last one
+NEWEST = 2**63 - 1  # the greatest version that a file can have
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,8 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any
     """Return a function of a site that hands inputs and attributes to a meaning."""
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
+        if attributes:
+            raise TypeError(f"a row has its attributes itself, not {[*attributes]}")
         return meaning
     count = code.co_argcount
     names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]

@@ -14,7 +14,7 @@ import pytest
 
 from nnef_jax.flattening import operators
 from nnef_jax.flattening.attributes import number
-from nnef_jax.flattening.operators import Operators
+from nnef_jax.flattening.operators import Operators, operation
 from nnef_jax.formats.tract.operators import OPERATORS
 from tests.helpers import model_of
 
@@ -80,6 +80,11 @@ def test_attributes_without_a_parameter_or_a_value(attributes: dict[str, float])
 
     with pytest.raises(TypeError, match="meaning takes"):
         Operators().operator("A", **attributes)(meaning)
+
+
+def test_a_row_takes_no_attributes_from_the_decorator() -> None:
+    with pytest.raises(TypeError, match="alpha"):
+        Operators().operator("Elu", alpha=number("alpha", 1.0))(operation("elu"))
 
 
 def test_threads_wait_for_families(monkeypatch: pytest.MonkeyPatch) -> None:

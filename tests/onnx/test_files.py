@@ -336,6 +336,15 @@ def test_a_model_of_an_unknown_version_is_told_as_such(tmp_path: Path, version: 
             nnef_jax.load(source)
 
 
+@pytest.mark.parametrize("version", [2**31, 2**63 - 1])
+def test_versions_of_operator_sets_have_64_bits(version: int) -> None:
+    made = model([node("QuickGelu", "x", "h", domain="com.microsoft"), node("Relu", "h")])
+    for x in made.opset_import:
+        x.version = version
+    kinds = [operation.kind for operation in nnef_jax.load(made).graph.operations]
+    assert kinds == ["mul", "sigmoid", "mul", "relu"]
+
+
 def test_a_model_without_a_version_is_one() -> None:
     made = affine()
     made.ClearField("ir_version")
