@@ -141,7 +141,8 @@ function it is an error that names all such nodes of a network.
 - **versions**: those of the operator set.
 - **becomes**: the kinds of operations of the graph that it may become, or refused, with the reason.
   Operations that only broadcast operands, or hold a constant, are left out.
-- **attributes**: those that are read. `nnef-jax formats OPERATOR` shows their types and defaults.
+- **attributes**: those that the registry names. Code may read more, as `pads` of `Conv`.
+  `nnef-jax formats OPERATOR` shows types and defaults.
 
 """
 
