@@ -247,7 +247,7 @@ def tract_kind(name: str) -> str:
     operator = OPERATORS.get(name)
     if operator is None:
         return name
-    if isinstance(operator.meaning, operators.Row):
+    if isinstance(operator.meaning, operators.OperatorRow):
         return operator.meaning.kind
     case = next(case for case in TRACT if case.operation == name)
     return read_graph(document(case)).operations[-1].kind

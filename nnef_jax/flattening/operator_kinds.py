@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lowering.ops import rules
-from nnef_jax.flattening.operators import Operator, Row
+from nnef_jax.flattening.operators import Operator, OperatorRow
 
 # Names that hold a `ByKind`, besides attributes of the site.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
@@ -20,7 +20,7 @@ _AROUND = {
     "_emit", "_insert", "aligned", "emit", "folded", "insert", "item", "last", "step", "step_on",
     "tensor",
 }  # fmt: skip
-# Modules with classes whose methods add operations, besides those of a format's families.
+# Methods of classes in these modules, and in families of a format, add operations.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
 _CODE = ("nnef_jax.flattening.", "nnef_jax.formats.")
 _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
@@ -38,7 +38,7 @@ def kinds_of(operator: Operator, site: type) -> list[str]:
     while waiting:
         x = waiting.pop()
         match x:
-            case Row():
+            case OperatorRow():
                 kinds.add(x.kind.removesuffix("_"))
                 waiting += [*x.inputs, *x.attributes.values()]
             case partial():
@@ -94,9 +94,8 @@ def _named(code: CodeType) -> Iterator[str]:
             if name == "CALL" and not _CALLED.isdisjoint(part.co_names):
                 before = "step_or_last"
             elif name not in ("CACHE", "PRECALL", "PUSH_NULL"):
-                before = (
-                    step[-1] if step and isinstance(step, tuple) else step
-                )  # two loads at a time
+                # An instruction may load two names.
+                before = step[-1] if step and isinstance(step, tuple) else step
         yield from _texts(part.co_consts)
 
 

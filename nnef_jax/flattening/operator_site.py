@@ -18,7 +18,7 @@ _Graph = TypeVar("_Graph", bound=Emission)
 
 
 class OperatorSite(ABC, Generic[_Graph]):
-    """The place where a format has an operator: what it reads, and what its meaning adds.
+    """A site of an operator. It reads operands and attributes, and adds operations.
 
     `operands` are by input, None where one is left out.
     """
@@ -170,4 +170,4 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
-        """Add an operation: the one that it is, or one before it that is inserted."""
+        """Add the operator's own operation, or insert one before it."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
 from nnef_jax.flattening.attributes import Attribute
 from nnef_jax.flattening.operator_kinds import kinds_of
-from nnef_jax.flattening.operators import NEWEST, Operator, Operators, Refusal, Row
+from nnef_jax.flattening.operators import NEWEST, Operator, OperatorRow, Operators, Refusal
 
 Role = Literal["operation", "structure", "definition", "refused"]
 _TYPES = {
@@ -59,11 +59,9 @@ class OperatorEntry:
     refusal: str = ""
 
 
-def entries_of(
-    operators: Operators, site: type, key: Callable[[str], str] = str
-) -> Iterator[OperatorEntry]:
-    """Yield the entries of a registry, given the class of its sites and what names are to these."""
-    for _, group in groupby(operators, lambda x: (x.domain, key(x.name))):
+def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
+    """Yield the entries of a registry. `site` is the class of the format's sites."""
+    for _, group in groupby(operators, lambda x: (x.domain, operators.key(x.name))):
         versions = list(group)
         following = [x.since - 1 for x in versions[1:]]
         for operator, last in zip(versions, [*following, NEWEST], strict=True):
@@ -82,7 +80,7 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
 def _attributes(operator: Operator) -> Iterator[AttributeEntry]:
     """Yield the attributes that a registration names. Meanings may read more of them."""
     readers = [*operator.attributes.values()]
-    if isinstance(meaning := operator.meaning, Row):
+    if isinstance(meaning := operator.meaning, OperatorRow):
         readers += [*meaning.inputs, *meaning.attributes.values()]
     for x in readers:
         if not isinstance(x, Attribute):

@@ -1,4 +1,4 @@
-"""The operators of a format: what each means in operations of the graph, by name and versions.
+"""A registry of a format's operators. It maps names and versions to operations of the graph.
 
 A format has one `Operators`, in a module of its own. Families of operators are modules that add to
 it:
@@ -52,7 +52,7 @@ class Operators:
 
     def __init__(self, key: Callable[[str], str] = str) -> None:
         self.families: Sequence[str] = ()
-        self._key = key
+        self.key = key
         self._lock = RLock()
         self._by_name: dict[tuple[str, str], list[Operator]] = {}
 
@@ -83,7 +83,7 @@ class Operators:
         since: int = 1,
         until: int = NEWEST,
     ) -> None:
-        """Add operators by name with what each means: `operation`, `refused` or a function."""
+        """Add operators by name. A meaning is an `operation`, a `Refusal` or a function."""
         for name, meaning in rows.items():
             self.operator(name, domain=domain, since=since, until=until)(meaning)
 
@@ -91,15 +91,10 @@ class Operators:
         """Return the operator of a name in a version of its domain, or None."""
         if self.families:
             self._load()
-        for operator in reversed(self._by_name.get((domain, self._key(name)), ())):
+        for operator in reversed(self._by_name.get((domain, self.key(name)), ())):
             if operator.since <= version:
                 return operator if version <= operator.until else None
         return None
-
-    def of_version(self, version: int, domain: str = "") -> dict[str, Operator]:
-        """Return the operators of a domain in a version, by name."""
-        operators = (self.get(x.name, version, domain) for x in self if x.domain == domain)
-        return {x.name: x for x in operators if x}
 
     def __iter__(self) -> Iterator[Operator]:
         """Iterate over all operators: by domain and name, the oldest version first."""
@@ -114,11 +109,17 @@ class Operators:
             self.families = ()
 
     def _add(self, operator: Operator) -> None:
-        versions = self._by_name.setdefault((operator.domain, self._key(operator.name)), [])
+        versions = self._by_name.setdefault((operator.domain, self.key(operator.name)), [])
         if any(operator.since == other.since for other in versions):
             raise ValueError(f"'{operator.name}' has two meanings since version {operator.since}")
         versions.append(operator)
         versions.sort(key=lambda x: x.since)
+
+
+def inputs_of(meaning: Meaning) -> tuple[str, ...]:
+    """Return the names that a function has for its inputs; a row has none."""
+    code = getattr(meaning, "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
 def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
@@ -128,11 +129,13 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any
         if attributes:
             raise TypeError(f"a row has its attributes itself, not {[*attributes]}")
         return meaning
-    count = code.co_argcount
-    names, keywords = code.co_varnames[1:count], code.co_varnames[count:][: code.co_kwonlyargcount]
-    others = {*attributes} - {*keywords}
-    if {*keywords} - {*attributes} or (others and not code.co_flags & CO_VARKEYWORDS):
-        raise TypeError(f"{meaning.__name__} takes {keywords}, its attributes are {[*attributes]}")
+    names = inputs_of(meaning)
+    keywords = {*code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]}
+    takes_more = bool(code.co_flags & CO_VARKEYWORDS)
+    if not (keywords <= {*attributes} if takes_more else keywords == {*attributes}):
+        raise TypeError(
+            f"{meaning.__name__} takes {sorted(keywords)}, its attributes are {[*attributes]}"
+        )
     needed = len(names) - len(meaning.__defaults__ or ())
     takes_all = bool(code.co_flags & CO_VARARGS)
     if not names and not takes_all and not attributes:
@@ -153,7 +156,7 @@ def _read(attributes: Mapping[str, Any], site: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class OperatorRow:
     """The meaning of an operator that is one operation of the graph.
 
     An input is its number, or a function of the site; an attribute is a value, or such a function.
@@ -169,9 +172,9 @@ class Row:
         return getattr(site.last, self.kind)(*operands, **_read(self.attributes, site))
 
 
-def operation(kind: str, *inputs: Any, **attributes: Any) -> Row:
+def operation(kind: str, *inputs: Any, **attributes: Any) -> OperatorRow:
     """Return the row of an operator that is one operation: on these inputs, or on input 0."""
-    return Row(kind, inputs or (0,), attributes)
+    return OperatorRow(kind, inputs or (0,), attributes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +187,3 @@ class Refusal:
     def __call__(self, site: Any) -> Any:
         """Raise InvalidOperation."""
         raise InvalidOperation(self.reason, self.hint)
-
-
-def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names that a function has for its inputs; a row has none."""
-    code = getattr(meaning, "__code__", None)
-    return code.co_varnames[1 : code.co_argcount] if code else ()

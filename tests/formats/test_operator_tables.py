@@ -128,8 +128,8 @@ def test_no_kind_of_a_node_of_the_suite_is_missing(recorder: Recorder, tmp_path:
         path.write_bytes(case.model.SerializeToString())
         names = [x.name for x in case.model.graph.input]
         with suppress(NnefError):
-            given = node_suite.arrays(case.data_sets[0][0])
-            node_suite.loaded(path, dict(zip(names, given, strict=False)))
+            arrays = node_suite.arrays(case.data_sets[0][0])
+            node_suite.loaded(path, dict(zip(names, arrays, strict=False)))
     assert lacking("onnx", recorder.kinds) == {}
     assert sum(map(bool, recorder.kinds.values())) > 150
 

@@ -18,7 +18,7 @@ import lowering
 import nnef_jax
 from lowering.ops import FAMILIES, Families, rules
 from lowering.registry import Registry
-from nnef_jax.flattening.operators import Row
+from nnef_jax.flattening.operators import OperatorRow
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import words
@@ -119,7 +119,7 @@ def test_rows_of_tract_are_kinds_with_these_parameters() -> None:
     """Functions are held by the rows of tests/op_cases/tract."""
     for operator in OPERATORS:
         row = operator.meaning
-        if isinstance(row, Row):
+        if isinstance(row, OperatorRow):
             rule, given = rules[row.kind], row.attributes.keys() | words(operator.name)
             declared = {p.name for p in declarations()[operator.name].parameters}
             assert given <= set(rule.parameters), operator.name

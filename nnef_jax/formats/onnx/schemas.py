@@ -91,8 +91,8 @@ def _read(proto: Any, schema: Any) -> Function:
     """Return a function, with the defaults of the attributes of the operator that it defines."""
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
-    given = ((key, x.default_value) for key, x in schema.attributes.items())
-    defaults = {key: reader.attribute(x) for key, x in given if x.name}
+    values = ((key, x.default_value) for key, x in schema.attributes.items())
+    defaults = {key: reader.attribute(x) for key, x in values if x.name}
     return replace(reader.function(proto), defaults=defaults)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nnef_jax.flattening.operator_table import OperatorEntry, entries_of
+from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import OPERATORS
 from nnef_jax.formats.openvino.layers.registry import LEGACY
@@ -12,12 +13,12 @@ from nnef_jax.formats.openvino.layers.registry import LEGACY
 _STRUCTURE = (
     OperatorEntry("Const", role="structure"),
     OperatorEntry("Input", until=LEGACY, role="structure"),
-    OperatorEntry("Parameter", since=LEGACY + 1, role="structure"),
-    OperatorEntry("Result", since=LEGACY + 1, role="structure"),
+    OperatorEntry("Parameter", since=FIRST_OF_OPSETS, role="structure"),
+    OperatorEntry("Result", since=FIRST_OF_OPSETS, role="structure"),
 )
 
 
 def entries() -> Iterable[OperatorEntry]:
     """Return the entries, by name. Versions are those of the document."""
-    entries = [*entries_of(OPERATORS, LayerSite, str.lower), *_STRUCTURE]
+    entries = [*entries_of(OPERATORS, LayerSite), *_STRUCTURE]
     return sorted(entries, key=lambda x: (x.name.lower(), x.since))

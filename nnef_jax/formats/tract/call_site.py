@@ -230,10 +230,10 @@ class CallSite(OperatorSite[FlatGraph]):
         `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
         """
         graph, span, calls = self.graph, self.span, self.frame.calls
-        wanted = names or [graph.builder.unreserved(self.frame.prefix + (shown or kind))]
+        names = names or [graph.builder.unreserved(self.frame.prefix + (shown or kind))]
         try:
             return graph.add(
-                kind, operands, attributes, wanted, span, calls, rule=rule, inserted=inserted
+                kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
             )
         except InvalidOperation as error:
             raise self.invalid(error, shown or kind, operands) from None
@@ -259,8 +259,8 @@ class CallSite(OperatorSite[FlatGraph]):
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)
-        wanted = [self.graph.builder.unreserved(f"{self.name}.{part}")]
-        results = self.add(kind, operands, attributes, wanted, inserted=True)
+        names = [self.graph.builder.unreserved(f"{self.name}.{part}")]
+        results = self.add(kind, operands, attributes, names, inserted=True)
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:

@@ -7,7 +7,7 @@ from functools import cache
 
 from lowering.ops import rules
 from nnef_jax.flattening.attributes import Attribute
-from nnef_jax.flattening.operators import Row, inputs_of
+from nnef_jax.flattening.operators import OperatorRow, inputs_of
 from nnef_jax.formats.base import Expand
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract.declarations import declarations, operands
@@ -31,7 +31,7 @@ def words(name: str) -> Mapping[str, str]:
     if operator is None:
         return {}
     tensors, meaning = [*operands(name)], operator.meaning
-    if isinstance(meaning, Row):
+    if isinstance(meaning, OperatorRow):
         parameters, attributes = rules[meaning.kind].parameters, meaning.attributes
         inputs = [tensors[i] for i in meaning.inputs]
     else:

@@ -163,7 +163,7 @@ def _matmul_n_bits(
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
-    """Return numbers of a few bits, several of which are in a byte of an initialiser."""
+    """Unpack numbers of a few bits. A byte of the initialiser holds several."""
     data, dtype = memoryview(site.known(i).tobytes()), f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 

@@ -60,7 +60,7 @@ def _gemm(
 
 @operator("Einsum")
 def _einsum(site: NodeSite, *inputs: Any, equation: str = text("equation")) -> Any:
-    """Sum products. A result without letters in the equation has the ones that occur once."""
+    """Sum products. If the equation names no result, its letters are those that occur once."""
     expr = equation.replace(" ", "")
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))

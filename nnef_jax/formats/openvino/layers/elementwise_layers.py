@@ -256,10 +256,10 @@ def _eltwise(
             x if factor == 1 else site.step.mul(site.tensor(x), factor)
             for x, factor in zip(parts, factors, strict=True)
         ]
-    joined, *others = parts
-    for i, other in enumerate(others, 1):
-        x, y = site.aligned(joined, other)
-        joined = _joined(site, site.step_or_last(i == len(others)), operation, x, y)
+    joined, *parts = parts
+    for i, part in enumerate(parts, 1):
+        x, y = site.aligned(joined, part)
+        joined = _joined(site, site.step_or_last(i == len(parts)), operation, x, y)
     return site.tensor(joined) if isinstance(joined, Constant) else joined
 
 

@@ -265,11 +265,11 @@ def _placed(
     site: LayerSite, x: Value, updates: Value, places: Sequence[tuple[int, np.ndarray[Any, Any]]]
 ) -> Value:
     """Put updates at places along axes, one axis after the other."""
-    (axis, at), *others = places
+    (axis, at), *inner = places
     indices = derived(at)
-    if others:
+    if inner:
         part = site.step.gather(x, indices, axis=axis)
-        updates = _placed(site, part, updates, others)
+        updates = _placed(site, part, updates, inner)
     shape = [1] * len(x.type.shape)
     shape[axis] = len(at)
     along = site.step.broadcast(derived(at.reshape(shape)), shape=updates.type.shape)

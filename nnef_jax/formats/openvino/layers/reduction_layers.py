@@ -145,7 +145,7 @@ def _legacy_response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean of squares) ** beta, over channels or a square of items."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta. Windows lie along channels or in space."""
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
     axes = [1] if region == "across" else range(2, len(x.type.shape))

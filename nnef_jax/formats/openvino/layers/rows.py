@@ -8,6 +8,7 @@ from operator import methodcaller
 
 from nnef_jax.flattening.attributes import axis, flag, integer, number, numbers, word
 from nnef_jax.flattening.operators import Meaning, Refusal, operation
+from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.layers.registry import (
     LEGACY,
     OPERATORS,
@@ -139,4 +140,4 @@ REFUSED: Mapping[str, Meaning] = {
 
 OPERATORS.rows(_EVERYWHERE)
 OPERATORS.rows(_OLD, until=LEGACY)
-OPERATORS.rows(_OPSETS | REFUSED, since=LEGACY + 1)
+OPERATORS.rows(_OPSETS | REFUSED, since=FIRST_OF_OPSETS)

@@ -218,8 +218,8 @@ def resize(
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates, shape = coordinate_transformation_mode, site.shape(input)
-    whole = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
-    if whole and not sizes and all(0 < scale < math.inf for scale in scales):
+    is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
+    if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
         # The last item is aligned where the scale leaves a part of one over.
         sizes, scales = tuple(map(int, map(resampling.length, shape, scales))), ()
     if coordinates == "pytorch_half_pixel":  # no exception for a single item

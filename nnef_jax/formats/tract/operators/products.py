@@ -78,13 +78,10 @@ def quantized_einsum(
     """Take a list of two inputs."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
-    a, b = inputs
-    operands = {
-        "bias": bias, "a_zero_point": a_zero_point, "a_scale": a_scale,
-        "b_zero_point": b_zero_point, "b_scale": b_scale, "output_zero_point": output_zero_point,
-        "output_scale": output_scale, "a": a, "b": b,
-    }  # fmt: skip
-    return site.emit("quantized_einsum", operands, dtype=dtype or accumulator)
+    return site.last.quantized_einsum(
+        *inputs, bias, a_zero_point, a_scale, b_zero_point, b_scale, output_zero_point,
+        output_scale, dtype=dtype or accumulator,
+    )  # fmt: skip
 
 
 @operator("tract_core_qmatmul")

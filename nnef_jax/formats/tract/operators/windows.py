@@ -116,14 +116,11 @@ def quantized_conv(
 ) -> Any:
     """Take `group`, which tract declares, or `groups`, which it writes."""
     groups, padding = _checked(site, group if groups == 1 else groups)
-    operands = {
-        "input": input, "filter": filter, "bias": _bias(site),
-        "filter_zero_point": filter_zero_point, "filter_scale": filter_scale,
-        "input_zero_point": input_zero_point, "input_scale": input_scale,
-        "output_zero_point": output_zero_point, "output_scale": output_scale,
-    }  # fmt: skip
-    dtype = dtype or site.dtype_of(input)
-    return site.emit("quantized_conv", operands, groups=groups, padding=padding, dtype=dtype)
+    return site.last.quantized_conv(
+        input, filter, _bias(site), input_zero_point, input_scale, filter_zero_point, filter_scale,
+        output_zero_point, output_scale, groups=groups, padding=padding,
+        dtype=dtype or site.dtype_of(input),
+    )  # fmt: skip
 
 
 def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
