@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from lowering.ops import rules  # noqa: E402
 from nnef_jax.cli.formats import versions  # noqa: E402
-from nnef_jax.flattening.operator_table import OperatorEntry  # noqa: E402
+from nnef_jax.flattening.operators.table import OperatorEntry  # noqa: E402
 from nnef_jax.formats import operators_of  # noqa: E402
 from nnef_jax.formats.syntax.standard import standard  # noqa: E402
 from nnef_jax.formats.tract import declarations  # noqa: E402

@@ -14,7 +14,7 @@ import pytest
 
 import nnef_jax
 from lowering.graph import Graph
-from nnef_jax.flattening import operators
+from nnef_jax.flattening.operators import registry
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.reading import read
 from tests.helpers import archive, model_of
@@ -247,7 +247,7 @@ def tract_kind(name: str) -> str:
     operator = OPERATORS.get(name)
     if operator is None:
         return name
-    if isinstance(operator.meaning, operators.OperatorRow):
+    if isinstance(operator.meaning, registry.OperatorRow):
         return operator.meaning.kind
     case = next(case for case in TRACT if case.operation == name)
     return read_graph(document(case)).operations[-1].kind

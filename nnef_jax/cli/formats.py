@@ -16,7 +16,7 @@ from nnef_jax.cli.terminal import print_result, status
 from nnef_jax.formats import FORMATS, operators_of
 
 if TYPE_CHECKING:
-    from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry
+    from nnef_jax.flattening.operators.table import AttributeEntry, OperatorEntry
 
     Tables = Mapping[str, list[OperatorEntry]]
 

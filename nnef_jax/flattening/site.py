@@ -16,7 +16,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Given
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
-from nnef_jax.flattening.operator_site import OperatorSite
+from nnef_jax.flattening.operators.site import OperatorSite
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 

@@ -14,7 +14,7 @@ from nnef_jax.errors import ArchiveError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from nnef_jax.flattening.operator_table import OperatorEntry
+    from nnef_jax.flattening.operators.table import OperatorEntry
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 

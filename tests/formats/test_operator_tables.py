@@ -14,8 +14,8 @@ import pytest
 import nnef_jax
 from lowering.ops import rules
 from nnef_jax.errors import NnefError
-from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry
-from nnef_jax.flattening.operators import NEWEST, Operator, Operators
+from nnef_jax.flattening.operators.registry import NEWEST, Operator, Operators
+from nnef_jax.flattening.operators.table import AttributeEntry, OperatorEntry
 from nnef_jax.flattening.site import Site
 from nnef_jax.formats import FORMATS, operators_of
 from nnef_jax.formats.onnx.node_site import NodeSite

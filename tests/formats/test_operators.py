@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nnef_jax.flattening import operators
-from nnef_jax.flattening.attributes import number
-from nnef_jax.flattening.operators import Operators, operation
+from nnef_jax.flattening.operators import registry as module
+from nnef_jax.flattening.operators.attributes import number
+from nnef_jax.flattening.operators.registry import Operators, operation
 from nnef_jax.formats.tract.operators import OPERATORS
 from tests.helpers import model_of
 
@@ -97,7 +97,7 @@ def test_threads_wait_for_families(monkeypatch: pytest.MonkeyPatch) -> None:
         registry.operator(name)(lambda site: name)
         return sys
 
-    monkeypatch.setattr(operators, "import_module", import_slowly)
+    monkeypatch.setattr(module, "import_module", import_slowly)
     with ThreadPoolExecutor(4) as pool:
         names: Sequence[Any] = [*pool.map(registry.get, ["second"] * 4)]
     assert [x.name for x in names] == ["second"] * 4 and imported == ["first", "second"]

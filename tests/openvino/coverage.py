@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnef_jax.flattening.operators import Refusal
+from nnef_jax.flattening.operators.registry import Refusal
 from nnef_jax.formats.openvino.layers import OPERATORS
 from tests.openvino import rare_layers, test_documents, test_layers, test_loops
 from tests.openvino.layers import LEGACY, OPSETS, place, remember

@@ -18,7 +18,7 @@ import lowering
 import nnef_jax
 from lowering.ops import FAMILIES, Families, rules
 from lowering.registry import Registry
-from nnef_jax.flattening.operators import OperatorRow
+from nnef_jax.flattening.operators.registry import OperatorRow
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, standard
 from nnef_jax.formats.tract.declarations import declarations
 from nnef_jax.formats.tract.operations import words

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lowering.ops import rules
-from nnef_jax.flattening.operator_table import OperatorEntry
+from nnef_jax.flattening.operators.table import OperatorEntry
 from nnef_jax.formats.syntax.declared_operators import entry_of
 from nnef_jax.formats.syntax.standard import INTRODUCING, standard
 

@@ -13,14 +13,19 @@ from lowering.graph import Graph as FlatGraph
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
-from nnef_jax.flattening.operators import Operator
+from nnef_jax.flattening.operators.registry import Operator
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
 from nnef_jax.formats.onnx.node_site import NodeGraph, NodeSite
 from nnef_jax.formats.onnx.operators import OPERATORS
-from nnef_jax.formats.onnx.schemas import defined, is_defined, require_declared, specialised
+from nnef_jax.formats.onnx.operators.schemas import (
+    defined,
+    is_defined,
+    require_declared,
+    specialised,
+)
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps

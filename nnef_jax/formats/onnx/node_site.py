@@ -21,7 +21,7 @@ from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
 from nnef_jax.flattening.emission import Given, computed
 from nnef_jax.flattening.hostvalues import NotFolded
-from nnef_jax.flattening.operator_site import ON_ITEMS
+from nnef_jax.flattening.operators.site import ON_ITEMS
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nnef_jax.flattening.operator_table import OperatorEntry, entries_of
+from nnef_jax.flattening.operators.table import OperatorEntry, entries_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators import OPERATORS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from nnef_jax.flattening.operator_table import OperatorEntry, entries_of
+from nnef_jax.flattening.operators.table import OperatorEntry, entries_of
 from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers import OPERATORS

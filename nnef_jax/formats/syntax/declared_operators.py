@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 
-from nnef_jax.flattening.operator_table import AttributeEntry, OperatorEntry, Role
+from nnef_jax.flattening.operators.table import AttributeEntry, OperatorEntry, Role
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.printing import print_expression
 from nnef_jax.formats.syntax.types import has_tensor

@@ -22,7 +22,7 @@ from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import Given, refused
 from nnef_jax.flattening.hostvalues import NotFolded, evaluate, host, is_plain
-from nnef_jax.flattening.operator_site import ON_ITEMS, OperatorSite
+from nnef_jax.flattening.operators.site import ON_ITEMS, OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.emitter import Frame

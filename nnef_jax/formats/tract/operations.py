@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from lowering.ops import rules
-from nnef_jax.flattening.attributes import Attribute
-from nnef_jax.flattening.operators import OperatorRow, inputs_of
+from nnef_jax.flattening.operators.attributes import Attribute
+from nnef_jax.flattening.operators.registry import OperatorRow, inputs_of
 from nnef_jax.formats.base import Expand
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract.declarations import declarations, operands

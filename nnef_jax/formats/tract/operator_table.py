@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnef_jax.flattening.operator_kinds import kinds_of
-from nnef_jax.flattening.operator_table import OperatorEntry
+from nnef_jax.flattening.operators.kinds import kinds_of
+from nnef_jax.flattening.operators.table import OperatorEntry
 from nnef_jax.formats.syntax.declared_operators import entry_of
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.declarations import REFUSED, declarations, registry_of

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from nnef_jax.flattening.attributes import flag, number, one_of, word
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.operators import Meaning
+from nnef_jax.flattening.operators.attributes import flag, number, one_of, word
+from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

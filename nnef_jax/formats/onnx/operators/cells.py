@@ -8,7 +8,7 @@ from typing import Any, cast
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag, number, numbers, word
+from nnef_jax.flattening.operators.attributes import flag, number, numbers, word
 from nnef_jax.flattening.recurrent_cells import (
     DEFAULTS,
     PARAMETERS,

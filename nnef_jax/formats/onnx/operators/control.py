@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import shapes_differ
 from lowering.graph import Value
 from nnef_jax.errors import SemanticError, ShapeError
-from nnef_jax.flattening.attributes import attribute, integer
+from nnef_jax.flattening.operators.attributes import attribute, integer
 from nnef_jax.flattening.repetition import LAST, RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import flag, integer, integers, number, numbers, word
-from nnef_jax.flattening.operators import Refusal
+from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
+from nnef_jax.flattening.operators.registry import Refusal
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

@@ -8,7 +8,7 @@ from typing import Any
 from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import integer, word
+from nnef_jax.flattening.operators.attributes import integer, word
 from nnef_jax.flattening.spatial_windows import Pairs, add_patches, halves, same_padding
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

@@ -8,8 +8,8 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import flag, integer, number, numbers, text
-from nnef_jax.flattening.operators import Meaning
+from nnef_jax.flattening.operators.attributes import flag, integer, number, numbers, text
+from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.recurrent_cells import activation
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite

@@ -10,7 +10,7 @@ from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag, integer, number
+from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of

@@ -10,7 +10,7 @@ import numpy as np
 from lowering import rounding
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.along_axes import cropped, sliced
-from nnef_jax.flattening.attributes import axis, flag, integer, integers, number, word
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, number, word
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod

@@ -8,8 +8,8 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show
 from nnef_jax.flattening.along_axes import cut, divided
-from nnef_jax.flattening.attributes import axis, flag, integer, integers, word
-from nnef_jax.flattening.operators import Meaning
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, word
+from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

@@ -8,8 +8,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag
 from nnef_jax.flattening.counts import Count
+from nnef_jax.flattening.operators.attributes import flag
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

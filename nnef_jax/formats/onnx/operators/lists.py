@@ -9,7 +9,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.along_axes import cut
-from nnef_jax.flattening.attributes import attribute, axis, flag, integer
+from nnef_jax.flattening.operators.attributes import attribute, axis, flag, integer
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.attributes import integer, integers, one_of
+from nnef_jax.flattening.operators.attributes import integer, integers, one_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import axis, dtype, flag, integer, integers, number
+from nnef_jax.flattening.operators.attributes import axis, dtype, flag, integer, integers, number
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
 from nnef_jax.formats.onnx.operators.registry import operator

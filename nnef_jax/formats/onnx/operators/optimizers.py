@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lowering.errors import InvalidOperation
-from nnef_jax.flattening.attributes import number, one_of
+from nnef_jax.flattening.operators.attributes import number, one_of
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 

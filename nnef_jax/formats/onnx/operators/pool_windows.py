@@ -8,7 +8,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
-from nnef_jax.flattening.attributes import flag, integer, number
+from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.filters import spatial, windows_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from lowering.extents import differ
 from lowering.graph import is_float
-from nnef_jax.flattening.attributes import flag, number, text
+from nnef_jax.flattening.operators.attributes import flag, number, text
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.filters import GROUPS, kernel_of, windows_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import flag, integer
+from nnef_jax.flattening.operators.attributes import flag, integer
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite

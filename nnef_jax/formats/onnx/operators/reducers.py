@@ -8,9 +8,9 @@ from typing import Any
 
 from lowering.graph import is_integer
 from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
-from nnef_jax.flattening.attributes import axis, flag
 from nnef_jax.flattening.emission import ends_of
-from nnef_jax.flattening.operators import Meaning
+from nnef_jax.flattening.operators.attributes import axis, flag
+from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnef_jax.flattening.operators import Operators
+from nnef_jax.flattening.operators.registry import Operators
 
 OPERATORS = Operators()
 operator = OPERATORS.operator

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from operator import methodcaller
 from typing import Any
 
-from nnef_jax.flattening.attributes import axis, flag, integer, number, word
-from nnef_jax.flattening.operators import Meaning, Refusal, operation
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, number, word
+from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag, integer, integers, number, numbers, word
 from nnef_jax.flattening.counts import Count
+from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 

@@ -11,8 +11,8 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import is_symbolic, show
 from lowering.graph import Value, is_float
-from nnef_jax.flattening.attributes import attribute, dtype, flag, integer, word
 from nnef_jax.flattening.hostvalues import LARGEST
+from nnef_jax.flattening.operators.attributes import attribute, dtype, flag, integer, word
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite

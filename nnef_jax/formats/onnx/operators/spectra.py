@@ -8,7 +8,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
-from nnef_jax.flattening.attributes import flag, integer
+from nnef_jax.flattening.operators.attributes import flag, integer
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 

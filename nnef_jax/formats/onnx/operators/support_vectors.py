@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lowering.errors import InvalidOperation, InvalidShape
-from nnef_jax.flattening.attributes import flag, integer, integers, numbers
+from nnef_jax.flattening.operators.attributes import flag, integer, integers, numbers
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
-from nnef_jax.flattening.attributes import attribute, integer, integers
+from nnef_jax.flattening.operators.attributes import attribute, integer, integers
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (

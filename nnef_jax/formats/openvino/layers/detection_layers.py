@@ -10,8 +10,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import dtype, flag, integer, number, numbers
-from nnef_jax.flattening.operators import operation
+from nnef_jax.flattening.operators.attributes import dtype, flag, integer, number, numbers
+from nnef_jax.flattening.operators.registry import operation
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor

@@ -11,10 +11,10 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value, is_float
-from nnef_jax.flattening.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import binary
+from nnef_jax.flattening.operators.attributes import integer, number, numbers, one_of, text, word
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.layer_site import LayerSite

@@ -11,8 +11,8 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from lowering.graph import Value, is_float
 from nnef_jax.flattening.along_axes import cropped
-from nnef_jax.flattening.attributes import flag, integer, integers, text
 from nnef_jax.flattening.by_kind import ByKind
+from nnef_jax.flattening.operators.attributes import flag, integer, integers, text
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 

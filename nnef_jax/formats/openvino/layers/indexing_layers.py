@@ -14,10 +14,10 @@ from lowering import rounding
 from lowering.errors import InvalidOperation
 from lowering.extents import is_symbolic, volume
 from lowering.graph import Value, is_float, is_integer
-from nnef_jax.flattening.attributes import dtype, flag, integer, number, text, word
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.emission import ends_of
+from nnef_jax.flattening.operators.attributes import dtype, flag, integer, number, text, word
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed, element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived

@@ -10,7 +10,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag, integer, number
+from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets

@@ -9,7 +9,7 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import integer, text, word
+from nnef_jax.flattening.operators.attributes import integer, text, word
 from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, steps_within
 from nnef_jax.flattening.repetition import RepeatedBody
 from nnef_jax.flattening.tensor_graph import Constant

@@ -9,7 +9,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value, is_integer
 from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
-from nnef_jax.flattening.attributes import axis, flag, integer, number, text, word
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, number, text, word
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
     axes_at,

@@ -12,9 +12,9 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import flag, integer, integers, number, text, word
 from nnef_jax.flattening.counts import Count
-from nnef_jax.flattening.operators import operation
+from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, text, word
+from nnef_jax.flattening.operators.registry import operation
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import number_at, operator, opsets, tensor
 

@@ -11,8 +11,8 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from nnef_jax.flattening.attributes import Attribute
-from nnef_jax.flattening.operators import Operators
+from nnef_jax.flattening.operators.attributes import Attribute
+from nnef_jax.flattening.operators.registry import Operators
 from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite

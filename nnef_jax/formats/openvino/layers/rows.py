@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from operator import methodcaller
 
-from nnef_jax.flattening.attributes import axis, flag, integer, number, numbers, word
-from nnef_jax.flattening.operators import Meaning, Refusal, operation
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, number, numbers, word
+from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.layers.registry import (
     LEGACY,

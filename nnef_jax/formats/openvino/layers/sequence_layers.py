@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import dtype, flag, one_of, word
 from nnef_jax.flattening.emission import ends_of
+from nnef_jax.flattening.operators.attributes import dtype, flag, one_of, word
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (

@@ -12,7 +12,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, show, volume
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import cut, divided
-from nnef_jax.flattening.attributes import axis, integer, integers, word
+from nnef_jax.flattening.operators.attributes import axis, integer, integers, word
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.flattening.symbolic import numbers
 from nnef_jax.flattening.tensor_graph import Constant

@@ -11,7 +11,7 @@ import numpy as np
 from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
-from nnef_jax.flattening.attributes import dtype, flag, integers
+from nnef_jax.flattening.operators.attributes import dtype, flag, integers
 from nnef_jax.flattening.spatial_windows import add_patches
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import integer_at, integers_at, opsets

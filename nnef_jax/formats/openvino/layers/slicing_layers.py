@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import Part, cropped, sliced
-from nnef_jax.flattening.attributes import integers, number, text
+from nnef_jax.flattening.operators.attributes import integers, number, text
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import (
     integers_at,

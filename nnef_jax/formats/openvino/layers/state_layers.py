@@ -12,7 +12,7 @@ from lowering import Context, rounding, trace
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, volume
 from lowering.graph import TensorType, Value
-from nnef_jax.flattening.attributes import integer
+from nnef_jax.flattening.operators.attributes import integer
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.symbolic import opened
 from nnef_jax.flattening.tensor_graph import Constant

@@ -15,8 +15,8 @@ from lowering import windows
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.along_axes import cropped
-from nnef_jax.flattening.attributes import flag, integer, number, text, word
-from nnef_jax.flattening.operators import operation
+from nnef_jax.flattening.operators.attributes import flag, integer, number, text, word
+from nnef_jax.flattening.operators.registry import operation
 from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS

@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import TensorType, Value
 from lowering.ops import require
-from nnef_jax.flattening.attributes import integer, number, text
+from nnef_jax.flattening.operators.attributes import integer, number, text
 from nnef_jax.formats.base import GIVE_SHAPES
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Graph, TensorType, Value
-from nnef_jax.flattening.attributes import flag, text
 from nnef_jax.flattening.hostvalues import host
+from nnef_jax.flattening.operators.attributes import flag, text
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.attributes import known_integer

@@ -13,8 +13,8 @@ from lowering.extents import UNKNOWN, Shape, shapes_differ, show
 from lowering.graph import Call, TensorType, Value, is_integer
 from nnef_jax.errors import LimitError
 from nnef_jax.flattening import hostvalues as h
-from nnef_jax.flattening.attributes import integers, text
 from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.operators.attributes import integers, text
 from nnef_jax.formats.syntax.declared_tensors import external_type
 from nnef_jax.formats.syntax.emitter import Frame
 from nnef_jax.formats.syntax.quantizer import dequantize

@@ -13,7 +13,15 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ, is_known, show
 from lowering.graph import is_float
 from lowering.ops import require
-from nnef_jax.flattening.attributes import axis, flag, integer, integers, number, numbers, text
+from nnef_jax.flattening.operators.attributes import (
+    axis,
+    flag,
+    integer,
+    integers,
+    number,
+    numbers,
+    text,
+)
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.operators.registry import operator
 

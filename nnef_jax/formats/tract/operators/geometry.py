@@ -9,7 +9,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show
 from lowering.ops import require
 from lowering.ops.require import normal_axes, normal_axis
-from nnef_jax.flattening.attributes import integer, integers, text
+from nnef_jax.flattening.operators.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.operators.registry import AXES, argument, operator
 

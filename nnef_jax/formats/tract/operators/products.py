@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import padded, show
 from lowering.ops import require
 from lowering.ops.require import normal_axes
-from nnef_jax.flattening.attributes import integers, text
+from nnef_jax.flattening.operators.attributes import integers, text
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.operators.registry import operator
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nnef_jax.flattening.attributes import attribute
-from nnef_jax.flattening.operators import Operators
+from nnef_jax.flattening.operators.attributes import attribute
+from nnef_jax.flattening.operators.registry import Operators
 
 # Operands have the types of the declaration. If the last operation of a meaning lacks a parameter
 # of its kind, the argument of this name is taken from the call.

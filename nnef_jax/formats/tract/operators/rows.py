@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from nnef_jax.flattening.attributes import axis, flag, integer, text, word
-from nnef_jax.flattening.operators import Meaning, operation
+from nnef_jax.flattening.operators.attributes import axis, flag, integer, text, word
+from nnef_jax.flattening.operators.registry import Meaning, operation
 from nnef_jax.formats.tract.operators.geometry import channels, new_axes
 from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors

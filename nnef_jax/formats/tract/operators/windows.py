@@ -12,7 +12,7 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.ops import require
-from nnef_jax.flattening.attributes import integer, integers, text
+from nnef_jax.flattening.operators.attributes import integer, integers, text
 from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.operators.registry import operator
 

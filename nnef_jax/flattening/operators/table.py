@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Literal
 
-from nnef_jax.flattening.attributes import Attribute
-from nnef_jax.flattening.operator_kinds import kinds_of
-from nnef_jax.flattening.operators import NEWEST, Operator, OperatorRow, Operators, Refusal
+from nnef_jax.flattening.operators.attributes import Attribute
+from nnef_jax.flattening.operators.kinds import kinds_of
+from nnef_jax.flattening.operators.registry import NEWEST, Operator, OperatorRow, Operators, Refusal
 
 Role = Literal["operation", "structure", "definition", "refused"]
 _TYPES = {

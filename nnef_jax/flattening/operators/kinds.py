@@ -10,7 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from lowering.ops import rules
-from nnef_jax.flattening.operators import Operator, OperatorRow
+from nnef_jax.flattening.operators.registry import Operator, OperatorRow
 
 # Names that hold a `ByKind`, besides attributes of the site.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
