@@ -48,7 +48,8 @@ _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     "round_prefer_floor": lambda xp, place, t: xp.ceil(place - 0.5 - t),
     "round_prefer_ceil": lambda xp, place, t: xp.floor(place + 0.5 + t),
 }
-ROUNDINGS = tuple(_ROUND)
+SIMPLE = "simple"  # up along axes that shrink, down along others
+ROUNDINGS = (*_ROUND, SIMPLE)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
 # Gathering an item takes as long as this many products of a matrix: on CPUs about 25 forwards, 200
@@ -67,7 +68,10 @@ _PRECISION = 2.0**-23
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is cubic_coeff_a."""
+    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is cubic_coeff_a.
+
+    `nearest_mode` may be "simple" too, as in Interpolate of OpenVINO.
+    """
 
     coordinates: str
     interpolator: str
@@ -124,7 +128,10 @@ def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> A
     if is_known and np.array_equal(where, np.arange(extent)):
         return x
     if method.interpolator == "nearest":
-        return _nearest(x, axis, where, method.nearest_mode)
+        rounding = method.nearest_mode
+        if rounding == SIMPLE:
+            rounding = "ceil" if scale < 1 else "floor"
+        return _nearest(x, axis, where, rounding)
     shift = _SHIFTED.get(method.coordinates)
     is_whole = scale > 1 and len(where) == extent * scale and scale == int(scale)
     if method.interpolator == "linear" and is_whole and shift is not None:

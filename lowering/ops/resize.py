@@ -124,7 +124,7 @@ def resize(
     extrapolation_value: float,
     rounds: bool = False,
 ) -> Array:
-    """Resize the input as ONNX Resize does.
+    """Resize the input as ONNX Resize does, or rounded by the `nearest_mode` "simple" of OpenVINO.
 
     `roi` and `extrapolation_value`, outside the input, count in 'tf_crop_and_resize' alone. Items
     beyond the ends have no weight with `exclude_outside`. `antialias` widens a reduction's kernel.

@@ -66,6 +66,10 @@ class Site(OperatorSite[_Graph]):
         """Return the items of a known input as whole numbers, which may be symbolic."""
         return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
 
+    def scalar(self, i: int, default: float | None = None) -> float:
+        """Return the first item of a known input; a default where it is not connected."""
+        return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
+
     def shape(self, x: int | Tensor = 0) -> Shape:
         """Return the shape of an input; extents may be UNKNOWN."""
         found = self.operand(x) if isinstance(x, int) else x

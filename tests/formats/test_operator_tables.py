@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnx.defs
 import pytest
 
 import nnef_jax
@@ -204,3 +207,36 @@ def test_attributes_have_types_and_defaults() -> None:
     assert (mode.type, mode.words) == ("word", ("bilinear", "nearest", "bicubic"))
     assert named("nnef", "softmax", "axes") == AttributeEntry("axes", "integer[]", [1])
     assert named("nnef", "conv", "groups") == AttributeEntry("groups", "integer", 1)
+
+
+# Attributes of ONNX's schemas that change no result here: of version 1 about memory; of Dropout,
+# which drops nothing; of Range, whose sums are wide; of TopK, which always sorts; of outputs and
+# items that nothing asks for; of Gemm, which always broadcasts; of trees, about speed.
+IGNORED = {
+    "consumed_inputs", "seed", "ratio", "stash_type", "sorted", "output_sequence", "dtype", "type",
+    "broadcast", "multi_class", "nodes_hitrates", "nodes_hitrates_as_tensor",
+}  # fmt: skip
+# Those that meanings read by a name that they make, or refuse.
+MADE = {
+    "LabelEncoder", "Constant", "Imputer", "Scan", "TreeEnsembleClassifier", "TreeEnsembleRegressor"
+}  # fmt: skip
+REFUSED = {"pool_strings", "classlabels_strings", "cats_strings"}
+OTHERWISE = {
+    "Clip": {"max", "min"}, "FlexAttention": {"score_mod", "prob_mod"}, "GRU": {"activations"},
+    "LSTM": {"activations"}, "RNN": {"activations"},
+}  # fmt: skip
+
+
+def test_the_table_has_the_attributes_of_the_standard() -> None:
+    lacking: dict[str, set[str]] = {}
+    schemas = sorted(onnx.defs.get_all_schemas_with_history(), key=lambda x: x.since_version)
+    for entry in table("onnx"):
+        last = NEWEST if entry.until is None else entry.until
+        versions = [x for x in schemas if (x.domain, x.name) == (entry.domain, entry.name)]
+        for schema, later in zip_longest(versions, versions[1:]):
+            until = later.since_version - 1 if later else NEWEST
+            if entry.role != "refused" and schema.since_version <= last and entry.since <= until:
+                names = {*schema.attributes} - {x.name for x in entry.attributes}
+                lacking.setdefault(entry.name, set()).update(names - IGNORED - REFUSED)
+    lacking = {name: lacking[name] - OTHERWISE.get(name, set()) for name in lacking}
+    assert {name for name, lost in lacking.items() if lost} == MADE

@@ -166,10 +166,10 @@ def tree(**more: list[int]) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "a value of the wrong type": (lambda: model([node("Constant", "", value=3)]), "wrong type"),
+    "a value of the wrong type": (lambda: model([node("Constant", "", value=3)]), " is due, "),
     "a fill of the wrong type": (
         lambda: model([node("ConstantOfShape", "n", value=3)], weights={"n": np.int64([2])}),
-        "wrong type",
+        " is due, ",
     ),
     "axes that are no integers": (lambda: model([node("Transpose", "x", perm=[0.0, 1])]), "perm"),
     "sequences of sequences": (

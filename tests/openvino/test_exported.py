@@ -83,12 +83,14 @@ def test_whole_factors_are_the_standards(tmp_path: Path) -> None:
     twice = interpolated(net, x, (1, 2, 8, 15), "nearest", "sizes", [8, 15])
     more = interpolated(net, x, (1, 2, 8, 5), "linear", "scales", [2.0, 1.0])
     model = net.result(twice, more).load(tmp_path)
-    assert [x.kind for x in model.graph.operations] == ["nearest_upsample", "multilinear_upsample"]
-    nearest, linear = model(X)
-    np.testing.assert_array_equal(nearest, X.repeat(2, 2).repeat(3, 3))
+    model.save(tmp_path / "saved")
+    saved = nnef_jax.load(tmp_path / "saved")
+    assert [x.kind for x in saved.graph.operations] == ["nearest_upsample", "multilinear_upsample"]
     above, below = (np.take(X, np.clip(np.arange(4) + i, 0, 3), 2) for i in (-1, 1))
     wanted = np.stack([0.25 * above + 0.75 * X, 0.75 * X + 0.25 * below], 3).reshape(1, 2, 8, 5)
-    np.testing.assert_allclose(linear, wanted, rtol=1e-5, atol=1e-6)
+    for nearest, linear in (model(X), saved(X)):
+        np.testing.assert_array_equal(nearest, X.repeat(2, 2).repeat(3, 3))
+        np.testing.assert_allclose(linear, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_weights_of_4_bits_are_written_as_nnef(tmp_path: Path) -> None:

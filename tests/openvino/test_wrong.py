@@ -81,7 +81,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "attribute": (
         GOOD.replace('transpose_b="true"', 'transpose_b="maybe"'),
-        "neither true nor false",
+        "true or false is due",
     ),
     "shapes": (
         GOOD.replace('transpose_b="true"', 'transpose_b="false"'),

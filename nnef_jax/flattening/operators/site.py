@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
@@ -81,6 +82,10 @@ class OperatorSite(ABC, Generic[_Graph]):
     @abstractmethod
     def dtype(self, name: str, default: Any = None) -> str:
         """Return an attribute that is an element type."""
+
+    def wrong(self, name: str, due: str, value: Any) -> InvalidOperation:
+        """Return the error of an attribute that is not what is due, as "a whole number"."""
+        return InvalidOperation(f"attribute '{name}': {due} is due, this is {reprlib.repr(value)}")
 
     def word(self, name: str, *allowed: str) -> str:
         """Return an attribute that is one of some words, the first where it is missing."""

@@ -8,15 +8,10 @@ from itertools import groupby
 from typing import Any, Literal
 
 from nnef_jax.flattening.operators.attributes import Attribute
-from nnef_jax.flattening.operators.kinds import kinds_of
+from nnef_jax.flattening.operators.inspection import TYPES, names_of
 from nnef_jax.flattening.operators.registry import NEWEST, Operator, OperatorRow, Operators, Refusal
 
 Role = Literal["operation", "structure", "definition", "refused"]
-_TYPES = {
-    "flag": "truth value", "number": "number", "int": "integer", "numbers": "numbers",
-    "ints": "integers", "axis_of": "axis", "dtype": "element type", "text": "text", "word": "word",
-    "choice": "word", "subgraph": "graph", "body": "graph",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +65,31 @@ def entries_of(operators: Operators, site: type) -> Iterator[OperatorEntry]:
 
 def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
     meaning, until = operator.meaning, None if last == NEWEST else last
-    attributes = tuple(sorted(_attributes(operator), key=lambda x: x.name))
-    versions = operator.name, operator.domain, operator.since, until, attributes
+    versions = operator.name, operator.domain, operator.since, until
     if isinstance(meaning, Refusal):
-        return OperatorEntry(*versions, "refused", refusal=meaning.reason)
-    return OperatorEntry(*versions, "operation", tuple(kinds_of(operator, site)))
+        return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
+    names = names_of(operator, site)
+    attributes = {x.name: _attribute(x, False) for x in names.attributes}
+    attributes |= {x.name: _attribute(x, True) for x in _registered(operator)}
+    by_name = tuple(attributes[name] for name in sorted(attributes))
+    return OperatorEntry(*versions, by_name, "operation", tuple(sorted(names.kinds)))
 
 
-def _attributes(operator: Operator) -> Iterator[AttributeEntry]:
-    """Yield the attributes that a registration names. Meanings may read more of them."""
+def _registered(operator: Operator) -> Iterator[Attribute]:
+    """Yield the attributes that a registration names, which are read whatever the others are."""
     readers = [*operator.attributes.values()]
     if isinstance(meaning := operator.meaning, OperatorRow):
         readers += [*meaning.inputs, *meaning.attributes.values()]
-    for x in readers:
-        if not isinstance(x, Attribute):
-            continue
-        type, arguments = _TYPES.get(x.type, x.type), x.arguments
-        if type == "word":
-            yield AttributeEntry(x.name, type, None, arguments, is_required=x.type == "choice")
-            continue
-        default = arguments[-1] if arguments else None
-        default = list(default) if isinstance(default, tuple) else default
-        is_plain = isinstance(default, bool | int | float | str | list)
-        yield AttributeEntry(
-            x.name, type, default if is_plain else None, is_required=default is None
-        )
+    yield from (x for x in readers if isinstance(x, Attribute))
+
+
+def _attribute(x: Attribute, is_registered: bool) -> AttributeEntry:
+    type, arguments = TYPES.get(x.type, x.type), x.arguments
+    if type == "word":
+        is_required = is_registered and x.type == "choice"
+        return AttributeEntry(x.name, type, None, arguments, is_required=is_required)
+    default = arguments[-1] if arguments else None
+    is_required = is_registered and default is None
+    default = list(default) if isinstance(default, tuple) else default
+    is_plain = isinstance(default, bool | int | float | str | list)
+    return AttributeEntry(x.name, type, default if is_plain else None, is_required=is_required)

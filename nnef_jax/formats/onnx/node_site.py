@@ -6,7 +6,7 @@ A graph in a node has a graph of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +29,14 @@ from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 _SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
+
+
+# What attributes are, by their types here.
+_NUMBER = (int, float)
+_DUE: Mapping[type | tuple[type, ...], str] = {
+    int: "a whole number", _NUMBER: "a number", str: "a text", tuple: "a list",
+    Constant: "a tensor", ModelGraph: "a graph",
+}  # fmt: skip
 
 
 class NodeGraph(TensorGraph):
@@ -108,8 +116,8 @@ class NodeSite(Site[NodeGraph]):
         found = self.shape(x)[axis]
         return self.known_shape(x)[axis] if found is UNKNOWN else found
 
-    def axes(self, i: int, name: str = "axes") -> tuple[int, ...] | None:
-        """Return axes, which are an input since some version, an attribute before; None if open."""
+    def axes(self, name: str, i: int) -> tuple[int, ...] | None:
+        """Return axes that are an attribute, and input `i` since some version; None if neither."""
         if self.has(i):
             found: Sequence[int] = self.integers(i)
         elif name in self.node.attributes:
@@ -134,7 +142,7 @@ class NodeSite(Site[NodeGraph]):
         if found is None:
             raise InvalidOperation(f"attribute '{name}' is missing")
         if not isinstance(found, kind):
-            raise InvalidOperation(f"attribute '{name}' is of the wrong type")
+            raise self.wrong(name, _DUE[kind], found)
         return found
 
     def int(self, name: str, default: int | None = None) -> int:
@@ -147,21 +155,30 @@ class NodeSite(Site[NodeGraph]):
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
-        return float(self.attribute(name, (int, float), default))
+        return float(self.attribute(name, _NUMBER, default))
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
         """Return an attribute that is a list of whole numbers."""
-        return self._items(name, int, default)
+        return self._items(name, int, "a list of whole numbers", default)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
         """Return an attribute that is a list of numbers."""
-        return self._items(name, (int, float), default)
+        return self._items(name, _NUMBER, "a list of numbers", default)
 
-    def _items(self, name: str, kind: Any, default: Sequence[Any] | None) -> tuple[Any, ...]:
-        found = tuple(self.attribute(name, (tuple, list), default))
-        if not all(isinstance(x, kind) for x in found):
-            raise InvalidOperation(f"attribute '{name}' is of the wrong type")
-        return found
+    def _items(
+        self, name: str, kind: Any, due: str, default: Sequence[Any] | None
+    ) -> tuple[Any, ...]:
+        items = self.attribute(name, tuple, None if default is None else tuple(default))
+        if not all(isinstance(x, kind) for x in items):
+            raise self.wrong(name, due, items)
+        return items
+
+    def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
+        """Return an attribute that is a list of whole numbers, `rank` of them."""
+        items = self.ints(name, None if default is None else (default,) * rank)
+        if len(items) != rank:
+            raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
+        return items
 
     def text(self, name: str, default: str | None = None) -> str:
         """Return an attribute that is a text."""

@@ -115,38 +115,38 @@ class LayerSite(Site[LayerGraph]):
         """Return an attribute that is true or false."""
         text = self.text(name, "1" if default else "0")
         if text not in (*_TRUE, *_FALSE):
-            raise InvalidOperation(f"attribute '{name}' is {text[:40]!r}, neither true nor false")
+            raise self.wrong(name, "true or false", text)
         return text in _TRUE
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> list[float]:
         """Return an attribute that is a list of numbers."""
         if default is not None and not self.layer.attributes.get(name, "").strip():
             return [float(x) for x in default]
-        parts = self.text(name).split(",")
+        text = self.text(name)
         try:
-            return [float(part) for part in parts if part.strip()]
+            return [float(part) for part in text.split(",") if part.strip()]
         except ValueError:
-            raise InvalidOperation(f"attribute '{name}' is no list of numbers") from None
+            raise self.wrong(name, "a list of numbers", text) from None
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> list[int]:
         """Return an attribute that is a list of whole numbers."""
         numbers = self.numbers(name, default)
         if not all(map(float.is_integer, numbers)):
-            raise InvalidOperation(f"attribute '{name}' has {numbers}, no whole numbers")
+            raise self.wrong(name, "a list of whole numbers", numbers)
         return [int(x) for x in numbers]
 
     def number(self, name: str, default: float | None = None) -> float:
         """Return an attribute that is a number."""
         items = self.numbers(name, None if default is None else [default])
         if len(items) != 1:
-            raise InvalidOperation(f"attribute '{name}' must be one number, it has {len(items)}")
+            raise self.wrong(name, "a number", items)
         return items[0]
 
     def int(self, name: str, default: int | None = None) -> int:
         """Return an attribute that is a whole number."""
         number = self.number(name, default)
         if not number.is_integer():
-            raise InvalidOperation(f"attribute '{name}' is {number}, no whole number")
+            raise self.wrong(name, "a whole number", number)
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
@@ -252,10 +252,6 @@ class LayerSite(Site[LayerGraph]):
     def first(self, count: int) -> list[Value]:
         """Return the first inputs, so many of them."""
         return [self.tensor(i) for i in range(count)]
-
-    def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of a known input; a default where it is not connected."""
-        return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
 
     def whole(self, i: int) -> Value:
         """Return an input of whole numbers, which old files store as real ones."""

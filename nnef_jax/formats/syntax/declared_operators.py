@@ -28,7 +28,7 @@ def entry_of(
         domain,
         attributes=attributes,
         role=role,
-        kinds=tuple(kinds),
+        kinds=tuple(sorted(kinds)),
     )
 
 

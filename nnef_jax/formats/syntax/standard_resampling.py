@@ -62,8 +62,11 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     lengths = list(map(resampling.length, shape, attributes["scales"])) or attributes["sizes"]
     mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
-    key, is_linear = (coordinates, attributes["nearest_mode"]), mode == "linear"
+    rounding, is_linear = attributes["nearest_mode"], mode == "linear"
     ups, downs = _factors(lengths, shape), _factors(shape, lengths)
+    if rounding == "simple":
+        rounding = "floor" if ups else "ceil"
+    key = coordinates, rounding
     if ups and mode == "nearest" and max(ups) <= _REPEATS.get(key, 0):
         return "nearest_upsample", {"input": x, "factor": ups}
     if ups and is_linear and coordinates in _METHODS:

@@ -17,14 +17,6 @@ _AUTO_PAD = word("auto_pad", "NOTSET", "SAME_UPPER", "SAME_LOWER", "VALID")
 GROUPS = integer("group", 1)
 
 
-def spatial(site: NodeSite, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
-    """Return an attribute with an item for each spatial axis."""
-    items = site.ints(name, None if default is None else (default,) * rank)
-    if len(items) != rank:
-        raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
-    return items
-
-
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
@@ -33,7 +25,7 @@ def _padding(
     if mode == "VALID":
         return [(0, 0)] * rank
     if mode == "NOTSET":
-        pads = spatial(site, "pads", 2 * rank, 0)
+        pads = site.spatial("pads", 2 * rank, 0)
         if min(pads, default=0) < 0:
             raise InvalidOperation(f"'pads' {list(pads)} has items below 0")
         return list(zip(pads[:rank], pads[rank:], strict=True))
@@ -58,7 +50,8 @@ def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Return the attributes of windows of so many spatial items, on input 0 by default."""
-    strides, dilations = (spatial(site, name, len(kernel)) for name in ("strides", "dilations"))
+    rank = len(kernel)
+    strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
     extents = site.shape()[2:] if shape is None else shape
     padding = _padding(site, extents, windows.spans(kernel, dilations), strides)
     return {"stride": strides, "dilation": dilations, "padding": padding}
@@ -93,8 +86,8 @@ def _conv_transpose(
     """Reverse a convolution. Items beyond the reach of all windows are the bias."""
     kernel = kernel_of(site)
     rank = len(kernel)
-    strides, dilations = (spatial(site, name, rank) for name in ("strides", "dilations"))
-    more, reach = spatial(site, "output_padding", rank, 0), windows.spans(kernel, dilations)
+    strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
+    more, reach = site.spatial("output_padding", rank, 0), windows.spans(kernel, dilations)
     axes = list(zip(strides, reach, more, strict=True))
 
     def first(total: int) -> int:

@@ -34,7 +34,7 @@ def _slice_by_attributes(
     begins: Sequence[int] = integers("starts"),
     ends: Sequence[int] = integers("ends"),
 ) -> Any:
-    axes = site.axes(3) or tuple(range(len(begins)))
+    axes = site.axes("axes", 3) or tuple(range(len(begins)))
     steps = site.integers(4) if site.has(4) else [1] * len(begins)
     windows = dict(zip(axes, zip(begins, ends, steps, strict=True), strict=True))
     return sliced(site, x, windows)
@@ -43,7 +43,7 @@ def _slice_by_attributes(
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Any, *, mode: str = _MODE) -> Any:
     """Put items around a tensor. Negative pads take items away, before others are put."""
-    axes = site.axes(3)
+    axes = site.axes("axes", 3)
     axes = tuple(range(site.rank())) if axes is None else axes
     value = site.operand(2) if site.has(2) else 0.0
     return _padded(site, x, _around(site, site.integers(1), axes), mode, value)

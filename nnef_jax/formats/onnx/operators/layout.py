@@ -52,7 +52,7 @@ def _transpose(site: NodeSite, x: Any) -> Any:
 
 @operator("Squeeze")
 def _squeeze(site: NodeSite, x: Any) -> Any:
-    axes = site.axes(1)
+    axes = site.axes("axes", 1)
     if axes is None:
         axes = tuple(i for i, n in enumerate(site.known_shape()) if n == 1)
     return site.last.squeeze(x, axes=sorted(axes))

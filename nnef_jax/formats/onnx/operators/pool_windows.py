@@ -11,7 +11,7 @@ from lowering.extents import Shape
 from nnef_jax.flattening.operators.attributes import flag, integer, number
 from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
-from nnef_jax.formats.onnx.operators.filters import spatial, windows_of
+from nnef_jax.formats.onnx.operators.filters import windows_of
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import plane
 
@@ -22,7 +22,7 @@ def _pooled(
     site: NodeSite, x: Any, add: Callable[..., Any], *, rounds_up: bool, **options: Any
 ) -> Any:
     """Pool windows. The last one begins on the input or on the padding before it."""
-    kernel = spatial(site, "kernel_shape", site.rank() - 2, None)
+    kernel = site.spatial("kernel_shape", site.rank() - 2, None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
 
@@ -105,8 +105,8 @@ def _global_lp_pool(site: NodeSite, x: Any, *, power: float = number("p", 2)) ->
 def _max_unpool(site: NodeSite, items: Any, places: Any) -> Any:
     """Put items where they were before MaxPool, 0 elsewhere. `output_shape` may be larger."""
     rank, shape = site.rank() - 2, site.known_shape()
-    kernel, strides = spatial(site, "kernel_shape", rank, None), spatial(site, "strides", rank)
-    pads = spatial(site, "pads", 2 * rank, 0)
+    kernel, strides = site.spatial("kernel_shape", rank, None), site.spatial("strides", rank)
+    pads = site.spatial("pads", 2 * rank, 0)
     axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
     extents = (*shape[:2], *((n - 1) * s + k - p - q for n, s, k, p, q in axes))
     items, places = (site.reshaped(x, (math.prod(shape),)) for x in (items, places))

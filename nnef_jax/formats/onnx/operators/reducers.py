@@ -17,7 +17,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 def _axes(site: NodeSite) -> tuple[int, ...]:
     """Return the reduced axes. No axes mean all, or none if `noop_with_empty_axes` is set."""
-    axes = site.axes(1)
+    axes = site.axes("axes", 1)
     if not axes and not site.flag("noop_with_empty_axes"):
         return tuple(range(site.rank()))
     return tuple(sorted(set(axes or ())))

@@ -9,8 +9,8 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
+from nnef_jax.flattening.sampling import note_count, resized, roi_aligned, suppressed
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -21,17 +21,6 @@ _COORDINATES = (
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
 _GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # since version 20, and before
-
-
-def _resized(
-    site: NodeSite, x: Any, mode: str, coordinates: str, region: Any = False, **options: Any
-) -> Any:
-    defaults: dict[str, Any] = {
-        "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
-        "exclude_outside": False, "antialias": False, "extrapolation_value": 0.0,
-        "coordinate_transformation_mode": coordinates,
-    }  # fmt: skip
-    return site.last.resize(x, region, mode=mode, **defaults | options)
 
 
 def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[Any]) -> Any:
@@ -70,8 +59,8 @@ def _resize(
         size: dict[str, Any] = {"scales": _of_all_axes(scales, axes, [1.0] * rank)}
     else:
         size = _sizes(site, axes)
-    return _resized(
-        site, x, mode, coordinates, region, nearest_mode=rounding, cubic_coeff_a=cubic,
+    return resized(
+        site.last, x, mode, coordinates, region, nearest_mode=rounding, cubic_coeff_a=cubic,
         exclude_outside=excludes, antialias=antialiases and mode != "nearest",
         extrapolation_value=outside, **size,
     )  # fmt: skip
@@ -136,14 +125,9 @@ def _upsample_plane(
 
 
 def _scaled(site: NodeSite, x: Any, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales: the first items coincide, and the nearest is at an end of an item."""
-    if mode != "nearest":
-        return _resized(site, x, "linear", "asymmetric", scales=tuple(scales))
-    for rounding, shrinks in (("ceil", True), ("floor", False)):
-        part = tuple(s if (s < 1) == shrinks else 1.0 for s in scales)
-        if any(s != 1 for s in part):
-            x = _resized(site, x, "nearest", "asymmetric", scales=part, nearest_mode=rounding)
-    return x
+    """Resize by scales: the first items coincide, and the nearest is behind or before a place."""
+    mode = "nearest" if mode == "nearest" else "linear"
+    return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
 
 @operator("GridSample")
@@ -182,11 +166,10 @@ def _roi_align(
     their shares.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
-    rois = site.step.mul(rois, scale)
-    rois = site.step.sub(rois, 0.5) if is_half else rois
-    return site.last.roi_align(
-        x, rois, image, output_size=(height, width), sampling_ratio=samples,
-        least=0.0 if is_half else 1.0, mode="max_share" if mode == "max" else mode,
+    return roi_aligned(
+        site, x, rois, image, scale=scale, shift=-0.5 if is_half else 0.0,
+        output_size=(height, width), sampling_ratio=samples, least=0.0 if is_half else 1.0,
+        mode="max_share" if mode == "max" else mode,
     )  # fmt: skip
 
 
@@ -209,19 +192,11 @@ def _max_roi_pool(
 def _non_max_suppression(
     site: NodeSite, boxes: Any, scores: Any, *, centred: bool = flag("center_point_box")
 ) -> Value:
-    """Return the places (image, class, box) of the remaining boxes, and note their number.
-
-    The places are padded by -1.
-    """
-
-    def first(i: int, default: float = 0.0) -> float:
-        return float(site.known(i).reshape(-1)[0]) if site.has(i) else default
-
-    rows, _, count = site.last.sorted_suppression(
-        boxes, scores, max_output_boxes_per_class=int(min(first(2), site.known_shape()[1])),
-        iou_threshold=first(3), score_threshold=first(4, float(np.finfo(np.float32).min)),
-        center_point_box=centred, sorts=False,
-    )  # fmt: skip
+    """Return the indices (image, class, box) of boxes that remain, padded by -1."""
+    lowest = float(np.finfo(np.float32).min)
+    rows, _, count = suppressed(
+        site, boxes, scores, score=lowest, center_point_box=centred, sorts=False
+    )
     rows = site.cast(rows, site.computed("int64"))
-    site.graph.counts[rows] = Count(0, site.whole(count), marked=True)
+    note_count(site, count, rows)
     return rows

@@ -178,7 +178,7 @@ def _eye_like(site: NodeSite, x: Any, *, diagonal: int = integer("k", 0)) -> Any
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
     """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
     bands, length, rate = (site.integer(i) for i in range(3))
-    edges = [float(site.known(i).reshape(-1)[0]) for i in (3, 4)]
+    edges = [site.scalar(i) for i in (3, 4)]
     if min(bands, length, rate) < 1:
         raise InvalidOperation(f"it needs positive numbers, not {bands}, {length}, {rate}")
     low, high = (_MELS / math.log(10) * math.log1p(edge / _CORNER) for edge in edges)

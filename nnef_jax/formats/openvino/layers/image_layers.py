@@ -13,6 +13,7 @@ from lowering.graph import Value, is_float
 from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, text
+from nnef_jax.flattening.sampling import resized
 from nnef_jax.formats.openvino.layer_site import LayerSite
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
@@ -22,43 +23,17 @@ _COORDINATES = (
 _CORNERS = ("asymmetric", "align_corners")  # without and with `align_corners`
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
-# Methods and cases of NNEF's operations, which extents grow by whole factors with.
-_METHODS = {
-    "half_pixel": "symmetric", "pytorch_half_pixel": "symmetric", "asymmetric": "asymmetric",
-    "align_corners": "aligned",
-}  # fmt: skip
-_REPEATING = (
-    ("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"),
-    ("half_pixel", "round_prefer_ceil"), ("pytorch_half_pixel", "round_prefer_floor"),
-    ("pytorch_half_pixel", "round_prefer_ceil"),
-)  # fmt: skip
-
 
 def _resized(
-    last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **other: Any
+    last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize to sizes, or by `scales` if these are among the others."""
-    ratios = list(zip(x.type.shape, sizes, strict=True))
-    if not other.get("scales") and all(n and m % n == 0 for n, m in ratios):
-        factor = [m // n for n, m in ratios]
-        if factor[:2] == [1, 1]:
-            rounding = other.get("nearest_mode", "floor")
-            if mode == "nearest" and (coordinates, rounding) in _REPEATING:
-                return last.nearest_upsample(x, factor=factor[2:])
-            if mode == "linear" and coordinates in _METHODS and is_float(x.type.dtype):
-                how = {"method": _METHODS[coordinates], "border": "replicate"}
-                return last.multilinear_upsample(x, factor=factor[2:], **how)
-    attributes: dict[str, Any] = {
-        "scales": (), "sizes": () if other.get("scales") else sizes, "mode": mode,
-        "coordinate_transformation_mode": coordinates, "nearest_mode": "floor",
-        "cubic_coeff_a": -0.75, "exclude_outside": False, "antialias": False,
-        "extrapolation_value": 0.0, **other,
-    }  # fmt: skip
+    """Add a resize to sizes, or by `scales` if these are among the attributes."""
+    attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
-        is_down = attributes["nearest_mode"] in ("floor", "round_prefer_floor")
+        is_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
         if mode != "nearest" or not is_down:  # axes that keep their extent would move
             raise InvalidOperation(f"'{coordinates}' is supported where nearest is rounded down")
-    return last.resize(x, False, **attributes)
+    return resized(last, x, mode, coordinates, **attributes)
 
 
 @opsets("Interpolate")
@@ -123,28 +98,9 @@ def _interpolated(
         exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
             other["scales"] = exact
-    if mode == "nearest" and nearest == "simple":
-        # Axes that shrink are rounded up, others down.
-        shrinks = [
-            scales.get(i, m / n) < 1 for i, (n, m) in enumerate(zip(shape, result, strict=True))
-        ]
-        fewer = [m if s else n for s, n, m in zip(shrinks, shape, result, strict=True)]
-        if any(shrinks) and fewer != result:
-            down = other | _part(other, shrinks, "ceil")
-            x = _resized(site.step, x, fewer, mode, coordinates, **down)
-            other |= _part(other, [not s for s in shrinks], "floor")
-        else:
-            other["nearest_mode"] = "ceil" if any(shrinks) else "floor"
-    elif mode == "nearest":
+    if mode == "nearest":
         other["nearest_mode"] = nearest
     return _resized(site.last, x, result, mode, coordinates, **other)
-
-
-def _part(other: dict[str, Any], axes: Sequence[bool], rounding: str) -> dict[str, Any]:
-    """Return the attributes of a resize that leaves some axes as they are."""
-    scales = other.get("scales", ())
-    factors = tuple(s if is_one else 1.0 for s, is_one in zip(scales, axes, strict=False))
-    return {"nearest_mode": rounding} | ({"scales": factors} if factors else {})
 
 
 def _declared(site: LayerSite) -> list[int]:

@@ -12,11 +12,11 @@ import numpy as np
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.counts import Count
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, text, word
 from nnef_jax.flattening.operators.registry import operation
+from nnef_jax.flattening.sampling import note_count, roi_aligned, suppressed
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
-from nnef_jax.formats.openvino.layers.registry import number_at, operator, opsets, tensor
+from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
@@ -44,32 +44,30 @@ def _rotation(site: LayerSite) -> dict[str, Any]:
     return {"rotation": "clockwise" if site.flag("clockwise", True) else "counterclockwise"}
 
 
-_THRESHOLDS: dict[str, Any] = {
-    "most": number_at(2, 0), "iou": number_at(3, 0.0), "score": number_at(4, 0.0),
-    "is_centre": _is_centre, "sorts": flag("sort_result_descending", True),
-}  # fmt: skip
-
-
-@operator("NonMaxSuppression", kind=_softening, has_count=_has_count, **_THRESHOLDS)
-@opsets("NMSRotated", kind=_rotation, has_count=True, **_THRESHOLDS)
+@operator("NonMaxSuppression", kind=_softening, has_count=_has_count, is_centre=_is_centre)
+@opsets("NMSRotated", kind=_rotation, has_count=True, is_centre=_is_centre)
 def _suppression(
-    site: LayerSite, boxes: Value, scores: Value, *, kind: dict[str, Any], has_count: bool,
-    most: float, iou: float, score: float, is_centre: bool, sorts: bool,
-) -> Any:  # fmt: skip
+    site: LayerSite,
+    boxes: Value,
+    scores: Value,
+    *,
+    kind: dict[str, Any],
+    has_count: bool,
+    is_centre: bool,
+    sorts: bool = flag("sort_result_descending", True),
+) -> Any:
     """Return indices (image, class, box), from set 5 on with scores and how many there are.
 
     Rotated boxes are (centre x, y, width, height, angle).
     """
-    indices, values, count = site.last.sorted_suppression(
-        boxes, scores, **kind, max_output_boxes_per_class=int(min(most, boxes.type.shape[1])),
-        iou_threshold=iou, score_threshold=score, center_point_box=is_centre, sorts=sorts,
-    )  # fmt: skip
+    indices, values, count = suppressed(
+        site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
+    )
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
     if has_count:  # layers behind take nothing else for boxes
-        items = Count(0, site.cast(count, site.integer), marked=True)
-        site.graph.counts.update(dict.fromkeys((indices, values), items))
+        note_count(site, count, indices, values)
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
 
 
@@ -201,10 +199,10 @@ def _roi_align(
     more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in more:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
-    rois = _scaled(site, site.tensor(1), [scale] * 4, [more[corners]] * 4)
     least = 1.0 if corners == "asymmetric" else 0.0
-    x, images = site.tensor(0), site.tensor(2)
-    return site.last.roi_align(x, rois, images, mode=mode, least=least, **samples)
+    return roi_aligned(
+        site, *site.first(3), scale=scale, shift=more[corners], mode=mode, least=least, **samples
+    )
 
 
 @opsets("ROIAlignRotated", **_SCALED)
@@ -252,7 +250,8 @@ def _roi_feature_extractor(
     how = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
     total: Any = 0.0
     for i, features in enumerate(levels):
-        corners = _scaled(site, rois, [1 / scales[i]] * 4, [-0.5 if is_aligned else 0] * 4)
+        corners = step.mul(rois, 1 / scales[i])
+        corners = step.sub(corners, 0.5) if is_aligned else corners
         pooled = step.roi_align(features, corners, images, **how)
         here = step.eq(level, float(i))
         total = site.step_or_last(i == len(levels) - 1).select(here, pooled, total)
