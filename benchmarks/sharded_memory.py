@@ -93,7 +93,7 @@ def main() -> None:
         def loss(params: Any) -> Any:
             return jnp.square(model.apply(params, x)).mean()
 
-        gradient = jax.jit(jax.grad(loss), compiler_options=model.compiler_options)
+        gradient = model.jit(jax.grad(loss))
         start = time.perf_counter()
         call = (lambda: gradient(model.params)) if told.train else (lambda: model(x))
         most = peak(lambda: jax.block_until_ready(call()))

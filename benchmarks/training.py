@@ -94,7 +94,7 @@ def jitted_step(
     def loss(parameters: Any, statistics: Any, arrays: Any) -> Any:
         return jnp.mean(jnp.square(model.apply({**parameters, **statistics}, *arrays)))
 
-    step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
+    step = model.jit(jax.value_and_grad(loss))
     return step, (parameters, statistics, arrays)
 
 

@@ -102,7 +102,7 @@ def fit(
         updates, state = adam.update(slope, state)
         return optax.apply_updates(params, updates), state, found
 
-    step = jax.jit(step, compiler_options=model.compiler_options)
+    step = model.jit(step)
     params, state = model.params, adam.init(model.params)
     for count, epoch in enumerate(jax.random.split(jax.random.key(0), epochs)):
         order, *keys = jax.random.split(epoch, 1 + batches)

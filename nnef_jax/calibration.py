@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Value
 from nnef_jax.call_arguments import Sample, arguments_of, over_samples
 from nnef_jax.errors import InputError
-from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.probe import Probe
 from nnef_jax.network import Network
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
+from nnef_jax.runnable import Runnable
+from nnef_jax.workings import inside, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
@@ -27,14 +28,8 @@ Array = NDArray[Any]
 _Range = tuple[Array, Array]
 
 
-class AnyModel(Protocol):
-    """The part of `nnef_jax.Model` that is used here: its module imports this one."""
-
-    execution: Execution
-
-
 def calibrate(
-    model: AnyModel,
+    model: Runnable,
     samples: Iterable[Sample],
     *,
     bits: int = 8,
@@ -68,7 +63,7 @@ def calibrate(
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.save("quantised", document, model.params, quantization=text)
     """
-    require("model", getattr(model, "execution", model), Execution, "a nnef_jax.Model")
+    require("model", model, Runnable, "a nnef_jax.Model")
     require_samples("samples", samples)
     require_choice("algorithm", algorithm, get_args(Algorithm))
     require("bits", bits, int, "an integer")
@@ -82,13 +77,12 @@ def calibrate(
         raise ValueError("symmetric codes are signed: give signed=True too")
     if percentile is not None and not 50 < percentile <= 100:
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
-    execution = model.execution
-    network = execution.network
+    network = network_of(model)
     identifiers = {x: key for key, x in network.frontend.identifiers(network.graph).items()}
     activations, weights = _chosen(network, identifiers, names)
-    ranges = _ranges_of_runs(execution, samples, activations, percentile)
+    ranges = _ranges_of_runs(model, samples, activations, percentile)
     for name, label in weights.items():
-        array = np.asarray(execution.arrays.select([label])[label], np.float32)
+        array = np.asarray(stored(model)[label], np.float32)
         axes = tuple(range(int(per_channel), array.ndim))
         ranges[name] = array.min(axes), array.max(axes)
     codes = f"bits = {bits}, signed = {signed}, symmetric = {symmetric}".lower()
@@ -152,7 +146,7 @@ def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
 
 
 def _ranges_of_runs(
-    execution: Execution, samples: Iterable[Any], names: list[str], percentile: float | None
+    model: Runnable, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
     @jax.jit
     def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
@@ -166,7 +160,7 @@ def _ranges_of_runs(
     probe = Probe(capture=tuple(names), results=False)
 
     def run(inputs: tuple[Any, ...]) -> Mapping[str, jax.Array]:
-        return execution.call(*arguments_of(inputs), probe=probe)
+        return inside(model, *arguments_of(inputs), probe)
 
     for tensors in over_samples("sample", samples if names else (), run):
         for name, (low, high) in jax.device_get(extremes(tensors)).items():

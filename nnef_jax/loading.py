@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Literal
 
 import jax
@@ -12,11 +11,11 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from lowering import Registry
 from nnef_jax.execution.execution import Execution
-from nnef_jax.execution.run_options import RunOptions
+from nnef_jax.execution.run_options import RunKeywords, RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
-from nnef_jax.options import require, require_flags
+from nnef_jax.options import require_flags
 from nnef_jax.reading import Quantization, ReadingOptions, Source, with_network
 
 
@@ -118,20 +117,14 @@ def load(
     >>> model = nnef_jax.load("examples/digits/model")
     >>> probabilities = model(images)
     """
-    require_flags(autotune=autotune, donate_state=donate_state, unused=unused, measure=measure)
-    if not isinstance(optimize, str) or optimize != "strict":
-        require_flags(optimize=optimize)
-    _require_precision(precision)
-    require("max_executables", max_executables, int, "a number of functions")
-    if max_executables < 1:
-        raise ValueError(f"max_executables must be at least 1, it is {max_executables}")
-    directory = None
-    if cache_dir is not None:
-        if rules is not None:
-            raise ValueError("cache_dir does not go with rules: nothing tells when they change")
-        from nnef_jax.execution.disk_cache import DiskCache
-
-        directory = DiskCache(cache_dir).directory
+    require_flags(unused=unused)
+    keywords: RunKeywords = {
+        "precision": precision, "optimize": optimize, "autotune": autotune,
+        "donate_state": donate_state, "cache_dir": cache_dir, "measure": measure,
+        "max_executables": max_executables,
+    }  # fmt: skip
+    before = RunOptions(unused=unused, straight_through=quantization == "ste")
+    run = before.with_keywords(keywords, has_rules=rules is not None)
     reading = ReadingOptions(
         input_shapes,
         values,
@@ -145,25 +138,4 @@ def load(
         progress,
         weights,
     )
-    run = RunOptions(
-        precision,
-        optimize,
-        autotune,
-        donate_state,
-        unused,
-        quantization == "ste",
-        measure,
-        max_executables,
-        directory,
-    )
     return with_network(source, reading, lambda x: Model(Execution.loaded(x, run)))
-
-
-def _require_precision(precision: jax.lax.PrecisionLike) -> None:
-    """Raise ValueError for what jax does not take, which it would say at the first product."""
-    if precision is not None:
-        matrix = jax.ShapeDtypeStruct((1, 1), "float32")
-        try:
-            jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
-        except Exception as error:
-            raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None

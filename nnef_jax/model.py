@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jax.core import Tracer
 from jax.sharding import Mesh, PartitionSpec
@@ -19,7 +19,10 @@ from nnef_jax.call_arguments import Params, State
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.execution import Execution
-from nnef_jax.runnable import Runnable
+from nnef_jax.execution.run_options import RunKeywords
+from nnef_jax.options import require_keywords
+from nnef_jax.reading import ReadingOptions
+from nnef_jax.runnable import execution_of
 from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.trimming import is_length
 from nnef_jax.writable import Writable
@@ -29,26 +32,22 @@ if TYPE_CHECKING:
     from nnef_jax.sharding import ShardingPlan
 
 
-class Model(Runnable, Writable):
+class Model(Writable):
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
     To jax it is a tree of its `params` and its initial state, and all else is static: it may be an
-    argument or a result of transformed functions. It pickles with its arrays.
+    argument or a result of transformed functions. Derivatives by its own initial state are 0. It
+    pickles with its arrays.
 
     A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
     order of the graph. One output is an array, several are a NamedTuple with the graph's names,
     by which `y["name"]` has them too.
-
-    `execution` is for the package itself: what runs the network, and the arrays that it runs on.
     """
-
-    def __init__(self, execution: Execution) -> None:
-        self.execution = execution
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
         # are made by it too: `arrays` decide what of them is copied.
-        return _of, (self.execution.arrays,)
+        return _of, (self._execution.arrays,)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -57,22 +56,22 @@ class Model(Runnable, Writable):
     def _repr_html_(self) -> str:
         from nnef_jax.viewing.card import card
 
-        return card(self.execution.network)
+        return card(self._execution.network)
 
     @property
     def graph(self) -> Graph:
         """Return the flat graph, with the shapes that hold before a call."""
-        return self.execution.network.graph
+        return self._execution.network.graph
 
     @cached_property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Return the inputs of a call, in order."""
-        return self.execution.network.specs(self.graph.inputs)
+        return self._execution.network.specs(self.graph.inputs)
 
     @cached_property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Return the outputs of a call, in order."""
-        return self.execution.network.specs(self.graph.outputs, self.graph.output_names)
+        return self._execution.network.specs(self.graph.outputs, self.graph.output_names)
 
     @property
     def lengths(self) -> tuple[str, ...]:
@@ -93,10 +92,10 @@ class Model(Runnable, Writable):
         """
         from nnef_jax.trainable import trained_labels
 
-        params, state = self.execution.arrays.leaves()
+        params, state = self._execution.arrays.leaves()
         labels = trained_labels(self.graph)
         booleans = {label: label in labels for label in params}, dict.fromkeys(state, False)
-        return Model(self.execution.on(booleans))
+        return Model(self._execution.on(booleans))
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
         """Return a model of the same network on other arrays, which stay where they are.
@@ -111,16 +110,38 @@ class Model(Runnable, Writable):
             params: arrays by label, as in `params`. Those that nothing reads may be given too: they
                 are saved, if they are not traced.
             state: arrays by label, as in `init_state`: where calls and `init_state` start from,
-                this model's own by default.
+                this model's own by default. Derivatives are taken by these, by its own not.
         """
-        definition = self.execution.definition
-        before, initial = self.execution.arrays.leaves()
+        definition = self._execution.definition
+        before, initial = self._execution.arrays.leaves()
         checked = definition.check_params(params, all=True)
-        state = initial if state is None else definition.check_state(state, definition.states)
+        if state is not None:
+            state = definition.check_state(state, definition.states)
         arrays = {x: checked.pop(x) if x in checked else before[x] for x in definition.labels}
         # The others are compared by value, as all that is static, which traced arrays cannot be.
         unread = {label: x for label, x in checked.items() if not isinstance(x, Tracer)}
-        return Model(self.execution.on((arrays, state), unread))
+        leaves = arrays, initial if state is None else state
+        return Model(self._execution.on(leaves, unread, state_is_given=state is not None))
+
+    def with_options(self, **options: Unpack[RunKeywords]) -> Model:
+        """Return a model of the same network, which runs in another way: options of `load`.
+
+        They are `precision`, `optimize`, `autotune`, `donate_state`, `cache_dir`, `measure` and
+        `max_executables`. Nothing is read again. The arrays stay where they are, on a mesh too.
+        Models of equal options share what is compiled for them, and all share prepared parameters.
+
+        Raises TypeError for an option that decides how a network is read, and as `load` does.
+
+        >>> exact = model.with_options(precision="highest", optimize=False)
+        """
+        for name in options:
+            if name == "unused" or name in ReadingOptions.__dataclass_fields__:
+                raise TypeError(f"'{name}' decides what is read: give it to load")
+        require_keywords("with_options", options, RunKeywords)
+        execution = self._execution
+        has_rules = bool([*execution.network.options.rules])
+        run = execution.definition.options.with_keywords(options, has_rules=has_rules)
+        return Model(execution.with_options(run))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
         """Return a model on the weights of a PyTorch module, of the kind that was exported.
@@ -174,8 +195,8 @@ class Model(Runnable, Writable):
         """
         from nnef_jax.sharding import layout_of
 
-        layout = layout_of(self.execution.definition, mesh, batch, params, batch_axis)
-        return Model(self.execution.over(layout))
+        layout = layout_of(self._execution.definition, mesh, batch, params, batch_axis)
+        return Model(self._execution.over(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
         """Return a function of batches of any size, with programs for these sizes alone.
@@ -190,7 +211,7 @@ class Model(Runnable, Writable):
         """
         from nnef_jax.batcher import Batcher
 
-        return Batcher(self.execution, sizes)
+        return Batcher(self._execution, sizes)
 
     @property
     def plan(self) -> ShardingPlan:
@@ -200,7 +221,7 @@ class Model(Runnable, Writable):
         """
         from nnef_jax.sharding import plan_of
 
-        return plan_of(self.execution.definition)
+        return plan_of(self._execution.definition)
 
     def summary(self) -> str:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
@@ -210,7 +231,7 @@ class Model(Runnable, Writable):
         from nnef_jax.execution import cpu_products
         from nnef_jax.summary import summarise
 
-        definition, graph = self.execution.definition, self.graph
+        definition, graph = self._execution.definition, self.graph
         in_integers = cpu_products.in_integers(definition, graph)
         remarks = cpu_products.remarks(definition, graph)
         return summarise(definition.network, in_integers, remarks)
@@ -236,7 +257,7 @@ class Model(Runnable, Writable):
         """
         from nnef_jax.cutting import cut
 
-        execution = self.execution
+        execution = self._execution
         part = cut(execution.network, inputs, outputs, execution.arrays.stored)
         return Model(execution.with_network(part))
 
@@ -245,14 +266,16 @@ def _of(arrays: Arrays) -> Model:
     return Model(Execution.of(arrays))
 
 
-def _children(model: Model) -> tuple[Any, Executables]:
-    params, state = model.execution.arrays.leaves()
+def _children(model: Model) -> tuple[Any, Any]:
+    execution = execution_of(model)
+    params, state = execution.arrays.leaves()
     children = (GetAttrKey("params"), params), (GetAttrKey("state"), state)
-    return children, model.execution.executables
+    return children, (execution.executables, execution.arrays.state_is_given)
 
 
-def _unflattened(executables: Executables, leaves: Any) -> Model:
-    arrays = Arrays(executables.definition, tuple(leaves))
+def _unflattened(static: tuple[Executables, bool], leaves: Any) -> Model:
+    executables, state_is_given = static
+    arrays = Arrays(executables.definition, tuple(leaves), state_is_given=state_is_given)
     return Model(Execution(executables, arrays))
 
 

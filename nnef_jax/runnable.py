@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, overload
 
 import jax
@@ -22,9 +23,10 @@ Names = Sequence[str]
 
 
 class Runnable:
-    """Runs the network of an `execution`: the part of `nnef_jax.Model` that computes."""
+    """Runs the network: the part of `nnef_jax.Model` that computes."""
 
-    execution: Execution
+    def __init__(self, execution: Execution) -> None:
+        self._execution = execution
 
     @property
     def params(self) -> dict[str, Array]:
@@ -34,7 +36,7 @@ class Runnable:
         one of other arrays.
         Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
         """
-        return dict(self.execution.arrays.leaves()[0])
+        return dict(self._execution.arrays.leaves()[0])
 
     @overload
     def __call__(
@@ -59,7 +61,7 @@ class Runnable:
         traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
         shapes inside do not. `edit` and `capture` are those of `apply`.
         """
-        execution = self.execution
+        execution = self._execution
         if edit is None and capture is None:
             inputs = in_order(execution.network.graph.inputs, args, kwargs) if kwargs else args
             if inputs is not None and (executable := execution.executable_for(inputs)):
@@ -118,8 +120,8 @@ class Runnable:
         >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
         """
         probe = Probe.of(edit, capture)
-        params = self.execution.check_params(params, all=bool(probe.capture))
-        return self.execution.call(args, kwargs, params, probe)
+        params = self._execution.check_params(params, all=bool(probe.capture))
+        return self._execution.call(args, kwargs, params, probe)
 
     def prepare(
         self,
@@ -130,7 +132,7 @@ class Runnable:
     ) -> Prepared:
         """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
 
-        In a function that jax compiles with `compiler_options`, what depends on parameters alone
+        In a function of `model.jit`, what depends on parameters alone
         is then not computed again. It is a pytree which holds the parameters too: other shapes,
         derivatives in inputs and all else that is not as prepared is computed from them. It has no
         derivatives itself: differentiate parameters.
@@ -138,21 +140,29 @@ class Runnable:
         `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle after
         `state`: by default of the declared shapes, and the initial state. Raises InputError.
 
-        >>> fast = jax.jit(model.apply, compiler_options=model.compiler_options)
+        >>> fast = model.jit(model.apply)
         >>> y = fast(model.prepare(model.params), x)
         """
-        bound = self.execution.check_params(params, all=True)
-        arrays = {label: jnp.asarray(bound[label]) for label in self.execution.definition.needed}
-        before = state and self.execution.check_state(state)
-        return self.execution.prepare(arrays, self.execution.types(args, kwargs), before)
+        bound = self._execution.check_params(params, all=True)
+        arrays = {label: jnp.asarray(bound[label]) for label in self._execution.definition.needed}
+        before = state and self._execution.check_state(state)
+        return self._execution.prepare(arrays, self._execution.types(args, kwargs), before)
 
     @property
     def compiler_options(self) -> dict[str, str]:
-        """Return the compiler's options that suit the network, for functions around `apply`.
+        """Return the compiler's options that suit the network, for functions around `apply`."""
+        return self._execution.executables.options(default_platform())
 
-        >>> step = jax.jit(jax.value_and_grad(loss), compiler_options=model.compiler_options)
+    def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+        """Return `jax.jit` of a function, by the compiler's options that suit the network.
+
+        `options` are those of `jax.jit`. Its `compiler_options` go before those of the model. jax
+        compiles by the options of the outermost function alone.
+
+        >>> step = model.jit(jax.value_and_grad(loss))
         """
-        return self.execution.executables.options(default_platform())
+        compiler_options = self.compiler_options | (options.pop("compiler_options", None) or {})
+        return jax.jit(function, compiler_options=compiler_options, **options)
 
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
@@ -164,22 +174,22 @@ class Runnable:
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
         wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
-        return self.execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
+        return self._execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
         """
-        inputs = self.execution.types(args, kwargs)
-        return jax.jit(self.apply).lower(self.execution.arrays.parameters(), *inputs)
+        inputs = self._execution.types(args, kwargs)
+        return jax.jit(self.apply).lower(self._execution.arrays.parameters(), *inputs)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before a first cycle: stored values of updated variables by label.
 
         Those that start with what is computed need the inputs of a first cycle, or their types.
         """
-        return self.execution.first_state(lambda: self.execution.types(args, kwargs))
+        return self._execution.first_state(lambda: self._execution.types(args, kwargs))
 
     @overload
     def step(
@@ -217,9 +227,9 @@ class Runnable:
         gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
-        inputs = self.execution.bind(args, kwargs)
+        inputs = self._execution.bind(args, kwargs)
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.step, state, inputs, params, probe)
+        return self._recur(self._execution.step, state, inputs, params, probe)
 
     @overload
     def scan(
@@ -256,12 +266,12 @@ class Runnable:
         Gradients pass through time. Outputs and captures get a new first axis. `state` is
         `init_state()` by default. An edit is made in each cycle.
         """
-        inputs = self.execution.bind(args, kwargs, 1)
+        inputs = self._execution.bind(args, kwargs, 1)
         require_one_length(inputs)
-        first = self.execution.first_state
+        first = self._execution.first_state
         state = first(lambda: [x[0] for x in inputs]) if state is None else state
         probe = Probe.of(edit, capture)
-        return self._recur(self.execution.scan, state, inputs, params, probe)
+        return self._recur(self._execution.scan, state, inputs, params, probe)
 
     def _recur(
         self,
@@ -271,9 +281,13 @@ class Runnable:
         params: Params | Prepared | None,
         probe: Probe,
     ) -> Any:
-        state = self.execution.check_state(state)
-        if layout := self.execution.definition.layout:
+        state = self._execution.check_state(state)
+        if layout := self._execution.definition.layout:
             state = layout.put_state(state, [x.shape[entry.time_axes :] for x in inputs])
         if params is not None:
-            params = self.execution.check_params(params, all=bool(probe.capture))
-        return self.execution.run(entry, state, inputs, params, probe)
+            params = self._execution.check_params(params, all=bool(probe.capture))
+        return self._execution.run(entry, state, inputs, params, probe)
+
+
+# What runs a model, for `nnef_jax.workings`.
+execution_of: Callable[[Runnable], Execution] = attrgetter("_execution")

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from nnef_jax.call_arguments import Params, Sample, State, require_values
-from nnef_jax.execution.execution import Execution
 from nnef_jax.options import require_flags, require_path, require_samples
+from nnef_jax.runnable import Runnable
 
 
-class Writable:
-    """Writes the network of an `execution`: the part of `nnef_jax.Model` that makes files."""
-
-    execution: Execution
+class Writable(Runnable):
+    """Writes the network: the part of `nnef_jax.Model` that makes files."""
 
     def save(
         self,
@@ -40,7 +38,7 @@ class Writable:
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
-        stored, definition = self.execution.arrays, self.execution.definition
+        stored, definition = self._execution.arrays, self._execution.definition
         state = stored.initial_state() if state is None else state
         params = stored.parameters() if params is None else params
         checked = {
@@ -95,4 +93,4 @@ class Writable:
         from nnef_jax.export import export
 
         arguments = entry, platforms, batch, constraints, vjp_order, params, overwrite
-        export(self.execution, path, *arguments)
+        export(self._execution, path, *arguments)

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import nnef_jax
+from nnef_jax.runnable import execution_of
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm, of_program
@@ -148,7 +149,7 @@ def counted(name: str, dtype: str) -> str:
     sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS["tensor"])
     results = [np.asarray(x(*inputs), np.float32) for x in (sharded, model)]
     assert_close(*results, TOLERANCES[dtype] * np.abs(results).max())
-    execution = sharded.execution
+    execution = execution_of(sharded)
     compiled = execution.compiled(execution.outputs, {}, execution.bind(inputs, {}))
     moved = of_program(compiled)
     return ", ".join(f"{moved[kind]} {kind}" for kind in sorted(moved, reverse=True))
@@ -202,7 +203,7 @@ def in_turn() -> None:
     x = RANDOM.standard_normal((8, 128)).astype(np.float32)
     sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS["fully"])
     assert_close(sharded(x), model(x))
-    execution = sharded.execution
+    execution = execution_of(sharded)
     compiled = execution.compiled(execution.outputs, {}, execution.bind((x,), {}))
     memory: Any = compiled.memory_analysis()
     assert memory.temp_size_in_bytes < 3 * 64 << 10

@@ -24,6 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import nnef_jax
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.run_options import Prepared
+from nnef_jax.runnable import execution_of
 from nnef_jax.sharding import layout_of
 from tests import eight_devices, torch_networks
 from tests.parallel_networks import BLOCKS, transformer
@@ -78,7 +79,7 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     def on_device(types: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), types)
 
-    definition = model.execution.definition
+    definition = execution_of(model).definition
     graph = definition.network.graph
     params = {p.label: p.value.type for p in graph.parameters if p.label in definition.labels}
     types = {
@@ -88,7 +89,7 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
     params = on_device(types)
     inputs = on_device(list(arrays))
     parts, call = Executables(definition).lower(
-        model.execution.outputs, params, (inputs,), platform
+        execution_of(model).outputs, params, (inputs,), platform
     )
     assert parts.platform == platform
     stored = [*params.values()]
@@ -112,8 +113,8 @@ def moved(name: str, dtype: str) -> str:
         jax.ShapeDtypeStruct(x.shape, spec.dtype, sharding=rows)
         for x, spec in zip(inputs, model.inputs, strict=True)
     ]
-    layout = layout_of(model.execution.definition, mesh, "data", "model", 0)
-    definition = model.execution.definition.over(layout)
+    layout = layout_of(execution_of(model).definition, mesh, "data", "model", 0)
+    definition = execution_of(model).definition.over(layout)
 
     def typed(arrays: Mapping[str, Any], place: Callable[[str], NamedSharding]) -> Any:
         pairs = ((label, x, place(label)) for label, x in arrays.items())

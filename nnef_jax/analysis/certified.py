@@ -21,7 +21,6 @@ from nnef_jax.analysis.question import (
     Question,
     QuestionOptions,
     ask,
-    graph_for,
     require_bounds,
 )
 from nnef_jax.analysis.results import Result, Table, result, static, table_of
@@ -29,6 +28,7 @@ from nnef_jax.call_arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice
+from nnef_jax.workings import graph_for, types_of
 
 Method = Literal["interval", "crown-ibp", "crown"]
 
@@ -124,7 +124,7 @@ def bounds(
 def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Method) -> Bounds:
     x = question.value()
     question = question.settled(x)
-    question = replace(question, model=Model(question.model.execution.literal()))
+    question = replace(question, model=question.model.with_options(optimize=False))
     epsilon = jnp.broadcast_to(jnp.asarray(epsilon, x.dtype), x.shape[:1])
     epsilon = epsilon.reshape(-1, *[1] * (x.ndim - 1))
     low, high = x - epsilon, x + epsilon
@@ -198,7 +198,7 @@ def _takes_one(question: Question, batched: Any) -> bool:
         for x, b in zip(question.inputs, batched, strict=True)
     ]
     try:
-        graph_for(question.model, question.model.execution.types(tuple(given), {}))
+        graph_for(question.model, types_of(question.model, given, {}))
     except NnefError:
         return False
     return True

@@ -16,12 +16,13 @@ from nnef_jax import Model
 from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
-from nnef_jax.analysis.question import bound, graph_for
+from nnef_jax.analysis.question import bound
 from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.call_arguments import Input, arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
+from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]  # what computes tensors, or did
 _NONE = float("nan")
@@ -305,10 +306,10 @@ def _own(
         and kind_of(wanted[pair.a]) == kind_of(found[pair.b])
     }
     given = {name: x.astype(found[name].dtype) for name, x in given.items()}
-    execution = model.execution.alone()
-    definition = execution.definition
     if not given:
         return {}
+    model = without_mesh(model)
+    cycle = cycle_of(model)
 
     @jax.jit
     def run(own: Any, state: Any, values: Any, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -320,14 +321,12 @@ def _own(
 
         edits: dict[str, Callable[[Any], Any]] = {name: partial(see, name) for name in given}
         probe = Probe.of(edits, list(given))
-        definition.cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
+        cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
         return seen
 
     probe = Probe(capture=tuple(given), results=False)
-    values = bound(Model(execution), inputs)
-    state = execution.arrays.initial_state()
-    own = execution.arrays.select(definition.labels_read(values, probe, state))
-    seen = run(own, state, values, given)
+    values = bound(model, inputs)
+    seen = run(*arrays_read(model, values, probe), values, given)
     return {name: np.asarray(x) for name, x in seen.items()}
 
 

@@ -15,12 +15,13 @@ from numpy.typing import ArrayLike
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
-from nnef_jax.analysis.question import array_from, bound, graph_for
+from nnef_jax.analysis.question import array_from, bound
 from nnef_jax.call_arguments import Params
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import names_of, shown
 from nnef_jax.similar import did_you_mean
+from nnef_jax.workings import graph_for, without_mesh
 
 Arrays = Mapping[str, Any]
 Loss = Callable[..., ArrayLike]
@@ -58,10 +59,8 @@ def on_one_device(
     """
     model = model if params is None else model.with_params(params)
     values = bound(model, inputs)
-    execution = model.execution
-    if execution.definition.layout is None:
-        return model, values
-    return Model(execution.alone()), list(map(np.asarray, values))
+    alone = without_mesh(model)
+    return alone, values if alone is model else list(map(np.asarray, values))
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:

@@ -13,7 +13,7 @@ from jax import Array
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import BY_ITEM
 from nnef_jax.analysis.question import Question
-from nnef_jax.execution.definition import Definition
+from nnef_jax.workings import Evaluation, evaluation, packed, stored
 
 Tensors = Mapping[Value, Any]
 
@@ -30,14 +30,14 @@ class OperationStep:
         reads: the tensors that the function takes.
         writes: the tensors that it returns.
         graph: one of this operation alone, whose inputs are all that it reads.
-        definition: what computes it.
+        evaluate: computes the tensors of the graph.
     """
 
     operation: Operation
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     graph: Graph
-    definition: Definition
+    evaluate: Evaluation
 
     @property
     def is_curve(self) -> bool:
@@ -51,7 +51,7 @@ class OperationStep:
         """Compute the operation, of `reads` that vary and the others among `tensors`."""
         given = {**tensors, **dict(zip(self.reads, reads, strict=True))}
         inputs = [given[v] for v in self.graph.inputs]
-        found = self.definition.tensors(self.graph, {}, {}, inputs)
+        found = self.evaluate(self.graph, {}, {}, inputs)
         return [jnp.asarray(found[v]) for v in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
@@ -67,7 +67,7 @@ Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
     """Return all tensors of a network for one value of the tensor that explains."""
-    graph, execution, inputs = question.graph, question.model.execution, list(question.inputs)
+    graph, model, inputs = question.graph, question.model, list(question.inputs)
     explains, edits = graph.values[question.wrt], {}
     if question.position is None:
         edits = {explains: lambda _: x}
@@ -76,9 +76,9 @@ def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
     wanted = [*_scored(question), explains]
     needed = graph.dependencies(wanted)
     labels = [p.label for p in graph.parameters if p.value in needed]
-    params = {label: execution.arrays.stored(label) for label in labels}
-    state = execution.first_state(lambda: inputs)
-    return execution.definition.tensors(graph, params, state, inputs, wanted, edits)
+    arrays = stored(model)
+    params = {label: arrays[label] for label in labels}
+    return evaluation(model)(graph, params, model.init_state(*inputs), inputs, wanted, edits)
 
 
 def score_of(question: Question, tensors: Tensors) -> Array:
@@ -103,7 +103,7 @@ def propagated(
     if times_output:
         found = [g * start[v] for g, v in zip(found, outputs, strict=True)]
     pulled = dict(zip(outputs, found, strict=True))
-    for step in reversed(_steps(question.model.execution.definition, graph, explains)):
+    for step in reversed(_steps(evaluation(question.model), graph, explains)):
         if pulled.keys() & step.writes:
             given = [pulled.pop(v, jnp.zeros_like(start[v])) for v in step.writes]
             for v, part in zip(step.reads, rule(step, given), strict=True):
@@ -121,12 +121,12 @@ def _scored(question: Question) -> list[Value]:
 def _score(question: Question, arrays: Sequence[Array]) -> Array:
     if question.output:
         return question.scores(arrays[0])
-    graph, packed = question.graph, question.model.execution.packed
-    given = dict(zip(_scored(question), arrays, strict=True))
-    return question.scores(packed([given[v] for v in graph.outputs]))
+    by_value = dict(zip(_scored(question), arrays, strict=True))
+    outputs = [by_value[v] for v in question.graph.outputs]
+    return question.scores(packed(question.model, outputs))
 
 
-def _steps(definition: Definition, graph: Graph, explains: Value) -> list[OperationStep]:
+def _steps(evaluate: Evaluation, graph: Graph, explains: Value) -> list[OperationStep]:
     """Return the operations that the tensor reaches."""
     varies, steps = {explains}, list[OperationStep]()
     for operation in graph.operations:
@@ -148,5 +148,5 @@ def _steps(definition: Definition, graph: Graph, explains: Value) -> list[Operat
             tuple(v for v in vs if v in varies and is_float(v.type.dtype)) for vs in (reads, writes)
         ]
         if all(real):
-            steps.append(OperationStep(operation, real[0], real[1], own, definition))
+            steps.append(OperationStep(operation, real[0], real[1], own, evaluate))
     return steps

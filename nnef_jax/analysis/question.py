@@ -21,6 +21,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
+from nnef_jax.workings import bind, graph_for
 
 # A class, a class for each item, or a function of outputs; the class with the best score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
@@ -215,12 +216,7 @@ def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str
 
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a call in graph order, given as such or as one dict by name."""
-    return model.execution.bind(*arguments_of(inputs))
-
-
-def graph_for(model: Model, inputs: Sequence[Any]) -> Graph:
-    """Return the graph of a model for inputs of these shapes: all extents are known."""
-    return model.execution.network.specialise([x.shape for x in inputs])
+    return bind(model, *arguments_of(inputs))
 
 
 def tensor_named(graph: Graph, what: str, name: Any) -> Value:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from lowering.extents import show
 from nnef_jax import DataError, InputError, Model, write_tensor
 from nnef_jax.analysis.results import plain
-from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.cli.inputs import CallInputs
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.numpyfile import write_npz
 from nnef_jax.storage.writer import check_folder, write_folder
+from nnef_jax.workings import bind, for_one_call
 
 Array = NDArray[Any]
 
@@ -49,9 +49,7 @@ def run_calls(
     A function of the inputs runs instead of it where one is given.
     """
     if function is None and len(calls) == 1:
-        execution = model.execution
-        inputs = bind_inputs(execution.network, (), calls[0].arrays)
-        model = Model(execution.for_one_call(inputs))
+        model = for_one_call(model, bind(model, (), calls[0].arrays))
     return [result for call in calls for result in _run_call(model, call, function or model)]
 
 

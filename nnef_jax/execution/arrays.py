@@ -34,31 +34,49 @@ class Arrays:
 
     Arrays that `are_given` stay where they are, on whatever devices. They may be traced, and as
     leaves of a tree anything at all: they are checked when they are first computed with.
+
+    The initial state is a constant to derivatives, unless a user gave it: `state_is_given`.
     """
 
-    def __init__(self, definition: Definition, leaves: Leaves, *, are_given: bool = True) -> None:
+    def __init__(
+        self,
+        definition: Definition,
+        leaves: Leaves,
+        *,
+        are_given: bool = True,
+        state_is_given: bool = False,
+    ) -> None:
         self.definition = definition
         self.are_given = are_given
+        self.state_is_given = state_is_given
         self._leaves = leaves  # stored ones of numpy, of jax once they are put
         self._placed = Once()
 
     @classmethod
     def of(
-        cls, definition: Definition, data: Mapping[str, Any], *, are_given: bool = False
+        cls,
+        definition: Definition,
+        data: Mapping[str, Any],
+        *,
+        are_given: bool = False,
+        state_is_given: bool = False,
     ) -> Arrays:
         """Return a definition's arrays, taken from data by label."""
         parts = definition.labels, definition.states
         params, state = ({label: data[label] for label in labels} for labels in parts)
-        return cls(definition, (params, state), are_given=are_given)
+        leaves = params, state
+        return cls(definition, leaves, are_given=are_given, state_is_given=state_is_given)
 
     def __reduce__(self) -> tuple[Any, ...]:
         params, state = leaves = _on_host(self._leaves)
         arrays = *params.values(), *state.values()
         are_stored = all(isinstance(x, np.ndarray) for x in arrays)
-        return partial(Arrays, are_given=not are_stored), (self.definition, leaves)
+        flags = {"are_given": not are_stored, "state_is_given": self.state_is_given}
+        return partial(Arrays, **flags), (self.definition, leaves)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Arrays:
-        return Arrays(self.definition, _copied(self._leaves, memo), are_given=self.are_given)
+        flags = {"are_given": self.are_given, "state_is_given": self.state_is_given}
+        return Arrays(self.definition, _copied(self._leaves, memo), **flags)
 
     def leaves(self) -> Leaves:
         """Return the parameters and the initial state, stored ones on the default device."""
@@ -79,7 +97,9 @@ class Arrays:
 
     def initial_state(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the stored values of the variables that the graph updates, on the device."""
-        return self._at(where, 1)
+        state = self._at(where, 1)
+        is_constant = self.are_traced and not self.state_is_given
+        return jax.lax.stop_gradient(state) if is_constant else state
 
     def select(self, labels: Iterable[str]) -> dict[str, Any]:
         """Return some parameters by label, as numpy arrays where nothing reads them."""
@@ -88,15 +108,26 @@ class Arrays:
 
     def stored(self, label: str) -> Any:
         """Return the array of a variable where it is: numpy's until it is put on a device."""
+        return self.by_label[label]
+
+    @property
+    def by_label(self) -> dict[str, Any]:
+        """Return all arrays by label, as `stored` has each."""
         params, state = self._leaves
-        return {**self.definition.unread, **params, **state}[label]
+        return {**self.definition.unread, **params, **state}
+
+    def under(self, definition: Definition) -> Arrays:
+        """Return the same arrays for a definition of the same network, on the same devices."""
+        other = Arrays.__new__(Arrays)
+        other.__dict__ = self.__dict__ | {"definition": definition}
+        return other
 
     def over(self, layout: Layout) -> Arrays:
         """Return the same arrays on a mesh: each part goes from the host to its devices alone."""
         params, state = self._leaves
         shapes = [value.type.shape for value in self.definition.network.graph.inputs]
         placed = layout.put_params(params), layout.put_state(state, shapes)
-        return Arrays(self.definition.over(layout), placed)
+        return Arrays(self.definition.over(layout), placed, state_is_given=self.state_is_given)
 
     def place(self, inputs: Sequence[Any]) -> Place | None:
         """Return where jax computes with these inputs, None where that is for jax to find."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from itertools import filterfalse
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,8 +51,7 @@ class Definition:
         self.network = network = replace(network, data={})  # which would keep what is on the host
         self.options = options
         self.layout = layout
-        # Kernels for CPUs join and transpose weights. Sharded ones would move between devices.
-        self.optimize = False if layout and layout.specs else options.optimize
+        self.optimize = self._optimize(options)
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
         self.labels = tuple(p.label for p in parameters)
         computed = network.computed_starts
@@ -62,15 +61,26 @@ class Definition:
         """Return the same with other arrays that nothing reads."""
         if not arrays:
             return self
+        return self._with(unread={**self.unread, **arrays})
+
+    def with_options(self, options: RunOptions) -> Definition:
+        """Return the same, run in another way."""
+        return self._with(options=options, optimize=self._optimize(options))
+
+    def _with(self, **attributes: Any) -> Definition:
         other = Definition.__new__(Definition)
-        other.__dict__ = self.__dict__ | {"unread": {**self.unread, **arrays}}
+        other.__dict__ = self.__dict__ | attributes
         other.__dict__.pop("content", None)
         return other
 
-    def over(self, layout: Layout | None, options: RunOptions | None = None) -> Definition:
-        """Return the same on a mesh, or on none, by these options or its own."""
+    def _optimize(self, options: RunOptions) -> bool | Literal["strict"]:
+        # Kernels for CPUs join and transpose weights. Sharded ones would move between devices.
+        return False if self.layout and self.layout.specs else options.optimize
+
+    def over(self, layout: Layout | None) -> Definition:
+        """Return the same on a mesh, or on none."""
         network = replace(self.network, data=self.unread, _specialised={})
-        return Definition(network, options or self.options, layout)
+        return Definition(network, self.options, layout)
 
     def bind(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], time_axes: int = 0

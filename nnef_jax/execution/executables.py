@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import jax
 from jax.core import Tracer
@@ -20,6 +22,7 @@ from nnef_jax.execution.cache_key import key_of
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.entry import Entry, Lists
 from nnef_jax.execution.places import Place, computing_at, is_traced
+from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.garbage import uncollected
 
@@ -32,6 +35,28 @@ _TIME = 1.0
 _RUNS = 20
 
 
+@dataclass(eq=False)
+class Store:
+    """What is made of a network by some options.
+
+    Args:
+        compiled: executables, by entry, place and shapes.
+        functions: of any parameters, and options for what is around them.
+    """
+
+    compiled: Once
+    functions: Once
+
+    def keep(self, other: Store) -> None:
+        """Keep what another store keeps."""
+        for mine, its in ((self.compiled, other.compiled), (self.functions, other.functions)):
+            for key, value in [*its.values.items()]:
+                mine.keep(key, value)
+
+
+Stores = WeakValueDictionary[RunOptions, Store]
+
+
 class Executables:
     """Compiles entries of a definition for places and shapes, or takes them from a folder.
 
@@ -39,15 +64,16 @@ class Executables:
     a model: it is compared as its definition is, and pickles without executables.
     """
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
         self.definition = definition
         self._disk: DiskCache | None = None
         if definition.options.cache_dir is not None:
             from nnef_jax.execution.disk_cache import DiskCache
 
             self._disk = DiskCache(definition.options.cache_dir)
-        self._compiled = Once(definition.options.max_executables)
-        self._made = Once()  # functions of any parameters, and options for what is around them
+        self._stores: Stores = WeakValueDictionary() if stores is None else stores
+        store = Store(Once(definition.options.max_executables), Once())
+        self._store = self._stores.setdefault(definition.options, store)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Executables, (self.definition,)
@@ -61,6 +87,17 @@ class Executables:
     def __repr__(self) -> str:
         return repr(self.definition)
 
+    def under(self, definition: Definition) -> Executables:
+        """Return those of the same network by other options.
+
+        Those of equal options share a store. Another limit alone compiles nothing again.
+        """
+        other, options = Executables(definition, self._stores), definition.options
+        before = replace(self.definition.options, max_executables=options.max_executables)
+        if other._store is not self._store and before == options:
+            other._store.keep(self._store)
+        return other
+
     def sharing(self, definition: Definition) -> Executables:
         """Return the same for a definition whose network has other arrays that nothing reads."""
         if definition is self.definition:
@@ -73,11 +110,11 @@ class Executables:
     def starts(self) -> Any:
         """Return the function that computes what variables start with, which jax compiles."""
         starts = self.definition.starts
-        return self._made.get("starts", lambda: jax.jit(starts, static_argnums=2))
+        return self._store.functions.get("starts", lambda: jax.jit(starts, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
         """Return the entry as a function that jax compiles, within what a caller compiles too."""
-        return self._made.get(entry.name, lambda: entry.jitted())
+        return self._store.functions.get(entry.name, lambda: entry.jitted())
 
     def alone(self, entry: Entry) -> Any:
         """Return the same with the options of a mesh, for where no caller compiles it."""
@@ -85,7 +122,7 @@ class Executables:
         options = layout.compiler_options if layout else None
         if not options:
             return self.jitted(entry)
-        return self._made.get((entry.name, "alone"), lambda: entry.jitted(options))
+        return self._store.functions.get((entry.name, "alone"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
         """Return the compiler's options for functions around `outputs`, open extents closed."""
@@ -105,7 +142,7 @@ class Executables:
             return parts.options(False)
 
         with named(definition.about):
-            options = self._made.get(("options", platform), make)
+            options = self._store.functions.get(("options", platform), make)
         return options | (layout.compiler_options if layout else {})
 
     def get(
@@ -146,7 +183,7 @@ class Executables:
             return run, parts
 
         with uncollected(), computing_at(place.device), named(self.definition.about):
-            run, parts = self._compiled.get(key, make)
+            run, parts = self._store.compiled.get(key, make)
             return partial(run, values_of(parts))
 
     def is_on_disk(

@@ -85,33 +85,46 @@ class Execution:
         """Return one that runs a network on the data that it has."""
         return cls.of(Arrays.of(Definition(network, options), network.data))
 
-    def on(self, leaves: Any, unread: ByLabel | None = None) -> Execution:
+    def on(
+        self, leaves: Any, unread: ByLabel | None = None, *, state_is_given: bool = False
+    ) -> Execution:
         """Return one on other parameters and states, sharing what is compiled."""
         definition = self.definition.with_unread(unread or {})
-        return Execution(self.executables, Arrays(definition, leaves))
+        is_given = state_is_given or self.arrays.state_is_given
+        return Execution(self.executables, Arrays(definition, leaves, state_is_given=is_given))
 
     def with_network(self, network: Network) -> Execution:
         """Return the execution of another network on its own data, with these options."""
         before = self.definition
         definition = Definition(network, before.options, before.layout)
-        return Execution.of(Arrays.of(definition, network.data, are_given=self.arrays.are_given))
+        return self._of(definition, network.data, are_given=self.arrays.are_given)
 
     def over(self, layout: Layout) -> Execution:
         """Return the same on a mesh."""
         return Execution.of(self.arrays.over(layout))
 
+    def with_options(self, options: RunOptions) -> Execution:
+        """Return one that runs the same on the same arrays, in another way."""
+        definition = self.definition.with_options(options)
+        return Execution(self.executables.under(definition), self.arrays.under(definition))
+
     def literal(self) -> Execution:
-        """Return an execution on the same arrays without passes, and without a mesh."""
-        return self._with(replace(self.definition.options, optimize=False))
+        """Return one on the same arrays without passes, and without a mesh."""
+        return self.alone().with_options(replace(self.definition.options, optimize=False))
 
     def alone(self) -> Execution:
-        """Return an execution on the same arrays, without a mesh."""
-        return self if self.definition.layout is None else self._with(self.definition.options)
-
-    def _with(self, options: RunOptions) -> Execution:
+        """Return one on the same arrays, without a mesh."""
+        if self.definition.layout is None:
+            return self
         params, state = self.arrays.leaves()
-        definition, are_given = self.definition.over(None, options), self.arrays.are_traced
-        return Execution.of(Arrays.of(definition, {**params, **state}, are_given=are_given))
+        data, are_given = {**params, **state}, self.arrays.are_traced
+        return self._of(self.definition.over(None), data, are_given=are_given)
+
+    def _of(self, definition: Definition, data: ByLabel, *, are_given: bool) -> Execution:
+        state_is_given = self.arrays.state_is_given
+        return Execution.of(
+            Arrays.of(definition, data, are_given=are_given, state_is_given=state_is_given)
+        )
 
     def for_one_call(self, inputs: Inputs) -> Execution:
         """Return the execution that answers a single call soonest: mostly the network as written.

@@ -15,6 +15,7 @@ from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
+from nnef_jax.workings import bind, compiled, graph_for, types_of
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -112,13 +113,12 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
     given = inputs or tuple([] if named else declared_types(model))
-    types = model.execution.types(given, named)
-    graph = model.execution.network.specialise([x.shape for x in types])
+    types = types_of(model, given, named)
+    graph = graph_for(model, types)
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
-        execution = model.execution
-        arrays = execution.bind(tuple([jax.numpy.zeros(x.shape, x.dtype) for x in types]), {})
-        stage = execution.compiled(execution.outputs, {}, arrays)
+        arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
+        stage = compiled(model, "outputs", {}, arrays)
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)

@@ -18,6 +18,7 @@ from nnef_jax.measure.pairing import Pairs, named_operations, paired
 from nnef_jax.model import Model
 from nnef_jax.network import Network
 from nnef_jax.reading import Source, read
+from nnef_jax.workings import stored
 
 _SIGNS = {"removed": "-", "added": "+", "changed": "~", "renamed": ">"}
 
@@ -127,8 +128,7 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
 def _parts(given: Model | Source) -> tuple[Graph, dict[str, Any]]:
     """Return the graph, and the arrays of parameters and states by label."""
     if isinstance(given, Model):
-        own = given.execution.arrays
-        return given.graph, {**own.definition.unread, **own.leaves()[0], **own.leaves()[1]}
+        return given.graph, dict(stored(given))
     network: Network = read(given)
     return network.graph, dict(network.data)
 

@@ -16,6 +16,7 @@ from lowering.graph import Graph
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice
+from nnef_jax.workings import bind, compiled, graph_for, network_of
 
 _CYCLES = 16  # of a scan of random inputs
 _GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
@@ -49,19 +50,18 @@ def subject_of(
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
     given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
-    inputs = [jnp.asarray(x) for x in model.execution.bind(given, named, len(cycles))]
-    graph = model.execution.network.specialise([x.shape[len(cycles) :] for x in inputs])
-    execution = model.execution
+    inputs = [jnp.asarray(x) for x in bind(model, given, named, len(cycles))]
+    graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
     way, run = {
-        "apply": (execution.outputs, lambda: model(*inputs)),
+        "apply": ("outputs", lambda: model(*inputs)),
         # It may take the memory of the state that it is given.
-        "step": (execution.step, lambda: model.step(model.init_state(), *inputs)),
-        "scan": (execution.scan, lambda: model.scan(*inputs)),
+        "step": ("step", lambda: model.step(model.init_state(), *inputs)),
+        "scan": ("scan", lambda: model.scan(*inputs)),
     }[entry]
-    compiled = partial(execution.compiled, way, state, inputs)
-    return Subject(lambda: jax.block_until_ready(run()), compiled, arrays, graph)
+    program = partial(compiled, model, way, state, inputs)
+    return Subject(lambda: jax.block_until_ready(run()), program, arrays, graph)
 
 
 def random_inputs(
@@ -75,7 +75,7 @@ def random_inputs(
     random = np.random.default_rng(seed)
     found: dict[str, Any] = {}
     types = declared_types(model, batch)
-    model.execution.network.specialise([type.shape for type in types])  # within limits
+    graph_for(model, types)  # within limits
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)
@@ -99,7 +99,7 @@ def declared_types(
             shape[0] = batch
         if not is_known(shape):
             wanted = show(shape)[1:-1].replace("?", "1")
-            said = model.execution.network.extent_names.get(value.name, ())
+            said = network_of(model).extent_names.get(value.name, ())
             known = show(shape, said)
             message = f"the shape of input '{value.name}' is not known, it is {known}"
             errors.append(InputError(message, hint=f"{hint} --shape {value.name}={wanted}"))

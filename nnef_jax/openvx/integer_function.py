@@ -26,6 +26,7 @@ from nnef_jax.openvx.profiles import Choices, FixedPointProfile, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
 from nnef_jax.openvx.vx_errors import wrong_format
 from nnef_jax.similar import did_you_mean
+from nnef_jax.workings import bind, checked_params, network_of, packed
 
 if TYPE_CHECKING:
     from nnef_jax.openvx.error_statistics import Stats
@@ -102,7 +103,7 @@ class Lowered:
 
     def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network between real numbers: inputs are rounded, outputs converted."""
-        inputs = self.model.execution.bind(args, kwargs)
+        inputs = bind(self.model, args, kwargs)
         weights, _ = self._ready([x.shape for x in inputs])
         return self._real(weights, inputs)
 
@@ -122,8 +123,8 @@ class Lowered:
             args: inputs in the order of the graph.
             kwargs: inputs by name.
         """
-        params = self.model.execution.check_params(params)
-        inputs = self.model.execution.bind(args, kwargs)
+        params = checked_params(self.model, params)
+        inputs = bind(self.model, args, kwargs)
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
@@ -131,7 +132,7 @@ class Lowered:
 
         Those of operations that do not fit are arrays.
         """
-        inputs = self.model.execution.bind(args, kwargs)
+        inputs = bind(self.model, args, kwargs)
         return self.inside(*inputs)[0]
 
     def inside(
@@ -185,7 +186,7 @@ class Lowered:
 
     def quantize(self, *args: ArrayLike, **kwargs: ArrayLike) -> tuple[Tensor, ...]:
         """Return the inputs of a call from real numbers."""
-        inputs = self.model.execution.bind(args, kwargs)
+        inputs = bind(self.model, args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
     def _run_raw(self, weights: Any, inputs: list[Any]) -> Any:
@@ -204,7 +205,7 @@ class Lowered:
         exact, _ = evaluation.run(integers, evaluation.inputs(jax.lax.stop_gradient(inputs)))
         values = evaluation.straight_through(exact, weights, inputs)
         outputs = [values[value] for value in evaluation.plan.graph.outputs]
-        return self.model.execution.packed(outputs)
+        return packed(self.model, outputs)
 
     def _run_inside(self, weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
         """Return tensors by name, and masks of those that may leave the range of the type."""
@@ -217,15 +218,16 @@ class Lowered:
 
     def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
-        return self.model.execution.packed(outputs)
+        return packed(self.model, outputs)
 
     def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
         """Return the weights as layers read them, made once, and what computes with them."""
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
-            own = self.model.execution.arrays.parameters()
-            if any(isinstance(x, Tracer) for x in own.values()):  # they are of this trace alone
+            if any(
+                isinstance(x, Tracer) for x in self.model.params.values()
+            ):  # of this trace alone
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
                 weights = self.real_weights(evaluation)
@@ -234,14 +236,14 @@ class Lowered:
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
         """Return the operands that no input changes, in real numbers, by step and operand."""
-        return evaluation.real_weights(self.model.execution.arrays.parameters())
+        return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
         """Return the evaluation for inputs of these shapes."""
         key = tuple(map(tuple, shapes))
         if key not in self._evaluations:
             choices = self.choices
-            graph = self.model.execution.network.specialise(key)
+            graph = network_of(self.model).specialise(key)
             plan = plan_of(graph, choices.profile, choices.semantics)
             if choices.on_unfit == "error":
                 raise_all(plan.unfit)
@@ -335,7 +337,7 @@ def _bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
     known = [spec(name, x) for name, x in zip(types, args, strict=False)]
     named = {name: spec(name, x) for name, x in kwargs.items()}
-    bind_inputs(model.execution.network, (*known, *args[len(types) :]), named, abstract=True)
+    bind_inputs(network_of(model), (*known, *args[len(types) :]), named, abstract=True)
     return [given[name] for name in types]
 
 

@@ -13,6 +13,7 @@ from nnef_jax.model import Model
 from nnef_jax.openvx.plan import Plan, PlanStep, plan_of
 from nnef_jax.openvx.profiles import SEMANTICS, profile_of
 from nnef_jax.options import require_choice
+from nnef_jax.workings import network_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ def check_profile(
     require_model(model)
     require_choice("semantics", semantics, SEMANTICS)
     found = profile_of(profile, dtype)
-    graph = model.execution.network.specialise(declared_shapes(model))
+    graph = network_of(model).specialise(declared_shapes(model))
     plan = plan_of(graph, found, semantics)
     steps = {step.operation: step for step in plan.steps}
     nodes = tuple(
@@ -128,7 +129,7 @@ def declared_shapes(model: Model) -> list[Shape]:
         )
         for value in graph.inputs
     }
-    network = model.execution.network
+    network = network_of(model)
     spans, said = network.frontend.spans(), network.extent_names
     raise_all(
         [

@@ -14,6 +14,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model
 from nnef_jax.tensor_spec import TensorSpec
+from nnef_jax.workings import bind
 
 Arrays = Sequence[NDArray[Any]]
 _LONGEST_ID = 256  # characters of the name of a sequence, which is kept as long as its state
@@ -91,7 +92,7 @@ class SingleCalls:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrays:
         """Return the arrays of a call in order."""
-        return self.model.execution.bind(args, kwargs)
+        return bind(self.model, args, kwargs)
 
     def compute(self, arrays: Arrays) -> Arrays:
         """Return the outputs of a call."""

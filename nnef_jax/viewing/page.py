@@ -26,6 +26,7 @@ from nnef_jax.storage import files as storage
 from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
+from nnef_jax.workings import network_of, stored
 
 if TYPE_CHECKING:
     from nnef_jax.analysis.comparison import Comparison
@@ -99,8 +100,7 @@ def page_of(
     """Return the page of a network that is read already, or not."""
     fields = fields_by_name(profile, comparison)
     if isinstance(network, Model):
-        execution = network.execution
-        array_of, found = execution.arrays.stored, execution.network
+        array_of, found = stored(network).get, network_of(network)
     else:
         found = network if isinstance(network, Network) else read(network, outline=True)
         array_of = found.data.get

@@ -18,7 +18,6 @@ from nnef_jax import InputError, UnsupportedError, analysis
 from nnef_jax.analysis import intervals, linear_bounds, relaxations
 from nnef_jax.analysis.intervals import Interval, epsilon, interval
 from nnef_jax.analysis.linear_bounds import Walk
-from nnef_jax.model import Model
 from tests import op_cases
 from tests.analysis import networks
 from tests.analysis.known_networks import B, W, document, linear, looked_up, normal
@@ -308,7 +307,7 @@ def moved(case: Any) -> tuple[list[Any], list[Any]] | None:
 
 def bounds_and_values(name: str) -> tuple[Any, Any]:
     case = BOUNDED[name]
-    model = Model(model_of(op_cases.document(case)).execution.literal())
+    model = model_of(op_cases.document(case)).with_options(optimize=False)
     closed = jaxprs.inlined(jax.make_jaxpr(lambda *x: model(*x))(*op_cases.inputs(case)))
 
     def run(around: Any, points: Any) -> Any:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 
 WIDE = 2048  # items of a row: matrices that are read from memory
@@ -95,13 +96,22 @@ def test_entries_share_it_and_other_parameters_have_their_own(held: Held) -> Non
     assert held.bytes() == before
 
 
+def test_other_options_share_it(held: Held) -> None:
+    x = rows(2)
+    net = model()
+    net(x)
+    before = held.bytes()
+    jax.block_until_ready(net.with_options(donate_state=True).step({}, x))
+    assert held.bytes() == before
+
+
 def test_executables_are_limited() -> None:
     net = model(max_executables=2)
     for length in (1, 2, 3, 1, 2):
         x = rows(length)
         np.testing.assert_allclose(net(x), expected(x, arrays()), rtol=1e-4, atol=1e-4)
-    assert net.execution.executable_for((rows(2),)) is not None
-    assert net.execution.executable_for((rows(3),)) is None
+    assert execution_of(net).executable_for((rows(2),)) is not None
+    assert execution_of(net).executable_for((rows(3),)) is None
 
 
 @pytest.mark.parametrize(

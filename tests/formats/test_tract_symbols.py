@@ -14,6 +14,7 @@ from lowering.extents import UNKNOWN
 from nnef_jax import InputError, NnefError
 from nnef_jax.formats.tract import symbols
 from nnef_jax.limits import Meter
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 from tests.tract_text import error, graph, model, parsed, run
 
@@ -166,7 +167,7 @@ def test_one_executable_for_each_shape() -> None:
     found = model(DYNAMIC)
     for length in (2, 3, 2, 3, 2):
         found(ones(1, length, 4))
-    executables = [found.execution.executable_for((ones(1, length, 4),)) for length in (2, 3)]
+    executables = [execution_of(found).executable_for((ones(1, length, 4),)) for length in (2, 3)]
     assert len({*map(id, executables)}) == 2 and None not in executables
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax.errors import InputError, NnefError
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -105,5 +106,5 @@ def test_networks_differ_by_their_values(tmp_path: Path) -> None:
     source = folder(tmp_path, "graph.nnef", TRACT)
     first, second = (nnef_jax.load(source, values={"s": [n, 6 // n]}) for n in (3, 1))
     same = nnef_jax.load(source, values={"s": [3, 2]})
-    assert first.execution.definition == same.execution.definition
-    assert first.execution.definition != second.execution.definition
+    assert execution_of(first).definition == execution_of(same).definition
+    assert execution_of(first).definition != execution_of(second).definition

@@ -42,7 +42,7 @@ def differentiate(model: nnef_jax.Model, images: Array) -> dict[str, Array]:
     gradients = jax.grad(loss)(model.params)
     tuned = {label: x - 0.1 * gradients[label] for label, x in model.params.items()}
     assert_type(model.with_params(tuned), nnef_jax.Model)
-    compiled = jax.jit(model.apply, compiler_options=model.compiler_options)
+    compiled = model.jit(model.apply)
     compiled(model.prepare(model.params, jax.ShapeDtypeStruct(images.shape, images.dtype)), images)
     return tuned
 
