@@ -78,30 +78,34 @@ def load(
             bytes, or an open binary file. For networks of NNEF, safetensors by the labels of
             variables: they take the place of tensor files, which need not be there.
 
-    Args: How to run it
+    Args: How to run it. `Model.with_options` changes these, and reads nothing again.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
-            "BF16_BF16_F32" multiplies real numbers in bfloat16 and sums in float32:
-            docs/numerics.md says how exactly.
-        optimize: False computes each operation as its rule is written. True chooses layouts and
-            kernels for the platform, CPUs today: results and derivatives differ by rounding. A
-            function of one's own gets those of the platform that it is lowered or exported for;
-            with open extents it is as written. A pass that fails is left out with a warning;
-            "strict" raises RuntimeError, and checks what each pass makes.
-        autotune: True tries the compiler's options at the first call of each kind and shape, which
-            takes a second or two more, and keeps the fastest. Only CPUs have such a choice.
-        donate_state: True makes `step` write the new state into the memory of the one it is given,
-            whose arrays cannot be read afterwards.
+            "highest" gains digits on TPUs and GPUs, and costs time there. "BF16_BF16_F32"
+            multiplies real numbers in bfloat16 and sums in float32: docs/numerics.md says how
+            exactly. It gains time on CPUs with such instructions, and costs digits.
+        optimize: True chooses layouts and kernels for the platform, CPUs today. It gains time in
+            each call, and costs time to compile; results and derivatives differ by rounding. False
+            computes each operation as its rule is written. A function of one's own gets the kernels
+            of the platform that it is lowered or exported for; with open extents it is as written.
+            A pass that fails is left out with a warning; "strict" raises RuntimeError, and checks
+            what each pass makes.
+        autotune: True tries the compiler's options at the first call of each kind and shape, and
+            keeps the fastest. It costs a second or two there, and may gain time in each call. Only
+            CPUs have such a choice.
+        donate_state: True makes `step` write the new state into the memory of the one it is given.
+            It gains a copy of the state, and costs that the arrays given cannot be read afterwards.
         cache_dir: a folder, made where there is none, that keeps what is compiled for other
-            processes. It holds pickled objects and machine code: it must be as trusted as the
-            program itself. A damaged file is made again, a read-only folder serves with what it
-            has, any file may be deleted at any time. It excludes `rules`: nothing tells when they
-            change.
-        measure: False chooses kernels for a CPU by shipped rates. True chooses by those of the
-            host, which are measured in a second when the first large network is compiled, and kept
-            in `cache_dir`, or else in the user's cache folder: docs/performance.md.
-
+            processes. It gains their time to compile, and costs disk. It holds pickled objects and
+            machine code: it must be as trusted as the program itself. A damaged file is made again,
+            a read-only folder serves with what it has, any file may be deleted at any time. It
+            excludes `rules`: nothing tells when they change.
+        measure: True chooses kernels for a CPU by the rates of the host. It costs a second when the
+            first large network is compiled, and gains time in calls on hosts unlike the usual ones.
+            Rates are kept in `cache_dir`, or else in the user's cache folder: docs/performance.md.
+            False chooses by shipped rates.
         max_executables: how many compiled functions are kept in memory, one a kind of call, shape
-            and device: those that were used last. What is prepared for them alone goes with them.
+            and device: those that were used last. What is prepared for them alone goes with them. A
+            small number gains memory, and costs compilations of shapes that return.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
     While the model is in use its files may be deleted, or replaced by renaming others to their
