@@ -186,8 +186,8 @@ def weights() -> Any:
 def openvx() -> Any:
     """Draw what is left of each tensor of the digits in Q7.8, by policies: docs/openvx.md."""
     from docs.fixed_point import digits
-    from nnef_jax.analysis.results import axes
     from nnef_jax.openvx import lower
+    from nnef_jax.results import axes
 
     model, images = digits()
     ax = axes(size=(8, 4))

@@ -26,7 +26,7 @@ def explanations(model: nnef_jax.Model, scans: np.ndarray) -> dict[str, Any]:
     noise: Any = {"key": jax.random.key(0), "noise": 0.15 * np.ptp(scans, (1, 2, 3)), "samples": 50}
     return {
         "gradient": analysis.saliency(model, scans),
-        "SmoothGrad": analysis.noise_tunnel(analysis.saliency, model, scans, **noise),
+        "SmoothGrad": analysis.noise_tunnel(model, analysis.saliency, scans, **noise),
         "integrated\ngradients": analysis.integrated_gradients(model, scans),
         "occlusion": analysis.occlusion(model, scans, window=2),
         "Grad-CAM": analysis.grad_cam(model, scans, layer="relu2"),

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from nnef_jax.measure.weight_statistics import weight_statistics as weight_statistics
     from nnef_jax.model import Model as Model
     from nnef_jax.network_conversion import convert as convert
+    from nnef_jax.results import Result as Result
     from nnef_jax.saving import save as save
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
@@ -58,6 +59,7 @@ _HOMES = {
     "NnefError": "nnef_jax.errors",
     "NnefSyntaxError": "nnef_jax.errors",
     "Registry": "lowering",
+    "Result": "nnef_jax.results",
     "Rule": "lowering",
     "SemanticError": "nnef_jax.errors",
     "ShapeError": "nnef_jax.errors",

@@ -30,6 +30,7 @@ from nnef_jax.writable import Writable
 if TYPE_CHECKING:
     from nnef_jax.batcher import Batcher
     from nnef_jax.sharding import ShardingPlan
+    from nnef_jax.summary import Summary
 
 
 class Model(Writable):
@@ -223,10 +224,11 @@ class Model(Writable):
 
         return plan_of(self._execution.definition)
 
-    def summary(self) -> str:
+    def summary(self) -> Summary:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
 
         Below it stands which products a CPU computes in float32 since fewer bits gain nothing.
+        `str` is the table, and operations, sizes and types are attributes.
         """
         from nnef_jax.execution import cpu_products
         from nnef_jax.summary import summarise

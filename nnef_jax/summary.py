@@ -1,81 +1,194 @@
-"""The table that `model.summary()` and `nnef-jax summary` show."""
+"""The sizes and operations of a network: what `model.summary()` and `nnef-jax summary` show."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
 
 from lowering import multiply_adds
-from lowering.extents import is_known, known, show, volume
-from lowering.graph import UNTYPED
+from lowering.extents import known, show, volume
+from lowering.graph import UNTYPED, Parameter, StateVariable
+from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.limits import ROW, Meter
 from nnef_jax.module_names import ModuleNames
 from nnef_jax.network import Network
 from nnef_jax.printable import printable
+from nnef_jax.results import Result, Table, number, table_of
+from nnef_jax.tensor_spec import TensorSpec, spec_of
 
-_Row = tuple[str, str, str, str, str, str, str]
-_HEAD: _Row = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
-_SIDES = "<<<<>><"  # to which columns are aligned
-_WIDEST = 60  # that a column is made; what is longer in it stays as it is
+_HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
+_SIDES = "<<<<>><"  # how columns are aligned
+_WIDEST = 60  # characters; longer cells overflow their column
+
+
+@dataclass(frozen=True, slots=True)
+class OperationSummary:
+    """One operation of a network.
+
+    Attributes:
+        name, kind: of the operation.
+        results: the tensors that it computes.
+        parameters: the numbers in parameters that no operation before it reads.
+        multiply_adds: of products and convolutions.
+        module: the module of the source that names tell, or "".
+        int8: whether it computes in integers.
+    """
+
+    name: str
+    kind: str
+    results: tuple[TensorSpec, ...]
+    parameters: int
+    multiply_adds: int
+    module: str
+    int8: bool
+
+
+@dataclass(frozen=True, slots=True)
+class VariableSummary:
+    """One parameter or state; no output and no state depends on an unused one.
+
+    `tensor` has the label as its name.
+    """
+
+    tensor: TensorSpec
+    unused: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Summary(Result):
+    """The sizes and operations of a network.
+
+    In `to_dict()` a tensor is `{"name", "shape", "dtype"}`, with "extents" where these have names.
+    An open extent is None, and so is the shape of a tensor without a type. Variables are
+    `{"label", "shape", "dtype", "unused"}`.
+
+    Attributes:
+        name: of the network.
+        dialect, extensions: of the document.
+        inputs, outputs: of a call.
+        unknown: operators that are not supported.
+        counts: the numbers of "operations", of "variables", of items in "parameters",
+            "unused_parameters" and "state", of "weight_bytes" and "multiply_adds". An open extent
+            counts as 1: an open batch as one item.
+        operations: in the order in which they are computed.
+        variables: parameters, then states.
+        remarks: lines about products that a CPU computes in another type.
+    """
+
+    name: str
+    dialect: str
+    extensions: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    unknown: tuple[str, ...]
+    counts: Mapping[str, int]
+    operations: tuple[OperationSummary, ...]
+    variables: tuple[VariableSummary, ...]
+    remarks: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the attributes as plain values of JSON."""
+        fields = OperationSummary.__slots__
+        operations = [{name: getattr(x, name) for name in fields} for x in self.operations]
+        variables = [{**_plain(x.tensor), "unused": x.unused} for x in self.variables]
+        return super().to_dict() | {
+            "inputs": [*map(_plain, self.inputs)],
+            "outputs": [*map(_plain, self.outputs)],
+            "operations": [x | {"results": [*map(_plain, x["results"])]} for x in operations],
+            "variables": [{"label": x.pop("name"), **x} for x in variables],
+        }
+
+    def table(self) -> Table:
+        """Return a table with a line for each input, each result and each unused parameter."""
+        heads, *rows = self._rows()
+        return table_of(". ".join([f"{self.name}: {self._totals()}", *self.remarks]), heads, rows)
+
+    def __str__(self) -> str:
+        heads, *rows = [[printable(number(cell)) for cell in row] for row in self._rows()]
+        widths = [min(_WIDEST, max(map(len, column))) for column in zip(heads, *rows, strict=True)]
+        lines = [_line(row, widths) for row in (heads, ["-" * width for width in widths], *rows)]
+        return "\n".join([printable(self.name), "", *lines, "", self._totals(), *self.remarks])
+
+    def _rows(self) -> list[Sequence[Any]]:
+        """Return the heads of the columns, and the rows; modules only where there are some."""
+        rows: list[Sequence[Any]] = [_HEAD]
+        rows += [_row(x, "external") for x in self.inputs]
+        for x in self.operations:
+            kind = x.kind + (" (int8)" if x.int8 else "")
+            figures = x.parameters, x.multiply_adds
+            rows += [_row(y, kind, *figures, x.module) for y in x.results[:1]]
+            rows += [_row(y, "", module=x.module) for y in x.results[1:]]
+        unused = [x.tensor for x in self.variables if x.unused]
+        rows += [_row(x, "unused variable", _items(x)) for x in unused]
+        return rows if any(row[-1] for row in rows[1:]) else [row[:-1] for row in rows]
+
+    def _totals(self) -> str:
+        words = {"parameters": "parameters", "unused_parameters": "unused", "state": "state"}
+        counts = {word: self.counts[name] for name, word in words.items()}
+        parts = [f"{n:,} {word}" for word, n in counts.items() if n or word == "parameters"]
+        is_open = any(None in x.shape for x in self.inputs)
+        work = f"{self.counts['multiply_adds']:,} multiply-adds"
+        return ", ".join([*parts, work + (" with open extents 1" if is_open else "")])
 
 
 def summarise(
     network: Network, in_integers: Collection[str] = (), remarks: Iterable[str] = ()
-) -> str:
-    """Return a table with a line for each operation, then one for each unused parameter.
+) -> Summary:
+    """Return a summary; operations of the names `in_integers` compute in integers.
 
-    Operations of the names `in_integers` are marked. Remarks are the last lines. The last column
-    has modules, where names tell them.
-
-    Multiply-adds count an unknown extent as 1: for one item of an open batch. Raises LimitError for
-    more rows than the network's limits allow.
+    Raises LimitError for more rows than the network's limits allow.
     """
-    graph, unused = network.graph, network.unused
+    graph, unused, names = network.graph, network.unused, ModuleNames(network.graph)
     meter = Meter(network.options.meter.limits)
-    rows: list[Sequence[str]] = []
-    work = [multiply_adds(operation) for operation in graph.operations]
-    for row in _rows(network, work, in_integers):
-        meter.spend(ROW, graph.name)
-        rows.append([*map(printable, row)])
-    head: Sequence[str] = _HEAD
-    if not any(row[-1] for row in rows):
-        head, rows = head[:-1], [row[:-1] for row in rows]
-    widths = [min(_WIDEST, max(map(len, column))) for column in zip(head, *rows, strict=True)]
-    lines = [_line(head, widths), _line(["-" * width for width in widths], widths)]
-    lines += [_line(row, widths) for row in rows]
-    sizes = {p.label: volume(known(p.value.type.shape)) for p in graph.parameters}
-    spare = sum(size for label, size in sizes.items() if label in unused)
-    state = sum(volume(known(s.value.type.shape)) for s in graph.states)
-    parts = [f"{sum(sizes.values()) - spare:,} parameters"]
-    parts += [f"{spare:,} unused"] if spare else []
-    parts += [f"{state:,} state"] if state else []
-    is_open = any(not is_known(value.type.shape) for value in graph.inputs)
-    parts += [f"{sum(work):,} multiply-adds" + (" with open extents 1" if is_open else "")]
-    return "\n".join([printable(graph.name), "", *lines, "", ", ".join(parts), *remarks])
-
-
-def _rows(network: Network, counts: Iterable[int], in_integers: Collection[str]) -> Iterator[_Row]:
-    graph, unused = network.graph, network.unused
-    for value in graph.inputs:
-        yield (value.name, "external", network.shape_of(value), value.type.dtype, "", "", "")
-    names = ModuleNames(graph)
-    read = (p.value for p in graph.parameters if p.label not in unused)
+    parameters, states = (
+        [VariableSummary(spec_of(x.label, x.value), x.label in unused) for x in variables]
+        for variables in (graph.parameters, graph.states)
+    )
+    stored = [*graph.parameters, *(x for x in graph.states if x.initial is None)]
+    spare = sum(_items(x.tensor) for x in parameters if x.unused)
+    read = (x.value for x in graph.parameters if x.label not in unused)
     sizes = {value: volume(known(value.type.shape)) for value in read}
-    for operation, work in zip(graph.operations, counts, strict=True):
+    meter.spend(ROW * (len(graph.inputs) + sum(x.unused for x in parameters)), graph.name)
+    operations: list[OperationSummary] = []
+    for x in graph.operations:
+        results = tuple(spec_of(value.name, value) for value in x.writes())
+        meter.spend(ROW * len(results), graph.name)
         # A parameter counts for the first operation that reads it.
-        count = sum(sizes.pop(value, 0) for value in operation.reads())
-        kind, numbers = operation.kind, (_number(count), _number(work))
-        kind += " (int8)" if operation.name in in_integers else ""
-        module = ".".join(names.of_operation(operation))
-        for value in operation.writes():
-            dtype = value.type.dtype
-            shape = "" if dtype == UNTYPED.dtype else show(value.type.shape)
-            yield (value.name, kind, shape, dtype, *numbers, module)
-            kind, numbers = "", ("", "")
-    for parameter in graph.parameters:
-        if parameter.label in unused:
-            type = parameter.value.type
-            size = _number(volume(known(type.shape)))
-            yield (parameter.label, "unused variable", show(type.shape), type.dtype, size, "", "")
+        size = sum(sizes.pop(value, 0) for value in x.reads())
+        module, int8 = ".".join(names.of_operation(x)), x.name in in_integers
+        operations.append(
+            OperationSummary(x.name, x.kind, results, size, multiply_adds(x), module, int8)
+        )
+    return Summary(
+        name=graph.name,
+        dialect=network.frontend.dialect,
+        extensions=tuple(network.frontend.extensions),
+        inputs=network.specs(graph.inputs),
+        outputs=network.specs(graph.outputs, graph.output_names),
+        unknown=tuple(unknown_operators(graph)),
+        counts={
+            "operations": len(operations),
+            "variables": len(parameters) + len(states),
+            "parameters": sum(_items(x.tensor) for x in parameters) - spare,
+            "unused_parameters": spare,
+            "state": sum(_items(x.tensor) for x in states),
+            "weight_bytes": sum(map(_bytes, stored)),
+            "multiply_adds": sum(x.multiply_adds for x in operations),
+        },
+        operations=tuple(operations),
+        variables=(*parameters, *states),
+        remarks=tuple(remarks),
+    )
+
+
+def _row(
+    tensor: TensorSpec, kind: str, parameters: int = 0, work: int = 0, module: str = ""
+) -> Sequence[Any]:
+    shape = "" if _is_untyped(tensor) else show(tensor.shape, tensor.extents)
+    return (tensor.name, kind, shape, tensor.dtype, parameters or None, work or None, module)
 
 
 def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
@@ -83,5 +196,21 @@ def _line(cells: Sequence[str], widths: Iterable[int]) -> str:
     return "  ".join([f"{cell:{side}{width}}" for cell, side, width in columns]).rstrip()
 
 
-def _number(count: int) -> str:
-    return f"{count:,}" if count else ""
+def _is_untyped(tensor: TensorSpec) -> bool:
+    return tensor.dtype == UNTYPED.dtype
+
+
+def _items(tensor: TensorSpec) -> int:
+    return volume(1 if extent is None else extent for extent in tensor.shape)
+
+
+def _bytes(variable: Parameter | StateVariable) -> int:
+    type = variable.value.type
+    size = 0 if type.dtype == UNTYPED.dtype else jnp.dtype(type.dtype).itemsize
+    return volume(known(type.shape)) * size
+
+
+def _plain(tensor: TensorSpec) -> dict[str, Any]:
+    shape = None if _is_untyped(tensor) else list(tensor.shape)
+    names = {"extents": list(tensor.extents)} if any(tensor.extents) else {}
+    return {"name": tensor.name, "shape": shape, "dtype": tensor.dtype, **names}

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.hessian import hessian_eigenvalues as hessian_eigenvalues
     from nnef_jax.analysis.hessian import hessian_trace as hessian_trace
     from nnef_jax.analysis.influence import Concept as Concept
+    from nnef_jax.analysis.influence import Influence as Influence
     from nnef_jax.analysis.influence import tcav as tcav
     from nnef_jax.analysis.influence import tracin as tracin
     from nnef_jax.analysis.layer_attribution import grad_cam as grad_cam
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.layer_attribution import neuron_conductance as neuron_conductance
     from nnef_jax.analysis.maximisation import Maximised as Maximised
     from nnef_jax.analysis.maximisation import activation_maximisation as activation_maximisation
+    from nnef_jax.analysis.noise import Infidelity as Infidelity
+    from nnef_jax.analysis.noise import MaxSensitivity as MaxSensitivity
     from nnef_jax.analysis.noise import gradient_shap as gradient_shap
     from nnef_jax.analysis.noise import infidelity as infidelity
     from nnef_jax.analysis.noise import max_sensitivity as max_sensitivity
@@ -51,7 +54,6 @@ if TYPE_CHECKING:
     from nnef_jax.analysis.relevance import guided_backprop as guided_backprop
     from nnef_jax.analysis.relevance import guided_grad_cam as guided_grad_cam
     from nnef_jax.analysis.relevance import lrp as lrp
-    from nnef_jax.analysis.results import Result as Result
     from nnef_jax.analysis.sensitivities import Sensitivity as Sensitivity
     from nnef_jax.analysis.sensitivities import sensitivity as sensitivity
     from nnef_jax.analysis.spectrum import JacobianSpectrum as JacobianSpectrum
@@ -73,7 +75,7 @@ _NAMES = {  # by module
     ),
     "gradients": ("integrated_gradients", "saliency"),
     "hessian": ("HessianEigenvalues", "HessianTrace", "hessian_eigenvalues", "hessian_trace"),
-    "influence": ("Concept", "tcav", "tracin"),
+    "influence": ("Concept", "Influence", "tcav", "tracin"),
     "layer_attribution": (
         "grad_cam",
         "internal_influence",
@@ -81,11 +83,17 @@ _NAMES = {  # by module
         "neuron_conductance",
     ),
     "maximisation": ("Maximised", "activation_maximisation"),
-    "noise": ("gradient_shap", "infidelity", "max_sensitivity", "noise_tunnel"),
+    "noise": (
+        "Infidelity",
+        "MaxSensitivity",
+        "gradient_shap",
+        "infidelity",
+        "max_sensitivity",
+        "noise_tunnel",
+    ),
     "occlusion_windows": ("occlusion",),
     "reference": ("deep_lift", "deep_lift_shap"),
     "relevance": ("deconvolution", "guided_backprop", "guided_grad_cam", "lrp"),
-    "results": ("Result",),
     "sensitivities": ("Sensitivity", "sensitivity"),
     "spectrum": ("JacobianSpectrum", "jacobian_spectrum"),
     "tensor_statistics": ("TensorStatistics",),

@@ -21,11 +21,11 @@ from nnef_jax.analysis.question import (
     require_count,
     require_key,
 )
-from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
 from nnef_jax.call_arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice, require_flags
+from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
 _STEPS = 2.5  # epsilons: how long all steps are together, as in Madry et al. (2017)

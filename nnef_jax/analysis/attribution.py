@@ -13,9 +13,9 @@ from jax.core import Tracer
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax.analysis.question import Question, require_real
-from nnef_jax.analysis.results import Axes, Result, Table, result, static, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, shown
+from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 
 @result

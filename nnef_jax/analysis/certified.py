@@ -23,11 +23,11 @@ from nnef_jax.analysis.question import (
     ask,
     require_bounds,
 )
-from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.call_arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice
+from nnef_jax.results import Result, Table, result, static, table_of
 from nnef_jax.workings import graph_for, types_of
 
 Method = Literal["interval", "crown-ibp", "crown"]

@@ -17,11 +17,11 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound
-from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.call_arguments import Input, arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
+from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
 Run = Model | Mapping[str, ArrayLike] | Callable[..., object]  # what computes tensors, or did

@@ -15,13 +15,48 @@ from numpy.typing import ArrayLike
 from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, scalar
 from nnef_jax.analysis.question import Question, Target, ask, bound, require_model, require_real
-from nnef_jax.analysis.results import Result, Table, result, static, table_of
 from nnef_jax.call_arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require
+from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 
 _RIDGE = 1e-3  # of the mean square of activations
+
+
+@result
+class Influence(Result):
+    """How far training on items helped or harmed others: see `tracin`.
+
+    Args:
+        values: [other, item]; above 0 where training on the item lowered the other's loss.
+    """
+
+    values: Array
+
+    def table(self) -> Table:
+        """Return a table with a row for each other: the items of most and of least influence."""
+        values = np.asarray(self.values)
+        rows = [
+            (other, each.argmax(), each.max(), each.argmin(), each.min())
+            for other, each in enumerate(values)
+            if each.size
+        ]
+        heads = "other", "helped most by", "influence", "harmed most by", "influence"
+        return table_of(f"influence of {values.shape[1]} items on {len(values)}", heads, rows)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the influence of each item on each other; return the axes of matplotlib.
+
+        Red is what helped, blue what harmed.
+        """
+        ax, values = axes(ax), np.asarray(self.values, np.float64)
+        limit = np.abs(values).max(initial=0) or 1.0
+        image = ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
+        ax.figure.colorbar(image, ax=ax, label="influence")
+        ax.set_xlabel("item of the training")
+        ax.set_ylabel("other")
+        return ax
 
 
 def tracin(
@@ -33,12 +68,12 @@ def tracin(
     checkpoints: Sequence[Params] | None = None,
     rates: float | Sequence[float] = 1.0,
     labels: Iterable[str] | None = None,
-) -> Array:
+) -> Influence:
     """Compute the influence of training on items on others (Pruthi et al. 2020, arXiv:2002.08484).
 
-    It is [other, item]: the learning rate times the product of both gradients, added up over
-    checkpoints, and above 0 where the item lowered the other's loss. The gradients of all items
-    are held at once: `labels` says of which parameters.
+    A value is the learning rate times the product of both gradients, added up over checkpoints. It
+    is above 0 where the item lowered the other's loss. The gradients of all items are held at once:
+    `labels` says of which parameters.
 
     >>> nnef_jax.analysis.tracin(model, (images, digits), (unseen, answers), loss=cross_entropy)
 
@@ -55,18 +90,18 @@ def tracin(
     """
     require_model(model)
     require_callable("loss", loss, "a function of outputs and an answer")
-    found = [model.params] if checkpoints is None else list(checkpoints)
-    each = [rates] * len(found) if isinstance(rates, int | float) else list(rates)
-    if not found or len(each) != len(found):
-        raise InputError(f"{len(found)} checkpoints have {len(each)} rates")
+    times = [model.params] if checkpoints is None else list(checkpoints)
+    each = [rates] * len(times) if isinstance(rates, int | float) else list(rates)
+    if not times or len(each) != len(times):
+        raise InputError(f"{len(times)} checkpoints have {len(each)} rates")
     names = None if labels is None else list(labels)
     total: Any = 0
-    for params, rate in zip(found, each, strict=True):
+    for params, rate in zip(times, each, strict=True):
         there = model.with_params(params)
         free = tuple(chosen_params(there.params, names))
         pair = [_gradients(there, *_items(of, x), loss, free) for of, x in _named(data, others)]
         total += require_real("a rate", rate) * jnp.matmul(pair[1], pair[0].T, precision="highest")
-    return total
+    return Influence(values=total)
 
 
 def _named(data: Any, others: Any) -> list[tuple[str, Any]]:

@@ -27,8 +27,9 @@ from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import shown
+from nnef_jax.results import Result, Table, result, static, table_of
 
-Method = Callable[..., Attribution]
+Method = Callable[..., Attribution]  # of a model and the inputs of a call
 _KINDS = ("mean", "square", "variance")
 _ASKED = "target", "output", "wrt", "params"
 
@@ -78,8 +79,8 @@ def _gradient_shap(
 
 
 def noise_tunnel(
-    method: Method,
     model: Model,
+    method: Method,
     *inputs: Input,
     key: Array,
     noise: ArrayLike = 1.0,
@@ -91,7 +92,7 @@ def noise_tunnel(
 
     The mean of `saliency` is SmoothGrad.
 
-    >>> nnef_jax.analysis.noise_tunnel(saliency, model, images, key=key, kind="variance")
+    >>> nnef_jax.analysis.noise_tunnel(model, saliency, images, key=key, kind="variance")
 
     Args:
         method: a function of this module that attributes; it gets the options.
@@ -104,32 +105,56 @@ def noise_tunnel(
     """
     if kind not in _KINDS:
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
-    copies = _Copies(method, model, inputs, options)
+    copies = _Copies("noise_tunnel", model, method, inputs, options)
     deviation = sizes_of(copies.question, "noise", noise)
 
     def noisy(key: Array, x: Array) -> Array:
         each = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
         return each * jax.random.normal(key, x.shape, x.dtype)
 
-    found = [x.values for x in copies.drawn(key, samples, noisy)]
-    mean, square = sum(found) / samples, sum(x * x for x in found) / samples
+    drawn = [x.values for x in copies.drawn(key, samples, noisy)]
+    mean, square = sum(drawn) / samples, sum(x * x for x in drawn) / samples
     values = {"mean": mean, "square": square, "variance": square - mean * mean}[kind]
     first = copies.first
     return replace(first, values=values, gap=None, method=f"{kind} of noisy {first.method}")
 
 
+@result
+class MaxSensitivity(Result):
+    """How far attributions move near each item of a batch: see `max_sensitivity`.
+
+    Args:
+        values: the largest change of the attributions, as a share of their norm, [batch].
+        method: the name of the function that attributes.
+        of: the name of the tensor that the attributions are of.
+        output: the name of the tensor that scores are of.
+    """
+
+    values: Array
+    method: str = static()
+    of: str = static()
+    output: str = static()
+
+    def table(self) -> Table:
+        """Return a table with a row for each item."""
+        title = f"largest change of {self.method} of {self.of} for {self.output}"
+        return table_of(title, ["item", "share"], enumerate(np.asarray(self.values)))
+
+
 def max_sensitivity(
-    method: Method,
     model: Model,
+    method: Method,
     *inputs: Input,
     key: Array,
     radius: float = 0.02,
     samples: int = 10,
     **options: Any,
-) -> Array:
-    """Compute how far attributions move near an item (Yeh et al. 2019, arXiv:1901.09392), [batch].
+) -> MaxSensitivity:
+    """Compute how far attributions move near an item (Yeh et al. 2019, arXiv:1901.09392).
 
     It is the largest change of any copy, in the root of the sum of squares, as a share.
+
+    >>> nnef_jax.analysis.max_sensitivity(model, saliency, images, key=key).values
 
     Args:
         method: a function of this module that attributes; it gets the options.
@@ -139,14 +164,36 @@ def max_sensitivity(
         options: of the method, such as `target`.
     """
     radius = require_real("radius", radius)
-    copies = _Copies(method, model, inputs, options)
+    copies = _Copies("max_sensitivity", model, method, inputs, options)
 
     def near(key: Array, x: Array) -> Array:
         return jax.random.uniform(key, x.shape, x.dtype, -radius, radius)
 
-    own = copies.first.values
-    moved = [jnp.sqrt(sums((x.values - own) ** 2)) for x in copies.drawn(key, samples, near)]
-    return jnp.stack(moved).max(0) / jnp.sqrt(sums(own**2))
+    first = copies.first
+    moves = [x.values - first.values for x in copies.drawn(key, samples, near)]
+    changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
+    values = changes.max(0) / jnp.sqrt(sums(first.values**2))
+    return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
+
+
+@result
+class Infidelity(Result):
+    """How badly attributions foretell changes of the score of each item: see `infidelity`.
+
+    Args:
+        values: the mean square of the error, [batch].
+        of: the name of the tensor that the attributions are of.
+        output: the name of the tensor that scores are of.
+    """
+
+    values: Array
+    of: str = static()
+    output: str = static()
+
+    def table(self) -> Table:
+        """Return a table with a row for each item."""
+        title = f"infidelity of attributions of {self.of} for {self.output}"
+        return table_of(title, ["item", "infidelity"], enumerate(np.asarray(self.values)))
 
 
 def infidelity(
@@ -157,10 +204,12 @@ def infidelity(
     noise: float = 0.03,
     samples: int = 10,
     **options: Unpack[QuestionOptions],
-) -> Array:
-    """Compute how badly attributions foretell changes of a score (arXiv:1901.09392), [batch].
+) -> Infidelity:
+    """Compute how badly attributions foretell changes of a score (arXiv:1901.09392).
 
-    It is the mean square of what noise changes less what the values say, by their product with it.
+    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2.
+
+    >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
     Args:
         values: attributions that stand for the gradient: of those times the input, divide by it.
@@ -175,10 +224,11 @@ def infidelity(
     noise = require_real("noise", noise)
     question = ask("infidelity", model, inputs, options)
     shape = tuple(int(n) for n in question.graph.values[question.wrt].type.shape)
-    given = array_of("values", values)
-    if given.shape != shape:
-        raise InputError(f"values are {given.shape}, '{question.wrt}' is {shape}")
-    return _infidelity(question, given, key, np.float32(noise), samples=samples)
+    array = array_of("values", values)
+    if array.shape != shape:
+        raise InputError(f"values are {array.shape}, '{question.wrt}' is {shape}")
+    errors = _infidelity(question, array, key, np.float32(noise), samples=samples)
+    return Infidelity(values=errors, of=question.wrt, output=question.output or "outputs")
 
 
 @partial(jax.jit, static_argnames="samples")
@@ -200,10 +250,14 @@ class _Copies:
     """Attributions of changed copies of an input, all of the classes of the input itself."""
 
     def __init__(
-        self, method: Method, model: Model, inputs: tuple[Any, ...], options: dict[str, Any]
+        self,
+        function: str,
+        model: Model,
+        method: Method,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
     ) -> None:
-        if not callable(method):
-            raise TypeError(f"method must be a function that attributes, it is {shown(method)}")
+        _require_order(function, model, method)
         self.first = method(model, *inputs, **options)
         asked = {name: x for name, x in options.items() if name in _ASKED}
         self.question = question = ask("", model, inputs, asked)
@@ -225,3 +279,10 @@ class _Copies:
             x = jnp.asarray(inputs[self._place])
             inputs[self._place] = x + change(each, x)
             yield self._attribute(*inputs)
+
+
+def _require_order(function: str, model: Any, method: Any) -> None:
+    if not isinstance(model, Model) or isinstance(method, Model) or not callable(method):
+        message = f"{function} takes a model, then a function that attributes"
+        call = f"{function}(model, saliency, ...)"
+        raise TypeError(f"{message}: {call}, not {shown(model)} and {shown(method)}")

@@ -26,10 +26,10 @@ from nnef_jax.analysis.layer_tensors import (
     zeros_at,
 )
 from nnef_jax.analysis.question import require_model
-from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, result, static, table_of
 from nnef_jax.call_arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags
+from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of
 from nnef_jax.workings import graph_for
 
 _COLOURS = ("#1f4e79", "#c0392b", "#2e8b57", "#d98c00", "#7d5ba6")

@@ -12,8 +12,8 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from nnef_jax.analysis.results import plain
 from nnef_jax.array_statistics import Moments, merged
+from nnef_jax.results import plain
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnef_jax.analysis.results import Axes, axes, plotting
+from nnef_jax.results import Axes, axes, plotting
 
 Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
 

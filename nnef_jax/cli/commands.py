@@ -65,9 +65,11 @@ def summary(
 ) -> None:
     """Show a network's inputs, outputs and sizes, and a table of its operations."""
     network = reading.read(source, outline=True)
-    from nnef_jax.cli.description import describe, description
+    from nnef_jax.cli.description import describe
+    from nnef_jax.summary import summarise
 
-    print_result(*([json.dumps(description(network))] if as_json else describe(network)))
+    found = summarise(network)
+    print_result(*([json.dumps(found.to_dict())] if as_json else describe(found)))
 
 
 @app.command()

@@ -16,8 +16,7 @@ from nnef_jax.cli.terminal import print_result
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nnef_jax import Model
-    from nnef_jax.analysis import Result
+    from nnef_jax import Model, Result
     from nnef_jax.cli.pictures import PictureOptions
 
 Inputs = Annotated[
@@ -89,7 +88,7 @@ class Shown:
         if self.plot is None:
             return
         from nnef_jax import InputError
-        from nnef_jax.analysis.results import plotting
+        from nnef_jax.results import plotting
         from nnef_jax.storage import files
 
         if self.plot.suffix.lower() not in _PICTURES:
@@ -98,8 +97,8 @@ class Shown:
         plotting("pyplot").switch_backend("Agg")  # which needs no screen
 
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
-        """Print a result as JSON or as a table, its own or another, and save its picture."""
-        from nnef_jax.analysis.results import plotting, text_of
+        """Print a result as JSON, or its table or another one; save its picture."""
+        from nnef_jax.results import plotting, text_of
 
         if self.plot is not None:
             from nnef_jax.storage import files
@@ -114,4 +113,4 @@ class Shown:
             print_result(json.dumps(result.to_dict(), allow_nan=False))
             return
         lines = [f"saved {path}" for path in (saved, self.plot) if path is not None]
-        print_result(*text_of(table or result.table()).strip("\n").split("\n"), *lines)
+        print_result(*(str(result) if table is None else text_of(table)).split("\n"), *lines)

@@ -1,99 +1,27 @@
-"""Describes a network, or the host, as `summary` and `machine` show it, as text and as JSON."""
+"""Describes a network, or the host, in the lines that `summary` and `machine` print."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
 
-from lowering import DEFAULT, multiply_adds
-from lowering.extents import UNKNOWN, known, volume
-from lowering.graph import UNTYPED, Parameter, StateVariable, Value
+from lowering import DEFAULT
 from nnef_jax.execution import host_profile
-from nnef_jax.flattening.outline import unknown_operators
-from nnef_jax.network import Network
-from nnef_jax.summary import summarise
-from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.summary import Summary
 
 
-def describe(network: Network) -> list[str]:
-    """Return a network's description in lines, above the table of its operations."""
-    graph, counts = network.graph, _counts(network)
-    lines = [("name", graph.name), ("dialect", network.frontend.dialect)]
-    lines += [("extension", extension) for extension in network.frontend.extensions]
-    lines += [("input", str(spec)) for spec in network.specs(graph.inputs)]
-    lines += [("output", str(x)) for x in network.specs(graph.outputs, graph.output_names)]
-    lines += [(name.replace("_", " "), _shown(count)) for name, count in counts.items() if count]
-    lines += [("unknown", name) for name in unknown_operators(graph)]
+def describe(summary: Summary) -> list[str]:
+    """Return the lines of a summary, below what the network is and what it takes and returns."""
+    lines = [("name", summary.name), ("dialect", summary.dialect)]
+    lines += [("extension", extension) for extension in summary.extensions]
+    lines += [("input", str(tensor)) for tensor in summary.inputs]
+    lines += [("output", str(tensor)) for tensor in summary.outputs]
+    counts = [(name, n) for name, n in summary.counts.items() if n and name != "multiply_adds"]
+    lines += [(name.replace("_", " "), f"{n:,}") for name, n in counts]
+    lines += [("unknown", operator) for operator in summary.unknown]
     width = max(16, *(len(name) + 2 for name, _ in lines))
-    head = [f"{name:<{width}}{text}" for name, text in lines]
-    return [*head, "", *summarise(network).split("\n")]
-
-
-def description(network: Network) -> dict[str, Any]:
-    """Return the same as an object for JSON; an unknown extent or count is null."""
-    graph = network.graph
-    return {
-        "name": graph.name,
-        "dialect": network.frontend.dialect,
-        "extensions": list(network.frontend.extensions),
-        "inputs": [_told(x) for x in network.specs(graph.inputs)],
-        "outputs": [_told(x) for x in network.specs(graph.outputs, graph.output_names)],
-        "unknown": unknown_operators(graph),
-        "counts": {name: _known(count) for name, count in _counts(network).items()},
-        "operations": [
-            {
-                "name": operation.name,
-                "kind": operation.kind,
-                "results": [{"name": x.name, **_type(x)} for x in operation.writes()],
-                "multiply_adds": multiply_adds(operation),
-            }
-            for operation in graph.operations
-        ],
-        "variables": [
-            {"label": v.label, **_type(v.value), "unused": v.label in network.unused}
-            for v in (*graph.parameters, *graph.states)
-        ],
-    }
-
-
-def _counts(network: Network) -> dict[str, int]:
-    graph = network.graph
-    return {
-        "operations": len(graph.operations),
-        "variables": len(graph.parameters) + len(graph.states),
-        "parameters": _items(p for p in graph.parameters if p.label not in network.unused),
-        "unused_parameters": _items(p for p in graph.parameters if p.label in network.unused),
-        "state": _items(graph.states),
-        "weight_bytes": sum(array.nbytes for array in network.data.values()),
-    }
-
-
-def _items(variables: Iterable[Parameter | StateVariable]) -> int:
-    return sum(volume(known(variable.value.type.shape)) for variable in variables)
-
-
-def _told(spec: TensorSpec) -> dict[str, Any]:
-    """Return a description as an object for JSON, with the names of extents where there are any."""
-    told: dict[str, Any] = {"name": spec.name, "shape": spec.shape, "dtype": spec.dtype}
-    if spec.dtype == UNTYPED.dtype:
-        told["shape"] = None
-    return told | ({"extents": spec.extents} if any(spec.extents) else {})
-
-
-def _type(value: Value) -> dict[str, Any]:
-    told = _told(spec_of(value.name, value))
-    return {name: told[name] for name in ("shape", "dtype")}
-
-
-def _known(count: int) -> int | None:
-    return None if count is UNKNOWN else count
-
-
-def _shown(count: int) -> str:
-    return "?" if count is UNKNOWN else f"{count:,}"
+    return [*(f"{name:<{width}}{text}" for name, text in lines), "", *str(summary).split("\n")]
 
 
 def machine_lines(*, as_json: bool) -> list[str]:

@@ -78,7 +78,7 @@ def _apart(blocks: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _table(format: str, entries: list[OperatorEntry]) -> list[str]:
-    from nnef_jax.analysis.results import table_of, text_of
+    from nnef_jax.results import table_of, text_of
 
     has_domains = any(x.domain for x in entries)
     rows = [(x.name, *([x.domain] * has_domains), versions(x), becomes(x)) for x in entries]

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax import DataError, InputError, Model, write_tensor
-from nnef_jax.analysis.results import plain
 from nnef_jax.cli.inputs import CallInputs
+from nnef_jax.results import plain
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.numpyfile import write_npz

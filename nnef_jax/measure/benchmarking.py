@@ -15,13 +15,13 @@ import jax
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nnef_jax.analysis.results import Axes, Result, Table, axes, table_of
 from nnef_jax.errors import InputError, NnefError, first_line
 from nnef_jax.measure.difference import apart
 from nnef_jax.measure.engines import engine
 from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
 from nnef_jax.options import require
+from nnef_jax.results import Axes, Result, Table, axes, table_of
 
 _OURS = "nnef_jax"
 _REST = 0.02  # seconds before a turn: threads of the engine before have stopped spinning then

@@ -8,13 +8,13 @@ from typing import Any
 import jax
 
 from lowering import total
-from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.call_arguments import Example
 from nnef_jax.execution.places import default_device
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice
+from nnef_jax.results import Result, Table, table_of
 from nnef_jax.workings import bind, compiled, graph_for, types_of
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")

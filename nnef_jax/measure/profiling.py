@@ -21,13 +21,13 @@ from numpy.typing import ArrayLike
 from lowering import multiply_adds
 from lowering.extents import known, volume
 from lowering.graph import Graph
-from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.places import is_watched
 from nnef_jax.measure.examples import devices_of, subject_of
 from nnef_jax.measure.instructions import HloProgram, Run, program_of, recorded, times
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags, require_path
+from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"

@@ -13,13 +13,13 @@ import numpy as np
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
 from nnef_jax.analysis.question import bound
-from nnef_jax.analysis.results import Axes, Result, Table, axes, literally, plain, table_of
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep
 from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
+from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
 
 _NONE = float("nan")
 

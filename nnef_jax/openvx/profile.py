@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from lowering.extents import UNKNOWN, Shape, is_known, show
 from lowering.graph import Operation
 from nnef_jax.analysis.question import require_model
-from nnef_jax.analysis.results import Result, Table, table_of
 from nnef_jax.errors import InputError, UnsupportedError, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import Plan, PlanStep, plan_of
 from nnef_jax.openvx.profiles import SEMANTICS, profile_of
 from nnef_jax.options import require_choice
+from nnef_jax.results import Result, Table, table_of
 from nnef_jax.workings import network_of
 
 

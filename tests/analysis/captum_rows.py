@@ -151,7 +151,7 @@ def _noisy(case: Case, kind: str) -> Found:
 
 def _our_noisy(case: Case, kind: str) -> Found:
     options: Any = {"key": KEY, "noise": 0.1, "samples": 5, "kind": kind, **case.question}
-    return analysis.noise_tunnel(analysis.saliency, case.model, case.x, **options).values
+    return analysis.noise_tunnel(case.model, analysis.saliency, case.x, **options).values
 
 
 def _each(case: Case, make: Callable[[int], Any]) -> Found:
@@ -238,7 +238,7 @@ def _infidelity(case: Case) -> Found:
 def _our_infidelity(case: Case) -> Found:
     values = analysis.saliency(case.model, case.x, **case.question).values
     options: Any = {"values": values, "key": KEY, "noise": 0.1, **case.question}
-    return analysis.infidelity(case.model, case.x, **options)
+    return analysis.infidelity(case.model, case.x, **options).values
 
 
 def _sensitivity(case: Case) -> Found:
@@ -255,7 +255,7 @@ def _sensitivity(case: Case) -> Found:
 
 def _our_sensitivity(case: Case) -> Found:
     options: Any = {"key": KEY, "radius": 0.1, **case.question}
-    return analysis.max_sensitivity(analysis.saliency, case.model, case.x, **options)
+    return analysis.max_sensitivity(case.model, analysis.saliency, case.x, **options).values
 
 
 def _concepts(case: Case) -> tuple[Any, Any]:
@@ -373,15 +373,15 @@ ROWS: dict[str, tuple[str, Any, Callable[[Case], Found], Callable[[Case], Found]
         "lime(..., mask=, sampled=)", None, ours("lime", sampled=(KEY, 60), **_MASKED), _lime
     ),
     "NoiseTunnel, smoothgrad": (
-        "noise_tunnel(saliency, ...)", None, partial(_our_noisy, kind="mean"),
+        "noise_tunnel(model, saliency, ...)", None, partial(_our_noisy, kind="mean"),
         partial(_noisy, kind="smoothgrad"),
     ),
     "NoiseTunnel, smoothgrad_sq": (
-        'noise_tunnel(saliency, ..., kind="square")', None, partial(_our_noisy, kind="square"),
-        partial(_noisy, kind="smoothgrad_sq"),
+        'noise_tunnel(model, saliency, ..., kind="square")', None,
+        partial(_our_noisy, kind="square"), partial(_noisy, kind="smoothgrad_sq"),
     ),
     "NoiseTunnel, vargrad": (
-        'noise_tunnel(saliency, ..., kind="variance")', None,
+        'noise_tunnel(model, saliency, ..., kind="variance")', None,
         partial(_our_noisy, kind="variance"), partial(_noisy, kind="vargrad"),
     ),
     "LayerActivation": (
@@ -467,7 +467,9 @@ ROWS: dict[str, tuple[str, Any, Callable[[Case], Found], Callable[[Case], Found]
         theirs("NeuronFeatureAblation", feature_mask="@tmask", baselines=0.5),
     ),
     "infidelity": ("infidelity(..., values=)", None, _our_infidelity, _infidelity),
-    "sensitivity_max": ("max_sensitivity(saliency, ...)", None, _our_sensitivity, _sensitivity),
+    "sensitivity_max": (
+        "max_sensitivity(model, saliency, ...)", None, _our_sensitivity, _sensitivity,
+    ),
     "TCAV": ("tcav(..., layer=, concept=, others=)", None, _our_tcav, _tcav),
 }  # fmt: skip
 

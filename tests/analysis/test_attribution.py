@@ -118,7 +118,7 @@ def test_the_gap_is_what_a_path_of_few_steps_leaves() -> None:
 
 def test_a_noise_tunnel_averages_the_gradients_of_noisy_copies() -> None:
     key, samples = jax.random.key(3), 400
-    smooth = partial(analysis.noise_tunnel, analysis.saliency, quadratic(), X, key=key)
+    smooth = partial(analysis.noise_tunnel, quadratic(), analysis.saliency, X, key=key)
     none = smooth(target=CLASSES, noise=0, samples=2)
     close(none.values, 2 * X * W[CLASSES])
     noise = 0.2 * np.ptp(X, axis=1)  # one for each item
@@ -358,7 +358,7 @@ def test_wrong_arguments_are_told() -> None:
     model = pooled()
     x = PICTURES
     one: Any = (jax.random.key(0), 1)
-    noisy: Any = partial(analysis.noise_tunnel, analysis.saliency, model, x)
+    noisy: Any = partial(analysis.noise_tunnel, model, analysis.saliency, x)
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: analysis.saliency("net", x), TypeError, "model must be a nnef_jax.Model"),
         (lambda: analysis.saliency(model), InputError, "input 'x' is missing"),

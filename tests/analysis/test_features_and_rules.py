@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -90,16 +91,21 @@ def test_rules_are_chosen_by_patterns() -> None:
 
 def test_the_tunnel_averages_any_method() -> None:
     options: Any = {"key": KEY, "samples": 3, "target": CLASSES}
-    mean = analysis.noise_tunnel(analysis.saliency, linear(), X, **options)
+    mean = analysis.noise_tunnel(linear(), analysis.saliency, X, **options)
     np.testing.assert_allclose(mean.values, W[CLASSES], rtol=1e-5)
-    spread = analysis.noise_tunnel(analysis.saliency, linear(), X, kind="variance", **options)
+    spread = analysis.noise_tunnel(linear(), analysis.saliency, X, kind="variance", **options)
     np.testing.assert_allclose(spread.values, np.zeros((5, 4)), atol=1e-5)
     assert str(mean).startswith("mean of noisy saliency of x")
-    moved = analysis.max_sensitivity(analysis.saliency, linear(), X, **options)
-    np.testing.assert_allclose(moved, np.zeros(5), atol=1e-6)
+    for function in (analysis.noise_tunnel, analysis.max_sensitivity):
+        call = re.escape(f"{function.__name__}(model, saliency, ...)")
+        for first in ([analysis.saliency, linear()], [linear(), X], [linear(), linear()]):
+            with pytest.raises(TypeError, match=call):
+                function(*first, X, **options)
+    moved = analysis.max_sensitivity(linear(), analysis.saliency, X, **options)
+    np.testing.assert_allclose(moved.values, np.zeros(5), atol=1e-6)
     gradient = analysis.saliency(linear(), X, target=CLASSES).values
     wrong = analysis.infidelity(linear(), X, values=gradient, **options)
-    np.testing.assert_allclose(wrong, np.zeros(5), atol=1e-8)
+    np.testing.assert_allclose(wrong.values, np.zeros(5), atol=1e-8)
 
 
 def test_methods_are_jitted_and_mapped() -> None:
@@ -125,13 +131,13 @@ def test_what_trained_on_an_item_does_for_another() -> None:
     found = analysis.tracin(linear(), pair, (X[:2], answers[:2]), loss=squares, rates=0.1)
     errors = X @ W.T + B - answers
     wanted = 0.1 * (errors @ errors.T) * (X @ X.T + 1)  # of weights, and of the bias
-    np.testing.assert_allclose(found, wanted[:2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.values, wanted[:2], rtol=1e-4, atol=1e-5)
     halved = {k: x / 2 for k, x in linear().params.items()}
     options: Any = {"loss": squares, "checkpoints": [linear().params, halved], "rates": [1, 0.5]}
     both = analysis.tracin(linear(), pair, pair, labels=["w"], **options)
     errors = errors @ errors.T, (errors - (X @ W.T + B) / 2) @ (errors - (X @ W.T + B) / 2).T
     wanted = (errors[0] + errors[1] / 2) * (X @ X.T)
-    np.testing.assert_allclose(both, wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(both.values, wanted, rtol=1e-4, atol=1e-4)
     with pytest.raises(InputError, match="1 checkpoints have 2 rates"):
         analysis.tracin(linear(), pair, pair, loss=squares, rates=[1, 2])
     with pytest.raises(InputError, match="data has 2, 5 items"):
@@ -178,6 +184,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(InputError, match="20 features have too many coalitions"):
         analysis.shapley_values(many, np.ones((1, 20), np.float32))
     with pytest.raises(InputError, match="wrt: 'r' is no input"):
-        analysis.noise_tunnel(analysis.saliency, network.model, network.x, key=KEY, wrt="r")
+        analysis.noise_tunnel(network.model, analysis.saliency, network.x, key=KEY, wrt="r")
     with pytest.raises(InputError, match="kind 'best' is none of mean"):
-        analysis.noise_tunnel(analysis.saliency, linear(), X, key=KEY, kind="best")
+        analysis.noise_tunnel(linear(), analysis.saliency, X, key=KEY, kind="best")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,6 +39,13 @@ def attribution(values: Any, x: Any, **fields: Any) -> Attribution:
 def shown(ax: Any) -> list[Any]:
     """The tiles on axes, of the first rows first."""
     return [image.get_array() for image in ax.images]
+
+
+def test_influence_is_red_where_an_item_helped() -> None:
+    ax = analysis.Influence(values=jnp.asarray([[0.0, 2.0, -2.0]])).plot()
+    (image,) = ax.images
+    (red, _, blue) = image.cmap(image.norm(image.get_array()))[0][[1, 0, 2]]
+    assert red[0] > red[2] and blue[2] > blue[0]
 
 
 def titles(ax: Any) -> list[str]:

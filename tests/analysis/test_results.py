@@ -15,7 +15,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import analysis
-from nnef_jax.analysis.results import Result, axes, result, static, table_of
+from nnef_jax.results import Result, axes, result, static, table_of
 
 FOLDER = Path(analysis.__file__).parent
 
@@ -27,7 +27,8 @@ class Found(Result):
     name: str = static("x")
 
     def table(self) -> Any:
-        rows = [("[bold]a\x1b[2J", 1234567, 0.123456789, True), ("b", None, np.float32(-2), False)]
+        first = "[bold]<a>\x1b[2J", 1234567, 0.123456789, True
+        rows = [first, ("b", None, np.float32(-2), False)]
         return table_of(self.name, ("layer", "count", "error", "found"), rows)
 
 
@@ -50,10 +51,23 @@ def test_tables_show_names_and_numbers_as_they_are() -> None:
     lines = str(found()).splitlines()
     assert lines[0] == "x"
     assert [line.split() for line in lines if "," in line or "-2" in line] == [
-        [r"[bold]a\u001b[2J", "1,234,567", "0.12346", "yes"],
+        [r"[bold]<a>\u001b[2J", "1,234,567", "0.12346", "yes"],
         ["b", "-2", "no"],
     ]
     assert "\x1b" not in str(found())
+    page = found()._repr_html_()
+    assert r">[bold]&lt;a&gt;\u001b[2J</td>" in page
+    assert "overflow-x: auto" in page  # on a narrow screen the table scrolls
+
+
+def test_a_table_without_rows_is_its_title() -> None:
+    class Empty(Found):
+        def table(self) -> Any:
+            return table_of("<none>", ("layer",), [])
+
+    assert str(Empty(values=0, more={})) == "<none>"
+    page = Empty(values=0, more={})._repr_html_()
+    assert "&lt;none&gt;" in page and "<table" not in page
 
 
 def test_a_result_is_short_in_a_prompt() -> None:

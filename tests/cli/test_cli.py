@@ -111,10 +111,11 @@ def test_info_as_json(scores):
     assert found["inputs"] == [{"name": "x", "shape": [None, 4], "dtype": "float32"}]
     assert found["outputs"] == [{"name": "y", "shape": [None, 3], "dtype": "float32"}]
     counts = {"operations": 1, "variables": 2, "parameters": 15, "unused_parameters": 0}
-    assert found["counts"] == counts | {"state": 0, "weight_bytes": 60}
+    assert found["counts"] == counts | {"state": 0, "weight_bytes": 60, "multiply_adds": 12}
     assert [o["kind"] for o in found["operations"]] == ["linear"]
     assert found["operations"][0]["multiply_adds"] == 12  # for one item of the open batch
     assert {v["label"] for v in found["variables"]} == {"dense/filter", "bias"}
+    assert found == nnef_jax.load(scores).summary().to_dict()
 
 
 def test_info_names_the_provisional_dialect(tmp_path):

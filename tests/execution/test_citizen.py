@@ -301,7 +301,7 @@ def test_a_model_is_a_result_and_a_carry() -> None:
     last, ys = jax.lax.scan(body, model, None, length=3)
     assert_close(ys, [[6, 8], [8, 10], [10, 12]])
     assert_close(jax.jit(lambda model: model)(last)(x), [12, 14])
-    assert last.graph.name == "counter" and "mul" in last.summary()
+    assert last.graph.name == "counter" and "mul" in str(last.summary())
 
 
 @pytest.mark.parametrize("shapes", ({}, {"x": (None, 3)}))

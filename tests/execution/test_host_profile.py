@@ -76,7 +76,7 @@ def called(text: str = LARGE, **options: Any) -> None:
 
 def is_chosen(**options: Any) -> bool:
     """Tell whether the profile of the host is chosen by, which multiplies bfloat16."""
-    return REMARK not in model(dtype="bfloat16", **options).summary()
+    return REMARK not in str(model(dtype="bfloat16", **options).summary())
 
 
 def files(folder: Path) -> list[Path]:
@@ -274,7 +274,7 @@ def test_exports_are_by_the_shipped_one(tmp_path: Path, measurements: list[int])
 def test_a_summary_says_what_gains_nothing(measurements: list[int]) -> None:
     def last(profile: MachineProfile, **options: Any) -> str:
         with using(profile):
-            return model(**options).summary().splitlines()[-1]
+            return str(model(**options).summary()).splitlines()[-1]
 
     assert last(with_units(False), dtype="bfloat16") == WIDENED
     assert last(with_units(False), precision="BF16_BF16_F32") == REMARK

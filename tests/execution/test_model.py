@@ -174,7 +174,7 @@ def test_parameters_are_arguments(x: np.ndarray) -> None:
 
 
 def test_summary_names_operations_and_counts(net: nnef_jax.Model) -> None:
-    table = net.summary()
+    table = str(net.summary())
     assert "conv1" in table and "[2,4,8,8]" in table
     # 4*3*3*3 + 3*4 parameters; 2*4*8*8 outputs of 3*3*3 products each.
     assert "120 parameters, 13,824 multiply-adds" in table

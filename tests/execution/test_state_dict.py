@@ -86,8 +86,8 @@ def test_the_graph_tells_which_list_a_call_is_of() -> None:
     assert ".".join(names.of_label("_0_3__bn___1__running_var_running_var")) in SHAPES
     modules = [".".join(names.of_operation(x)) for x in blocks().graph.operations]
     assert modules[:5] == ["down.0.conv", "down.0.bn.1", "down.0", "up.0.conv", "up.0.bn.1"]
-    assert blocks().summary().splitlines()[2].split()[-1] == "module"
-    assert "down.0.bn.1" in blocks().summary()
+    assert str(blocks().summary()).splitlines()[2].split()[-1] == "module"
+    assert "down.0.bn.1" in str(blocks().summary())
 
 
 def test_a_state_dict_is_stored_as_the_export_has_it() -> None:

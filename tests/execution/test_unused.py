@@ -116,7 +116,7 @@ def test_they_can_be_calibrated() -> None:
 
 
 def test_they_are_marked(tmp_path: Path) -> None:
-    summary = network().summary()
+    summary = str(network().summary())
     lines = {line.split()[0]: line for line in summary.splitlines() if line.strip()}
     assert "unused variable" in lines["deep/spare"] and "300" in lines["deep/spare"]
     assert "unused variable" in lines["deep/read"]

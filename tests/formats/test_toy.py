@@ -44,7 +44,8 @@ def test_it_is_loaded_and_run(folder: Path, place: Callable[[Path], Path]) -> No
     model = nnef_jax.load(place(folder))
     np.testing.assert_allclose(model(X), np.tanh(X @ W), rtol=1e-6)
     assert model.inputs == (nnef_jax.TensorSpec("x", (2, 3), "float32"),)
-    assert "12 multiply-adds" in model.summary() and "6 parameters" in model.summary()
+    table = str(model.summary())
+    assert "12 multiply-adds" in table and "6 parameters" in table
     np.testing.assert_allclose(model.intermediates(X, names=["p"])["p"], X @ W, rtol=1e-6)
 
 

@@ -29,7 +29,7 @@ Use = Callable[[bytes, Limits], object]
 
 def load(source: bytes, limits: Limits) -> object:
     """Load and summarise a network."""
-    return nnef_jax.load(source, limits=limits).summary()
+    return str(nnef_jax.load(source, limits=limits).summary())
 
 
 def traced(source: bytes, limits: Limits) -> object:

@@ -45,7 +45,7 @@ def attempt(mutant: Mutant) -> str:
     """
     dtype, content = mutant
     model = nnef_jax.load(content, dtype=dtype)
-    model.summary()
+    str(model.summary())
     inputs = [_array(x.shape, x.dtype) for x in model.inputs]
     values = (v for operation in model.graph.operations for v in operation.writes())
     if any(v.type.shape and volume(map(_known, v.type.shape)) > _LARGEST for v in values):

@@ -9,6 +9,7 @@ import jax
 import nnef_jax
 from nnef_jax.cli.description import describe
 from nnef_jax.reading import read
+from nnef_jax.summary import summarise
 
 OPEN = 2  # items along an axis that a document leaves open
 
@@ -17,12 +18,12 @@ def attempt(source: bytes, limits: nnef_jax.Limits | None = None) -> str:
     """Return "model": nothing is compiled. What is unsupported is described."""
     try:
         model = nnef_jax.load(source, limits=limits)
-        model.summary()
+        str(model.summary())
         shapes = [[OPEN if n is None else n for n in x.shape] for x in model.inputs]
         inputs = map(jax.ShapeDtypeStruct, shapes, [x.dtype for x in model.inputs])
         jax.eval_shape(model.apply, model.params, *inputs)
     except nnef_jax.UnsupportedError:
         with suppress(nnef_jax.NnefError):
-            describe(read(source, outline=True))
+            describe(summarise(read(source, outline=True)))
         raise
     return "model"

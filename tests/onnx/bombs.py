@@ -109,7 +109,7 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 def outcome(source: bytes, limits: nnef_jax.Limits | None = None) -> str:
     """Return what a model ends in: "model", or the name of the NnefError."""
     try:
-        nnef_jax.load(source, limits=limits).summary()
+        str(nnef_jax.load(source, limits=limits).summary())
     except nnef_jax.NnefError as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:100]}"
     return "model"

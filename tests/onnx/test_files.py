@@ -407,7 +407,7 @@ def test_open_extents_are_shown_by_name() -> None:
     named = "float32[batch,3,height,?]"
     assert str(found.inputs[0]) == f"x: {named}" and str(found.outputs[0]) == f"y: {named}"
     assert found.inputs[0].extents == ("batch", "", "height", "")
-    assert "[batch,3,height,?]" in found.summary() and named in repr(found)
+    assert "[batch,3,height,?]" in str(found.summary()) and named in repr(found)
     with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):
         found(np.ones((2, 4, 5, 6), np.float32))
     with pytest.raises(InputError, match=r"the graph declares \[batch,3,height,\?\]"):

@@ -213,7 +213,7 @@ def shown(it: Subject) -> None:
         assert json.dumps(name)[1:-1] in text
     for x in it.model.outputs:
         assert f"{x.name}: " in told
-    assert it.model.outputs[0].name in it.model.summary()
+    assert it.model.outputs[0].name in str(it.model.summary())
     ok("check", it.file)
     ok("view", it.file, "-o", it.folder / "again.html", *it.shapes)
 

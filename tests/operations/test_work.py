@@ -25,7 +25,7 @@ PRODUCTS = {"dot_general", "conv_general_dilated"}
 
 def counted(model: nnef_jax.Model) -> int:
     count = total(model.graph)
-    assert f"{count:,} multiply-adds" in model.summary()
+    assert f"{count:,} multiply-adds" in str(model.summary())
     return count
 
 

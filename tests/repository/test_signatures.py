@@ -49,6 +49,13 @@ def test_public_functions_and_methods_say_all_their_types() -> None:
             assert returned is not None or function.endswith("__init__"), function
 
 
+def test_the_model_comes_first() -> None:
+    for name, node, _ in _public():
+        if isinstance(node, Signature):
+            names = [x.arg for x in (*node.args.args, *node.args.kwonlyargs)]
+            assert "model" not in names[1:], name
+
+
 def test_functions_have_at_most_nine_parameters() -> None:
     long: set[str] = set()
     for path in (*Path("nnef_jax").rglob("*.py"), *Path("lowering").rglob("*.py")):

@@ -36,10 +36,10 @@ def by_name(data):
 
 def test_digits_are_as_in_the_summary(digits) -> None:
     data = nnef_jax.view(digits).data
-    total = digits.summary().splitlines()[-1]
+    total = str(digits.summary()).splitlines()[-1]
     totals = data["totals"]
     assert f"{totals['parameters']:,} parameters, {totals['multiply_adds']:,} multiply" in total
-    lines = {line.split()[0]: line.split() for line in digits.summary().splitlines()[5:-2]}
+    lines = {line.split()[0]: line.split() for line in str(digits.summary()).splitlines()[5:-2]}
     operations = [node for node in data["nodes"] if node["type"] == "operation"]
     assert [node["name"] for node in operations] == [*lines]
     for node in operations:

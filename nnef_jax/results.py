@@ -1,9 +1,10 @@
-"""What the results of analyses share: plain values, a table, a picture."""
+"""Results of measurements and analyses: the class that all share, its tables and pictures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from html import escape
 from importlib import import_module
 from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
@@ -27,8 +28,8 @@ _R = TypeVar("_R", bound="Result")
 
 def static(default: Any = ...) -> Any:
     """Declare a field that is no array: to jax it is a part of the tree, so it must be hashable."""
-    given: Any = {} if default is ... else {"default": default}
-    return field(metadata={"static": True}, **given)
+    options: Any = {} if default is ... else {"default": default}
+    return field(metadata={"static": True}, **options)
 
 
 @dataclass_transform(
@@ -39,12 +40,24 @@ def result(cls: type[_R]) -> type[_R]:
 
     Functions that return one can be jitted and mapped: arrays then have another first axis.
     """
-    made = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
-    return jax.tree_util.register_dataclass(made)
+    frozen = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
+    return jax.tree_util.register_dataclass(frozen)
 
 
 class Result:
-    """What an analysis found; `print` shows its table."""
+    """A measured thing: all measurements and analyses return a subclass.
+
+    - Its fields are attributes, which cannot be set. Measured arrays are fields, such as `values`:
+      the result itself is no array.
+    - `str` and `print` give a table, and a notebook shows the same table. `table()` is that of
+      `rich`, in some classes with options.
+    - `to_dict()` has plain values of JSON.
+    - `plot(ax=None)`, in classes with a picture, draws on axes of matplotlib and returns them.
+    - It can be pickled and copied.
+    - A result of pure functions of arrays is a pytree: these functions can be jitted and mapped.
+      After `jax.vmap` all arrays have another first axis, and the table is that of one item:
+      `jax.tree.map(lambda x: x[0], results)`.
+    """
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields as plain values of JSON: arrays are lists, NaN is "NaN"."""
@@ -59,6 +72,9 @@ class Result:
 
     def __str__(self) -> str:
         return text_of(self.table())
+
+    def _repr_html_(self) -> str:
+        return html_of(self.table())
 
     def __repr__(self) -> str:
         shown = [f"{f.name}={_short(getattr(self, f.name))}" for f in _fields(self)]
@@ -97,8 +113,27 @@ def text_of(table: Table) -> str:
     console = Console(file=StringIO(), width=1000)
     console.print(table)
     assert isinstance(console.file, StringIO)
-    lines = [title, *console.file.getvalue().splitlines()]
+    lines = [title, *console.file.getvalue().rstrip().splitlines()]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def html_of(table: Table) -> str:
+    """Return a table as HTML; it scrolls by itself where the page is narrower."""
+
+    def row(tag: str, cells: Iterable[Any]) -> str:
+        pairs = zip(table.columns, cells, strict=True)
+        texts = [
+            f'<{tag} style="text-align: {column.justify}">{escape(str(cell))}</{tag}>'
+            for column, cell in pairs
+        ]
+        return f"<tr>{''.join(texts)}</tr>"
+
+    head = row("th", [x.header for x in table.columns]) if table.show_header else ""
+    rows = [row("td", cells) for cells in zip(*[x.cells for x in table.columns], strict=True)]
+    body = f"<thead>{head}</thead><tbody>{''.join(rows)}</tbody>"
+    body = f'<table style="white-space: pre">{body}</table>' if rows else ""
+    title = f'<p style="overflow-wrap: anywhere">{escape(str(table.title))}</p>'
+    return f'<div style="overflow-x: auto">{title}{body}</div>'
 
 
 def number(value: Any) -> str:
