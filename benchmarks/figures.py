@@ -67,7 +67,7 @@ def _startup(network: str) -> Iterator[Task]:
 
 def _reading(statements: int, tract: bool) -> Task:
     def write(folder: Path) -> dict[str, str]:
-        from nnef_jax.storage.writer import write_archive
+        from nnef_jax.storage.writer import write_members
 
         # One set of variables for all blocks, so that their files take no time beside the text.
         text = re.sub(r"block\d+/", "", parsing.document(statements))
@@ -77,7 +77,7 @@ def _reading(statements: int, tract: bool) -> Task:
         row = np.ones((1, 16), np.float32)
         data: dict[str, bytes | Array] = {"filter.dat": np.ones((16, 16, 3, 3), np.float32)}
         data |= {f"{name}.dat": row for name in ("mean", "variance", "offset", "scale")}
-        write_archive(folder / "text", {"graph.nnef": text.encode(), **data})
+        write_members(folder / "text", {"graph.nnef": text.encode(), **data})
         return {"path": str(folder / "text")}
 
     dialect = "tract" if tract else "standard"

@@ -11,8 +11,6 @@ from lowering import imported
 TYPE_CHECKING = False  # as in typing, whose import would take most of the time of this one
 if TYPE_CHECKING:
     from lowering import Graph as Graph
-    from lowering import InvalidOperation as InvalidOperation
-    from lowering import InvalidShape as InvalidShape
     from lowering import Registry as Registry
     from lowering import Rule as Rule
     from lowering import TensorType as TensorType
@@ -39,7 +37,7 @@ if TYPE_CHECKING:
     from nnef_jax.model import Model as Model
     from nnef_jax.network_conversion import convert as convert
     from nnef_jax.results import Result as Result
-    from nnef_jax.saving import save as save
+    from nnef_jax.saving import write_archive as write_archive
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
     from nnef_jax.tensor_spec import TensorSpec as TensorSpec
@@ -51,8 +49,6 @@ _HOMES = {
     "DataError": "nnef_jax.errors",
     "Graph": "lowering",
     "InputError": "nnef_jax.errors",
-    "InvalidOperation": "lowering",
-    "InvalidShape": "lowering",
     "LimitError": "nnef_jax.errors",
     "Limits": "nnef_jax.limits",
     "Model": "nnef_jax.model",
@@ -76,11 +72,11 @@ _HOMES = {
     "openvx": "nnef_jax",
     "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
-    "save": "nnef_jax.saving",
     "serving": "nnef_jax",
     "trim": "nnef_jax.trimming",
     "view": "nnef_jax.viewing.page",
     "weight_statistics": "nnef_jax.measure.weight_statistics",
+    "write_archive": "nnef_jax.saving",
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 

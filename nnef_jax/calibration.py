@@ -61,7 +61,7 @@ def calibrate(
     TypeError or ValueError for wrong options.
 
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
-    >>> nnef_jax.save("quantised", document, model.params, quantization=text)
+    >>> nnef_jax.write_archive("quantised", document, model.params, quantization=text)
     """
     require("model", model, Runnable, "a nnef_jax.Model")
     require_samples("samples", samples)

@@ -11,7 +11,7 @@ from nnef_jax.options import require_flags, require_keywords, require_path
 from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, with_network
 from nnef_jax.saving import require_readable
 from nnef_jax.storage import protected_files
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 
 
 def convert(
@@ -67,7 +67,7 @@ def convert(
         made = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
         if path is not None:
             require_readable(network, made)
-            write_archive(path, made.members, overwrite=overwrite)
+            write_members(path, made.members, overwrite=overwrite)
         text = next(iter(made.members.values()))
         assert isinstance(text, bytes)
         return text.decode()

@@ -1,4 +1,4 @@
-"""`save`: a network's text and tensors to an archive."""
+"""`write_archive`: a document and its tensors as an archive, checked before it is written."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from nnef_jax.reading import network_of, network_of_text
 from nnef_jax.storage.archive import archive_of_members
 from nnef_jax.storage.files import MAP_FROM
 from nnef_jax.storage.labels import member_of
-from nnef_jax.storage.writer import Member, parts_of, write_archive
+from nnef_jax.storage.writer import Member, parts_of, write_members
 
 
-def save(
+def write_archive(
     path: str | os.PathLike[str],
     text: str,
     params: Mapping[str, ArrayLike],
@@ -62,7 +62,7 @@ def save(
     network = network_of_text(text, Options(rules or NO_RULES))
     made = written(network, params, quantization)
     require_readable(network, made)
-    write_archive(path, made.members, overwrite=overwrite)
+    write_members(path, made.members, overwrite=overwrite)
 
 
 def write_network(
@@ -84,7 +84,7 @@ def write_network(
     require_readable(network, made)
     members = made.members
     if not spread:
-        write_archive(path, members, overwrite=overwrite)
+        write_members(path, members, overwrite=overwrite)
         return
     from nnef_jax.storage.joint_writer import write_jointly
 

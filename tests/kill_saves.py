@@ -26,7 +26,7 @@ import numpy as np
 
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.tensorfile import read_tensor, write_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 
 TARGETS = ("m", "m.tar", "m.tgz", "w.dat")  # a folder, archives, a tensor file
 VERSIONS = ("old", "new")
@@ -52,7 +52,7 @@ class Place:
         labels = [f"{version}/own", "both"]
         graph = "\n".join(f"# {version}\nvariable(label = '{label}')" for label in labels)
         members: dict[str, Any] = {f"{label}.dat": np.full(3000, value) for label in labels}
-        write_archive(self.target, members | {"graph.nnef": graph.encode()}, overwrite=True)
+        write_members(self.target, members | {"graph.nnef": graph.encode()}, overwrite=True)
 
     def look(self) -> str:
         """Which version there is, whole; AssertionError for anything else."""

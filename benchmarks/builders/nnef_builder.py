@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks.builders.base import Array, Builder
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 
 _FRAGMENTS = {
     "layer_norm_with_affine": """
@@ -77,7 +77,7 @@ class NnefBuilder(Builder[str]):
 
     def write(self, path: str | os.PathLike[str], output: str) -> None:
         """Write the network that has this output: a folder, or an archive by its suffix."""
-        write_archive(path, {"graph.nnef": self.text(output).encode(), **self._members})
+        write_members(path, {"graph.nnef": self.text(output).encode(), **self._members})
 
     def text(self, output: str) -> str:
         """The document."""

@@ -51,7 +51,7 @@ _OTHERS = (
 )
 
 
-def write_archive(
+def write_members(
     path: str | os.PathLike[str], members: Mapping[str, Member], *, overwrite: bool = False
 ) -> None:
     """Write members by name into a container: bytes as they are, arrays as tensor files (spec 5.1).
@@ -134,7 +134,7 @@ def write_folder(
     An empty folder is replaced, another one with `overwrite` alone, and only if it holds nothing
     but files named as the new ones or, for a `network`, those of another network.
 
-    Raises FileExistsError, and else as `write_archive` does.
+    Raises FileExistsError, and else as `write_members` does.
     """
     target = os.path.abspath(path)
     names = members.keys()

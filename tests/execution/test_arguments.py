@@ -105,7 +105,7 @@ def _arrays() -> dict[str, tuple[Callable[[nnef_jax.Model, Any], Any], str]]:
         "save_params": (lambda m, v: m.save("never", params={"w": v}), "params: 'w'"),
         "save_state": (lambda m, v: m.save("never", state={"s": v}), "state: 's'"),
         "save": (
-            lambda m, v: nnef_jax.save("never", _TEXT, {"w": v, "s": X}),
+            lambda m, v: nnef_jax.write_archive("never", _TEXT, {"w": v, "s": X}),
             "params: the array for 'w'",
         ),
     }
@@ -174,16 +174,20 @@ def _options() -> Iterator[tuple[str, Callable[[nnef_jax.Model, Any], Any], set[
     yield "expand", convert("expand"), set()
     yield "overwrite", convert("overwrite"), set()
     yield "limits", convert("limits"), {"none"}
-    yield "path", lambda m, v: nnef_jax.save(v, _TEXT, _DATA), {"text"}
-    yield "text", lambda m, v: nnef_jax.save("never", v, _DATA), {"text"}
-    yield "params", lambda m, v: nnef_jax.save("never", _TEXT, v), set()
+    yield "path", lambda m, v: nnef_jax.write_archive(v, _TEXT, _DATA), {"text"}
+    yield "text", lambda m, v: nnef_jax.write_archive("never", v, _DATA), {"text"}
+    yield "params", lambda m, v: nnef_jax.write_archive("never", _TEXT, v), set()
     yield (
         "quantization",
-        lambda m, v: nnef_jax.save("never", _TEXT, _DATA, quantization=v),
+        lambda m, v: nnef_jax.write_archive("never", _TEXT, _DATA, quantization=v),
         {"none", "text"},
     )
-    yield "rules", lambda m, v: nnef_jax.save("never", _TEXT, _DATA, rules=v), {"none"}
-    yield "overwrite", lambda m, v: nnef_jax.save("never", _TEXT, _DATA, overwrite=v), set()
+    yield "rules", lambda m, v: nnef_jax.write_archive("never", _TEXT, _DATA, rules=v), {"none"}
+    yield (
+        "overwrite",
+        lambda m, v: nnef_jax.write_archive("never", _TEXT, _DATA, overwrite=v),
+        set(),
+    )
     yield "model", lambda m, v: nnef_jax.calibrate(v, [X]), set()
     yield "sample", lambda m, v: nnef_jax.calibrate(m, v), set()
     yield "bits", calibrate("bits"), set()

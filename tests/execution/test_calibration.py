@@ -82,7 +82,7 @@ def test_calibrated_network_stays_close(
     lenet: nnef_jax.Model, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     text = nnef_jax.calibrate(lenet, images(2), **settings)
-    nnef_jax.save(tmp_path / "quantised", LENET, lenet.params, quantization=text)
+    nnef_jax.write_archive(tmp_path / "quantised", LENET, lenet.params, quantization=text)
     model = nnef_jax.load(tmp_path / "quantised")
     kinds = [operation.kind for operation in model.graph.operations]
     assert sum("quantize" in kind for kind in kinds) == text.count("\n") == 11

@@ -13,7 +13,7 @@ import pytest
 import nnef_jax
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import encode_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 from tests.helpers import archive, model_of
 
 pytestmark = pytest.mark.optimised
@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     members = {f"{label}.dat": random.normal(size=_SHAPE).astype("f4") for label in _LABELS}
     path = tmp_path_factory.mktemp("memory")
     for name in ("net", "net.tar", "net.tgz"):
-        write_archive(path / name, {"graph.nnef": NET.encode(), **members})
+        write_members(path / name, {"graph.nnef": NET.encode(), **members})
     return path
 
 

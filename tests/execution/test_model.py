@@ -201,12 +201,13 @@ def test_save_refuses_what_does_not_fit(tmp_path: Path) -> None:
         w = variable(shape = [2], label = 'w');
         y = mul(x, w);
     }"""
+    arrays = {"w": np.zeros(3, np.float32), "v": np.zeros(1)}
     with pytest.raises(nnef_jax.DataError, match="no variable 'v'") as caught:
-        nnef_jax.save(tmp_path / "n", text, {"w": np.zeros(3, np.float32), "v": np.zeros(1)})
+        nnef_jax.write_archive(tmp_path / "n", text, arrays)
     assert len(caught.value.errors) == 2
     assert not (tmp_path / "n").exists()
     with pytest.raises(nnef_jax.NnefSyntaxError):
-        nnef_jax.save(tmp_path / "n", "version 1.0; graph", {})
+        nnef_jax.write_archive(tmp_path / "n", "version 1.0; graph", {})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -238,7 +239,7 @@ def test_own_rule_for_an_own_operation(tmp_path: Path) -> None:
     def lower(x: Any) -> jax.Array:
         return jax.scipy.special.erf(x)
 
-    nnef_jax.save(tmp_path / "erf", text, {}, rules=rules)
+    nnef_jax.write_archive(tmp_path / "erf", text, {}, rules=rules)
     for model in (model_of(text, rules=rules), nnef_jax.load(tmp_path / "erf", rules=rules)):
         y = model(np.float32([0, 1, -1]))
         np.testing.assert_allclose(y, [0, 0.8427008, -0.8427008], rtol=1e-6)

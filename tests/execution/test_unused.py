@@ -100,7 +100,7 @@ def test_save_keeps_them(unused: bool, tmp_path: Path) -> None:
 def test_public_save_wants_all_that_the_text_declares(tmp_path: Path) -> None:
     model = network()
     with pytest.raises(nnef_jax.DataError, match="no array for variable 'deep/read'"):
-        nnef_jax.save(tmp_path / "net", _TEXT, model.params | model.init_state())
+        nnef_jax.write_archive(tmp_path / "net", _TEXT, model.params | model.init_state())
 
 
 def test_what_is_computed_of_them_can_be_seen() -> None:

@@ -161,10 +161,10 @@ graph net( x ) -> ( y )
     y = select(true, x, w);
 }
 """
-    nnef_jax.save(tmp_path / "net", text, {"w": np.int32([[1, 2]])})
+    nnef_jax.write_archive(tmp_path / "net", text, {"w": np.int32([[1, 2]])})
     large = np.array([[1, 1 << 40]])
     with pytest.raises(DataError, match="do not fit int32"):
-        nnef_jax.save(tmp_path / "net", text, {"w": large}, overwrite=True)
+        nnef_jax.write_archive(tmp_path / "net", text, {"w": large}, overwrite=True)
     stored = nnef_jax.read_tensor(tmp_path / "net/w.dat")
     np.testing.assert_array_equal(stored, [[1, 2]])
 

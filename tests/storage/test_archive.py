@@ -25,7 +25,7 @@ from nnef_jax.storage import files
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import TensorFile, read_tensor, read_tensor_file, write_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 
 CASES = Path(__file__).parents[3] / "shared" / "cases"
 LABELS = ("a/w", "b/v", "b/a/w", "w")
@@ -658,7 +658,7 @@ def test_a_map_outlives_its_file(model):
     write_tensor(model / "w.dat", values)
     with open_archive(model) as archive:
         array = read_tensor(archive.open_tensor("w.dat"))
-    write_archive(model, {"graph.nnef": GRAPH, "w.dat": array + 1}, overwrite=True)
+    write_members(model, {"graph.nnef": GRAPH, "w.dat": array + 1}, overwrite=True)
     assert np.array_equal(array, values)
     assert np.array_equal(read_tensor(model / "w.dat"), values + 1)
 
@@ -733,7 +733,7 @@ SUFFIXES = [".tar", ".tgz", ".tar.gz", ".nnef.TGZ", ".tar.xz", ".txz", ".tar.bz2
 @pytest.mark.parametrize("suffix", ["", ".nnef", *SUFFIXES])
 def test_what_is_written_is_read_again(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
-    write_archive(path, ARRAYS)
+    write_members(path, ARRAYS)
     assert path.is_dir() == (suffix not in SUFFIXES)
     with open_archive(path) as archive:
         assert archive.names() == ["b/a/w.dat", "b/v.dat", "graph.nnef"]
@@ -748,7 +748,7 @@ def test_what_is_written_is_read_again(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_other_tools_read_what_is_written(tmp_path, suffix):
     path = tmp_path / f"model{suffix}"
-    write_archive(path, ARRAYS)
+    write_members(path, ARRAYS)
     with tarfile.open(path) as archive:
         members = archive.getmembers()
         assert [m.name for m in members] == ["b/a/w.dat", "b/v.dat", "graph.nnef"]
@@ -759,9 +759,9 @@ def test_other_tools_read_what_is_written(tmp_path, suffix):
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_equal_members_make_equal_archives(tmp_path, suffix):
     one, two = tmp_path / f"one{suffix}", tmp_path / f"two{suffix}"
-    write_archive(one, ARRAYS)
+    write_members(one, ARRAYS)
     os.utime(one, (0, 0))
-    write_archive(str(two), dict(reversed(ARRAYS.items())))
+    write_members(str(two), dict(reversed(ARRAYS.items())))
     assert one.read_bytes() == two.read_bytes()
     if "gz" in suffix.lower():
         assert one.read_bytes()[3:8] == bytes(5)  # neither a name nor a time
@@ -770,7 +770,7 @@ def test_equal_members_make_equal_archives(tmp_path, suffix):
 def test_tensor_files_keep_their_bits(tmp_path):
     codes = TensorFile(np.array([1, -8, 7], np.int8), 4, True, True)
     octets = TensorFile(np.array([True, False]), 8, False, False)
-    write_archive(tmp_path / "m.tar", MODEL | {"q.dat": codes, "b.dat": octets})
+    write_members(tmp_path / "m.tar", MODEL | {"q.dat": codes, "b.dat": octets})
     with open_archive(tmp_path / "m.tar") as archive:
         again = read_tensor_file(archive.open_tensor("q.dat"))
         assert again.array.tolist() == [1, -8, 7]
@@ -781,11 +781,11 @@ def test_tensor_files_keep_their_bits(tmp_path):
 @pytest.mark.parametrize("name", ["m", "m.tgz"])
 def test_existing_paths_are_kept_unless_told_otherwise(tmp_path, name):
     path = tmp_path / name
-    write_archive(path, ARRAYS)
+    write_members(path, ARRAYS)
     with pytest.raises(FileExistsError, match="exists already"):
-        write_archive(path, MODEL)
+        write_members(path, MODEL)
     assert open_archive(path).names() == ["b/a/w.dat", "b/v.dat", "graph.nnef"]
-    write_archive(path, MODEL, overwrite=True)
+    write_members(path, MODEL, overwrite=True)
     check(open_archive(path))
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
@@ -795,15 +795,15 @@ def test_overwriting_never_removes_other_things(tmp_path):
     home.mkdir()
     (home / "thesis.txt").touch()
     with pytest.raises(FileExistsError, match=r"folder without graph\.nnef"):
-        write_archive(home, MODEL, overwrite=True)
+        write_members(home, MODEL, overwrite=True)
     (tmp_path / "link").symlink_to(home)
-    write_archive(tmp_path / "link", MODEL, overwrite=True)
+    write_members(tmp_path / "link", MODEL, overwrite=True)
     assert (home / "thesis.txt").exists()
     assert not (tmp_path / "link").is_symlink()
     (tmp_path / "empty").mkdir()
-    write_archive(tmp_path / "empty", MODEL, overwrite=True)
+    write_members(tmp_path / "empty", MODEL, overwrite=True)
     (tmp_path / "file").touch()
-    write_archive(tmp_path / "file", MODEL, overwrite=True)
+    write_members(tmp_path / "file", MODEL, overwrite=True)
     for name in ("link", "empty", "file"):
         check(open_archive(tmp_path / name))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "file", "home", "link"]
@@ -814,10 +814,10 @@ def test_overwriting_never_removes_other_things(tmp_path):
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, name, existing):
     path = tmp_path / name
     if existing:
-        write_archive(path, MODEL)
+        write_members(path, MODEL)
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(DataError, match="complex"):
-        write_archive(path, {"a.dat": GRAPH, "z.dat": np.zeros(2, complex)}, overwrite=True)
+        write_members(path, {"a.dat": GRAPH, "z.dat": np.zeros(2, complex)}, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
 
     rename, calls = os.rename, []
@@ -831,7 +831,7 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, name, exist
     with monkeypatch.context() as patch, pytest.raises(OSError, match="no rename"):
         patch.setattr(os, "rename", failing)
         patch.setattr(os, "replace", failing)
-        write_archive(path, ARRAYS, overwrite=True)
+        write_members(path, ARRAYS, overwrite=True)
     assert sorted(tmp_path.rglob("*")) == before
     if existing:
         check(open_archive(path))
@@ -853,14 +853,14 @@ def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch, name, exist
 @pytest.mark.parametrize("target", ["m", "m.tar"])
 def test_member_names_that_are_refused(tmp_path, names, message, target):
     with pytest.raises(ArchiveError, match=message):
-        write_archive(tmp_path / target, {name: b"" for name in names})
+        write_members(tmp_path / target, {name: b"" for name in names})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_writing_where_there_is_no_folder(tmp_path):
     for name in ("missing/m", "missing/m.tgz"):
         with pytest.raises(FileNotFoundError):
-            write_archive(tmp_path / name, MODEL)
+            write_members(tmp_path / name, MODEL)
 
 
 # Files of others

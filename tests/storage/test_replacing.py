@@ -17,7 +17,7 @@ import nnef_jax
 from nnef_jax.errors import ArchiveError
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.tensorfile import encode_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 
 LABELS = ("a/v", "b/w", "z")
 CALLS = range(6)  # of the graph, what recognises formats, and of the tensor files
@@ -46,7 +46,7 @@ def write_in_place(path: Path, value: int) -> None:
 
 
 def save(path: Path, value: int) -> None:
-    write_archive(path, members(value), overwrite=True)
+    write_members(path, members(value), overwrite=True)
 
 
 def link(path: Path, value: int) -> None:

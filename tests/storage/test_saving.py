@@ -22,7 +22,7 @@ from nnef_jax.storage import files, labels, placing, temporaries
 from nnef_jax.storage.archive import open_archive
 from nnef_jax.storage.labels import quoted_members
 from nnef_jax.storage.tensorfile import read_tensor, write_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 from tests import kill_commands
 from tests.kill_saves import CHANGING, LOOKING, TARGETS, VERSIONS, Place, at_call
 
@@ -35,7 +35,7 @@ NEW: dict[str, Any] = {"graph.nnef": GRAPH + b"# new", "a/w.dat": np.arange(5)}
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "m"
-    write_archive(path, OLD)
+    write_members(path, OLD)
     yield path
     with contextlib.suppress(FileNotFoundError):
         path.chmod(0o700)
@@ -79,7 +79,7 @@ def test_a_folder_that_holds_anything_else_is_not_replaced(folder, name):
     (folder / name).write_text("mine")
     before = content(folder)
     with pytest.raises(FileExistsError, match="which is not the network's") as caught:
-        write_archive(folder, NEW, overwrite=True)
+        write_members(folder, NEW, overwrite=True)
     named = caught.value.strerror.split("'")[1]
     assert name == named or name.startswith(f"{named}/")
     assert caught.value.filename == str(folder)
@@ -99,7 +99,7 @@ def test_other_things_than_files_are_not_the_networks_either(folder, kind):
         (folder / "b.dat").unlink()
         (folder / "b.dat").mkdir()
     with pytest.raises(FileExistsError, match=r"'notes'|'b\.dat'"):
-        write_archive(folder, NEW, overwrite=True)
+        write_members(folder, NEW, overwrite=True)
     assert read_tensor(folder / "a" / "w.dat").size == 3
 
 
@@ -114,7 +114,7 @@ def test_what_comes_while_a_network_is_written_is_not_removed(folder, monkeypatc
 
     monkeypatch.setattr(placing, "_exchange", late)
     with pytest.raises(FileExistsError, match=r"thesis\.txt"):
-        write_archive(folder, NEW, overwrite=True)
+        write_members(folder, NEW, overwrite=True)
     assert (folder / "thesis.txt").read_text() == "mine"
     assert read_tensor(folder / "a" / "w.dat").size == 3
     assert os.listdir(folder.parent) == ["m"]
@@ -124,11 +124,11 @@ def test_members_of_the_network_that_is_there_go(folder):
     (folder / "graph.quant").write_text("")
     (folder / "a" / "w.dat").unlink()
     (folder / "a" / "w.dat").symlink_to("../b.dat")
-    write_archive(folder, NEW, overwrite=True)
+    write_members(folder, NEW, overwrite=True)
     assert sorted(content(folder)) == ["a/w.dat", "graph.nnef"]
     # Files of names that are written now may have labels that the old text computes.
-    write_archive(folder, {"graph.nnef": b"", "c/d.dat": np.ones(1)}, overwrite=True)
-    write_archive(folder, {"graph.nnef": b"", "c/d.dat": np.ones(2)}, overwrite=True)
+    write_members(folder, {"graph.nnef": b"", "c/d.dat": np.ones(1)}, overwrite=True)
+    write_members(folder, {"graph.nnef": b"", "c/d.dat": np.ones(2)}, overwrite=True)
     assert read_tensor(folder / "c" / "d.dat").size == 2
 
 
@@ -143,7 +143,7 @@ def test_devices_and_fifos_are_never_replaced(tmp_path, kind, name):
         path.symlink_to("/dev/null" if "device" in kind else "fifo")
     before = path.lstat().st_ino
     with pytest.raises(FileExistsError, match="is no regular file"):
-        write_archive(path, NEW, overwrite=True)
+        write_members(path, NEW, overwrite=True)
     with pytest.raises(FileExistsError, match="is no regular file"):
         write_tensor(path, np.arange(3))
     assert path.lstat().st_ino == before
@@ -152,7 +152,7 @@ def test_devices_and_fifos_are_never_replaced(tmp_path, kind, name):
 def test_an_archive_does_not_replace_a_folder(tmp_path):
     (tmp_path / "m.tar").mkdir()
     with pytest.raises(IsADirectoryError):
-        write_archive(tmp_path / "m.tar", NEW, overwrite=True)
+        write_members(tmp_path / "m.tar", NEW, overwrite=True)
     with pytest.raises(IsADirectoryError):
         write_tensor(tmp_path / "m.tar", np.arange(3))
     assert os.listdir(tmp_path) == ["m.tar"]
@@ -167,12 +167,12 @@ def test_what_comes_meanwhile_is_not_replaced_without_being_told(tmp_path, monke
         found = status(target)
         if target == str(path):
             monkeypatch.setattr(placing, "status", status)
-            write_archive(path, OLD)
+            write_members(path, OLD)
         return found
 
     monkeypatch.setattr(placing, "status", late)
     with pytest.raises(FileExistsError, match="exists already"):
-        write_archive(path, NEW)
+        write_members(path, NEW)
     with open_archive(path) as archive:
         assert read_tensor(archive.open_tensor("a/w.dat")).size == 3
     assert os.listdir(tmp_path) == [name]
@@ -215,7 +215,7 @@ def test_a_file_keeps_its_mode(tmp_path, name, mode):
 
     def save() -> None:
         if name == "m.tar":
-            write_archive(path, NEW, overwrite=True)
+            write_members(path, NEW, overwrite=True)
         else:
             write_tensor(path, np.arange(3))
 
@@ -233,7 +233,7 @@ def test_a_folder_and_its_files_keep_their_modes(folder):
         modes = {"": 0o2750, "graph.nnef": 0o600, "a": 0o500, "a/w.dat": 0o440}
         for name, mode in reversed(modes.items()):
             (folder / name).chmod(mode)
-        write_archive(folder, NEW | {"c/d.dat": np.ones(2)}, overwrite=True)
+        write_members(folder, NEW | {"c/d.dat": np.ones(2)}, overwrite=True)
     finally:
         os.umask(umask)
     modes |= {"c": 0o755, "c/d.dat": 0o644}
@@ -255,7 +255,7 @@ def test_new_ones_follow_the_umask(tmp_path, umask, existing):
             if name == "w.dat":
                 write_tensor(path, np.arange(3))
             else:
-                write_archive(path, NEW, overwrite=True)
+                write_members(path, NEW, overwrite=True)
             expected = 0o777 if path.is_dir() else 0o666
             assert stat.S_IMODE(path.lstat().st_mode) == expected & ~umask
     finally:
@@ -328,7 +328,7 @@ import resource, signal
 from pathlib import Path
 import numpy as np
 from nnef_jax.storage.tensorfile import write_tensor
-from nnef_jax.storage.writer import write_archive
+from nnef_jax.storage.writer import write_members
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
 for name in ("m", "m.tar", "w.dat"):
@@ -337,7 +337,7 @@ for name in ("m", "m.tar", "w.dat"):
         if name == "w.dat":
             write_tensor(path, np.ones(1 << 16))
         else:
-            write_archive(path, {{"graph.nnef": b"", "w.dat": np.ones(1 << 16)}})
+            write_members(path, {{"graph.nnef": b"", "w.dat": np.ones(1 << 16)}})
     except OSError as error:
         print(error.filename)
 """
@@ -469,7 +469,7 @@ def test_a_living_writers_temporary_is_not_swept(tmp_path, kind):
     make = temporaries.temporary_file if kind == "file" else temporaries.temporary_folder
     with make(str(tmp_path / "other"), private=False):
         (mine,) = os.listdir(tmp_path)
-        write_archive(tmp_path / "m", NEW)
+        write_members(tmp_path / "m", NEW)
         write_tensor(tmp_path / "w.dat", np.arange(3))
         assert sorted(os.listdir(tmp_path)) == sorted([mine, "m", "w.dat"])
     assert sorted(os.listdir(tmp_path)) == ["m", "w.dat"]
@@ -481,7 +481,7 @@ def test_leftovers_are_swept_beside_the_target_and_in_its_folders(folder):
         (parent / LEFTOVER / "x" / "w.dat").touch(0o000)
         (parent / LEFTOVER / "x").chmod(0o500)
         (parent / OTHER).touch()
-    write_archive(folder, NEW, overwrite=True)
+    write_members(folder, NEW, overwrite=True)
     assert os.listdir(folder.parent) == ["m"]
     assert sorted(content(folder)) == ["a/w.dat", "graph.nnef"]
 
@@ -508,7 +508,7 @@ def test_a_sweep_that_is_faster_than_the_lock(tmp_path, monkeypatch):
 
     monkeypatch.setattr(temporaries, "_lock", late)
     write_tensor(tmp_path / "w.dat", np.arange(3))
-    write_archive(tmp_path / "m", NEW)
+    write_members(tmp_path / "m", NEW)
     assert len(swept) == 3
     assert sorted(os.listdir(tmp_path)) == ["m", "w.dat"]
 
@@ -518,7 +518,7 @@ def test_a_sweep_that_is_faster_than_the_lock(tmp_path, monkeypatch):
 
 def test_without_an_exchange_the_old_folder_is_set_aside(folder, monkeypatch):
     monkeypatch.setattr(placing, "_exchange", lambda *_: False)
-    write_archive(folder, NEW, overwrite=True)
+    write_members(folder, NEW, overwrite=True)
     assert sorted(content(folder)) == ["a/w.dat", "graph.nnef"]
     assert os.listdir(folder.parent) == ["m"]
     rename = os.rename
@@ -531,7 +531,7 @@ def test_without_an_exchange_the_old_folder_is_set_aside(folder, monkeypatch):
     monkeypatch.setattr(os, "rename", failing)
     before = content(folder)
     with pytest.raises(OSError, match="no"):
-        write_archive(folder, OLD, overwrite=True)
+        write_members(folder, OLD, overwrite=True)
     assert content(folder) == before
     assert os.listdir(folder.parent) == ["m"]
 
@@ -555,7 +555,7 @@ def test_without_locks_hard_links_and_syncs_of_folders(tmp_path, monkeypatch, na
         if name == "w.dat":
             write_tensor(tmp_path / name, np.arange(3))
         else:
-            write_archive(tmp_path / name, NEW, overwrite=overwrite)
+            write_members(tmp_path / name, NEW, overwrite=overwrite)
     assert sorted(os.listdir(tmp_path)) == [LEFTOVER, name]
 
 
