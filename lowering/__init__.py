@@ -127,6 +127,7 @@ if TYPE_CHECKING:
     from lowering.targets.portable import DIFFERENTIABLE as DIFFERENTIABLE
     from lowering.targets.target import Target as Target
     from lowering.tracing import Context as Context
+    from lowering.tracing import apply_rule as apply_rule
     from lowering.tracing import compute as compute
     from lowering.tracing import trace as trace
     from lowering.work import is_mostly_bfloat16 as is_mostly_bfloat16
@@ -165,6 +166,7 @@ _HOMES = {
     "UNKNOWN": "lowering.extents",
     "Value": "lowering.graph",
     "aligned": "lowering.host",
+    "apply_rule": "lowering.tracing",
     "batch_axes": "lowering.batches",
     "broadcast": "lowering.kernels",
     "compute": "lowering.tracing",

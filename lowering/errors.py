@@ -29,7 +29,8 @@ class InvalidShape(InvalidOperation):
 class InvalidComputation(InvalidOperation):
     """A traced operation cannot be computed, or not as it was inferred.
 
-    Its text has no place: `operation.span` is that, if the operation has one.
+    Its text has no place: `operation.span` is that, if the operation has one. If its rule refuses
+    the arguments, the rule's error is the cause.
     """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:

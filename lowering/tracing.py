@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from lowering.errors import InvalidComputation
+from lowering.errors import InvalidComputation, InvalidOperation
 from lowering.extents import differ, is_static, is_symbolic, known, show, volume
 from lowering.forward_only import forward_only
-from lowering.graph import NARROW, Graph, Operation, Result, Rule, Value, mapped, python_name
+from lowering.graph import NARROW, Graph, Operation, Result, Value, mapped, python_name
 from lowering.location import Span
 from lowering.ops import rules
 from lowering.work import multiply_adds
@@ -77,9 +77,9 @@ def trace(
     `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
     Nobody compares their types with the graph's: the caller does. A label that is missing is a
     KeyError. `edits` make of a value what its readers get instead.
-    What depends on constants alone is a numpy array. Raise InvalidComputation where a rule returns
-    other types than it inferred, as for arrays of other shapes, or cannot take an empty tensor;
-    other errors get a note that names the operation and its place.
+    What depends on constants alone is a numpy array. Raise InvalidComputation where a rule refuses
+    its arguments, returns other types than it inferred, as for arrays of other shapes, or cannot
+    take an empty tensor; other errors get a note that names the operation and its place.
     """
     values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
     needed = graph.needed if wanted is None else graph.dependencies(wanted)
@@ -96,8 +96,7 @@ def trace(
         if needed.isdisjoint(operation.writes()):
             continue
         try:
-            rule = operation.rule or rules[operation.kind]
-            results = compute(operation, rule, context, values)
+            results = compute(operation, context, values)
         except InvalidComputation:
             raise
         except Exception as error:
@@ -118,21 +117,19 @@ def trace(
     return values
 
 
-def compute(
-    operation: Operation, rule: Rule, context: Context, values: Mapping[Value, Any]
-) -> list[Any]:
-    """Return the results of an operation, on the values that it reads."""
+def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
+    """Return the results of an operation, on the values that it reads.
+
+    Raise InvalidComputation where its rule refuses them, or returns other types than it inferred.
+    """
 
     def read(x: Any) -> Any:
         return values[x] if isinstance(x, Value) else x
 
     operands = {name: mapped(operand, read) for name, operand in operation.operands}
-    arguments = {python_name(n): x for n, x in (operands | dict(operation.attributes)).items()}
-    if rule.wants_context:
-        arguments["ctx"] = replace(context, operation=operation)
 
     def results() -> list[Any]:
-        returned: Any = rule.lower(**arguments)
+        returned = apply_rule(operation, context, operands)
         returned = returned if isinstance(returned, tuple) else (returned,)
         return list(_checked(operation, operation.results, returned, "results"))
 
@@ -145,6 +142,24 @@ def compute(
             return jax.tree.map(np.asarray, results())
     with jax.named_scope(operation.name):
         return _call_at(operation, results)
+
+
+def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
+    """Return the results of an operation's rule on operands by name, as the rule returns them.
+
+    Raise InvalidComputation where the rule refuses them.
+    """
+    rule = operation.rule or rules[operation.kind]
+    arguments = {python_name(n): x for n, x in ({**operands} | dict(operation.attributes)).items()}
+    if rule.wants_context:
+        arguments["ctx"] = replace(context, operation=operation)
+    try:
+        return rule.lower(**arguments)
+    except InvalidComputation:  # of an operation in a body
+        raise
+    except InvalidOperation as error:
+        message = f"'{operation.kind}': {error.message}"
+        raise InvalidComputation(message, operation, error.hint) from error
 
 
 def _is_staged(attribute: Any) -> bool:

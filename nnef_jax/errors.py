@@ -14,8 +14,10 @@ ValueError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 
+from lowering.errors import InvalidComputation, InvalidOperation, InvalidShape
 from lowering.graph import Call
 from lowering.location import Span
 
@@ -114,6 +116,27 @@ class InputError(NnefError):
 def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
     """Return the error of what needs an extra of the package, with the command that installs it."""
     return UnsupportedError(message, hint=f'pip install "nnef_jax[{extra}]"{instead}')
+
+
+def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
+    """Return the class of the user's error for one of a rule: ShapeError for InvalidShape."""
+    causes = error, error.__cause__  # an InvalidComputation has the rule's own as its cause
+    return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
+
+
+def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
+    """Return the error of an operation that cannot be computed, with its place in the document."""
+    where, family = error.operation, family_of(error, family)
+    return family(error.message, span=where.span, calls=where.calls, hint=error.hint)
+
+
+@contextmanager
+def computing() -> Generator[None]:
+    """Raise NnefError for operations that cannot be computed within."""
+    try:
+        yield
+    except InvalidComputation as error:
+        raise at_operation(error) from None
 
 
 def _shown(text: str) -> str:

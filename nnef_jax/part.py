@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
 from nnef_jax.errors import InputError, UnsupportedError
-from nnef_jax.flattening.emission import Emission, refused
+from nnef_jax.flattening.emission import Emission, placed, refused
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
@@ -203,7 +203,8 @@ def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
             ) from None
         new.update(zip(old, builder.operations[-1].writes(), strict=True))
     for state in graph.states:
-        builder.update(new[state.value], new[state.update])
+        with placed("'update'", state.span):
+            builder.update(new[state.value], new[state.update])
     builder.aliases.update({name: new[value] for name, value in graph.aliases.items()})
     builder.folded.update(graph.folded)
     return builder.graph(graph.name, [new[v] for v in graph.outputs], graph.output_names)

@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from lowering import About, Context, Target, named, or_else, trace
-from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
-from nnef_jax.errors import InputError, NnefError, SemanticError, UnsupportedError
+from nnef_jax.errors import InputError, UnsupportedError, at_operation, computing
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import default_platform, is_watched
@@ -197,12 +196,10 @@ class Definition:
     def tensors(self, graph: Graph, *arguments: Any) -> dict[Value, Any]:
         """Return the result of `lowering.trace`; errors have their place in the document."""
         options, meter = self.options, Meter(self.network.options.meter.limits)
-        through, refusal = options.straight_through, partial(_located, UnsupportedError)
+        through, refusal = options.straight_through, partial(at_operation, family=UnsupportedError)
         context = Context(options.precision, meter.fold, through, refusal)
-        try:
+        with computing():
             return trace(graph, context, *arguments)
-        except InvalidComputation as error:
-            raise _located(SemanticError, error) from None
 
     def _wanted(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
         graph = self.specialised(state, inputs)
@@ -312,9 +309,3 @@ class Definition:
         from nnef_jax.execution.cache_key import content_of
 
         return (*content_of(self.network, self.unread), self.options, self.layout)
-
-
-def _located(family: type[NnefError], error: InvalidComputation) -> NnefError:
-    """Return the error of an operation, with its place in the document."""
-    where = error.operation
-    return family(error.message, span=where.span, calls=where.calls, hint=error.hint)

@@ -12,11 +12,11 @@ import numpy as np
 from jax.errors import InconclusiveDimensionOperation
 
 from lowering import GraphBuilder
-from lowering.errors import InvalidOperation, InvalidShape
+from lowering.errors import InvalidOperation
 from lowering.extents import MAX_RANK, UNKNOWN, Shape, volume
 from lowering.graph import Call, Rule, Value, is_integer
 from lowering.location import Span
-from nnef_jax.errors import LimitError, NnefError, SemanticError, ShapeError, UnsupportedError
+from nnef_jax.errors import LimitError, NnefError, UnsupportedError, family_of
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT, OPERATION, raising
@@ -172,9 +172,8 @@ def located(
 
     `said` puts its texts in words of the document, `more` follows them.
     """
-    family = ShapeError if isinstance(error, InvalidShape) else SemanticError
     message = f"{what}: {said(error.message)}{more}"
-    return family(message, span=span, calls=calls, hint=said(error.hint))
+    return family_of(error)(message, span=span, calls=calls, hint=said(error.hint))
 
 
 def refused(

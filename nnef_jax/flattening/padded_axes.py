@@ -17,7 +17,6 @@ import numpy as np
 from lowering.extents import UNKNOWN
 from lowering.graph import Operation, Value, is_float, is_integer
 from lowering.location import Span
-from lowering.ops import rules
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import Emission, Given
 from nnef_jax.flattening.padded_kinds import TABLE, followed
@@ -62,8 +61,7 @@ class CountedEmission(Emission):
         reads = list(dict.fromkeys(operation.reads()))
 
         def results(*arrays: Any) -> list[Any]:
-            rule = operation.rule or rules[operation.kind]
-            values = compute(operation, rule, Context(), dict(zip(reads, arrays, strict=True)))
+            values = compute(operation, Context(), dict(zip(reads, arrays, strict=True)))
             return jax.tree.leaves(values)
 
         types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in reads]

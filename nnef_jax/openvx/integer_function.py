@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax
@@ -17,7 +17,7 @@ from lowering.extents import Shape
 from lowering.graph import is_float
 from nnef_jax.analysis.question import require_model
 from nnef_jax.call_arguments import Input, Params, bind_inputs
-from nnef_jax.errors import InputError, raise_all
+from nnef_jax.errors import InputError, UnsupportedError, at_operation, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep, plan_of
 from nnef_jax.openvx.plan_evaluation import Evaluation, beyond, real, weights_name
@@ -247,7 +247,8 @@ class Lowered:
             plan = plan_of(graph, choices.profile, choices.semantics)
             if choices.on_unfit == "error":
                 raise_all(plan.unfit)
-            context = Context(jax.lax.Precision.HIGHEST, straight_through=True)
+            refusal = partial(at_operation, family=UnsupportedError)
+            context = Context(jax.lax.Precision.HIGHEST, straight_through=True, refusal=refusal)
             positions = plan.positions(choices)
             self._evaluations[key] = Evaluation(plan, choices, context, positions)
         return self._evaluations[key]

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering import Context, straight_through, trace
-from lowering.graph import Operand, Operation, Value, is_float, python_name
-from lowering.ops import rules
+from lowering import Context, apply_rule, straight_through, trace
+from lowering.graph import Operand, Value, is_float
+from nnef_jax.errors import computing
 from nnef_jax.openvx.mapping.mapped_operation import NodeInputs, VxLayer
 from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
@@ -44,7 +44,8 @@ class Evaluation:
         operations = [o for step in plan.needed for o in (step.operation, *step.folded)]
         read = [v for operation in operations for v in operation.reads() if v in plan.fixed]
         nothing = [None for _ in plan.graph.inputs]
-        values = trace(plan.graph, self.context, params, {}, nothing, wanted=read)
+        with computing():
+            values = trace(plan.graph, self.context, params, {}, nothing, wanted=read)
         known = {value: values[value] for value in read}
         return {step.name: weights_of(step, known) for step in plan.needed}
 
@@ -201,17 +202,10 @@ class Evaluation:
         if layer is not None and layer.real is not None:
             results: Any = layer.real({**operands, **weights})
         else:
-            results = self._ruled(operation, operands)
+            with computing():
+                results = apply_rule(operation, self.context, operands)
         flat = results if isinstance(results, tuple) else (results,)
         return [x for item in flat for x in (item if isinstance(item, list | tuple) else [item])]
-
-    def _ruled(self, operation: Operation, operands: Mapping[str, Any]) -> Any:
-        rule = operation.rule or rules[operation.kind]
-        arguments = {**operands, **dict(operation.attributes)}
-        arguments = {python_name(name): x for name, x in arguments.items()}
-        if rule.wants_context:
-            arguments["ctx"] = self.context
-        return rule.lower(**arguments)
 
     def straight_through(
         self,

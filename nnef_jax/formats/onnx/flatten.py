@@ -85,9 +85,10 @@ class NodeFlattener:
             raise UnsupportedError(message, span=top.span)
         if value is None:
             raise SemanticError(f"nothing gives output '{port.name}'", span=top.span)
-        if isinstance(value, Constant):
-            return self.graph.tensor(value, port.name, top.span)
-        return self.graph.ended(value, port.name, top.span)
+        with placed(f"output '{port.name}'", top.span):
+            if isinstance(value, Constant):
+                return self.graph.tensor(value, port.name, top.span)
+            return self.graph.ended(value, port.name, top.span)
 
     def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
         """Flatten the nodes that some names need, and add all their tensors to `found`."""

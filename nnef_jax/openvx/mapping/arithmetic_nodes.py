@@ -9,9 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from lowering import broadcast
-from lowering.graph import python_name
-from lowering.ops import rules
+from lowering import Context, apply_rule, broadcast
+from nnef_jax.errors import computing
 from nnef_jax.openvx import exact_sums
 from nnef_jax.openvx.layer_checks import SHIFTS
 from nnef_jax.openvx.layers.pointwise import activation_layer
@@ -198,13 +197,12 @@ def view(operation: MappedOperation) -> VxLayer:
     ((name, operand),) = operation.operands.items()
     if not all(map(is_real, operand if isinstance(operand, tuple) else (operand,))):
         raise Unfit(f"'{name}' is not of real numbers")
-    attributes = {python_name(key): x for key, x in operation.attributes.items()}
-    rule = operation.source.rule or rules[operation.kind]
 
     def run(node: NodeInputs) -> Computed:
         x: Tensor | list[Tensor] = node[name]
         data: Any = [part.data for part in x] if isinstance(x, list) else x.data
-        result = rule.lower(**{name: data}, **attributes)
+        with computing():
+            result = apply_rule(operation.source, Context(), {name: data})
         if isinstance(result, list | tuple):
             return [Tensor(part, node.position) for part in result], None
         return Tensor(result, node.position), None
