@@ -85,7 +85,10 @@ def machine(as_json: option.Json = False) -> None:
 @app.command()
 @option.grouped
 def check(source: option.Source, reading: option.Reading = option.Reading()) -> None:
-    """Validate a network and its data, and show all that is wrong with it."""
+    """Read a network and show all that is wrong with it.
+
+    Nothing runs. `summary` shows what is in it, `compare` and `diff` compare it with another one.
+    """
     network = reading.read(source)
     graph = network.graph
     variables = len(graph.parameters) + len(graph.states)

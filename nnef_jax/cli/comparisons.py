@@ -56,7 +56,10 @@ def compare(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Compare two networks on the same inputs, tensor by tensor. Of two .onnx B is run here.
+    """Run two networks and show where their values part.
+
+    Both get the same inputs, and are compared tensor by tensor. Of two .onnx B is run here. To
+    compare two documents' graphs and weights use `diff`, which runs neither.
 
     The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
     """
@@ -91,7 +94,9 @@ def diff(
     b: Annotated[str, typer.Argument(metavar="B", help="Another one.", show_default=False)],
     as_json: option.Json = False,
 ) -> None:
-    """Compare two networks as documents: structure, types, attributes and weights.
+    """Show how two documents' graphs and weights differ.
+
+    Neither runs. To compare what they compute use `compare`, which runs both.
 
     The status is 0 where nothing differs, 1 where something does, or for an error.
     """
@@ -111,7 +116,10 @@ def weight_statistics(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Show statistics of the weights."""
+    """Show statistics of the stored weights.
+
+    Nothing runs. `activation-statistics` has those of the tensors that a run computes.
+    """
     shown.check()
     network = reading.read(source)
     from nnef_jax import weight_statistics as statistics
@@ -137,7 +145,11 @@ def activation_statistics(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Show statistics of the tensors inside, over all inputs that are given."""
+    """Run a network and show statistics of its tensors.
+
+    They are over all inputs that are given. `weight-statistics` has those of the weights, and needs
+    no inputs.
+    """
     pictures = pixels.options(inputs)
     shown.check()
     model = reading.load(source)

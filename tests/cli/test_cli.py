@@ -53,6 +53,23 @@ def test_help_and_version_import_little(option):
         assert all(command in done.stdout for command in ("summary", "check", "run"))
 
 
+@pytest.mark.parametrize(
+    ("command", "neighbours"),
+    [
+        ("check", ["summary", "compare", "diff"]),
+        ("compare", ["diff"]),
+        ("diff", ["compare"]),
+        ("weight-statistics", ["activation-statistics"]),
+        ("activation-statistics", ["weight-statistics"]),
+    ],
+)
+def test_help_says_in_a_line_what_is_done_and_names_the_neighbour(command, neighbours):
+    (line,) = re.findall(rf"^  {command} +(.*)$", ok("--help"), re.MULTILINE)
+    text = ok(command, "--help")
+    assert line.endswith(".") and not line.endswith("...")
+    assert line in text and all(f"`{name}`" in text for name in neighbours)
+
+
 def test_module_runs(scores):
     done = subprocess.run(
         [sys.executable, "-m", "nnef_jax", "check", scores],

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -132,32 +132,38 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_a_command_has_the_name_of_the_function_that_does_the_same() -> None:
-    text = (DOCS / "commands.md").read_text(encoding="utf-8")
-    rows = re.findall(
-        r"^\| \[?`([a-z -]+)`.*? \| (?:`(nnef_jax\.[\w.]+)`)? ?\| ", text, re.MULTILINE
-    )
-    assert sorted(command for command, _ in rows) == sorted(_commands(cli.app))
-    functions = {f"nnef_jax.{x}" for x in nnef_jax.__all__}
-    functions |= {f"nnef_jax.analysis.{x}" for x in nnef_jax.analysis.__all__}
-    functions |= {f"nnef_jax.Model.{x}" for x in dir(nnef_jax.Model)}
-    names = {name for _, name in rows}
-    for command, name in rows:
-        word = command.split()[-1].replace("-", "_")
-        if name:
-            assert name.rpartition(".")[2] == word
-            assert callable(attrgetter(name.removeprefix("nnef_jax."))(nnef_jax))
-        assert command.startswith("openvx") or names >= {
-            x for x in functions if x.rpartition(".")[2] == word
-        }
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    row = r"^\| \[?`([a-z -]+)`.*? \| (?:`(nnef_jax\.[\w.]+)`|no function) \| (.*) \|$"
+    rows = re.findall(row, text, re.MULTILINE)
+    helps = {name: help.split("\n")[0] for name, help in _commands(cli.app)}
+    assert {command: help for command, _, help in rows} == helps and len(rows) == len(helps)
+    functions = {
+        f"{room}{name}"
+        for room, names in {
+            "": nnef_jax.__all__,
+            "analysis.": nnef_jax.analysis.__all__,
+            "openvx.": nnef_jax.openvx.__all__,
+            "serving.": nnef_jax.serving.__all__,
+            "Model.": dir(nnef_jax.Model),
+            "openvx.Lowered.": dir(nnef_jax.openvx.Lowered),
+        }.items()
+        for name in names
+    }
+    for command, name, _ in rows:
+        above, _, word = command.rpartition(" ")
+        same = {x for x in functions if x.rpartition(".")[2] == word.replace("-", "_")}
+        same = {x for x in same if x.startswith("openvx.") or not above}
+        assert {name.removeprefix("nnef_jax.")} - {""} == same, command
+        assert all(callable(attrgetter(x)(nnef_jax)) for x in same)
 
 
-def _commands(app: Any, above: str = "") -> list[str]:
-    found = [
-        above + (x.name or x.callback.__name__.replace("_", "-")) for x in app.registered_commands
-    ]
+def _commands(app: Any, above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names of commands with their help."""
+    for command in app.registered_commands:
+        name = command.name or command.callback.__name__.replace("_", "-")
+        yield above + name, command.help or command.callback.__doc__
     for group in app.registered_groups:
-        found += _commands(group.typer_instance, f"{group.name} ")
-    return found
+        yield from _commands(group.typer_instance, f"{group.name} ")
 
 
 def test_pictures_are_small_and_all_are_shown() -> None:
