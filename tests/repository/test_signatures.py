@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nnef_jax
 from nnef_jax import analysis, openvx, serving
-from tests.repository import user_code
+from tests.repository import signatures, user_code
 
 _MOST_ANY = 20  # results of calls are an array or a named tuple, as the document says
 _MOST_PARAMETERS = 9
@@ -65,6 +68,43 @@ def test_functions_have_at_most_nine_parameters() -> None:
                 count = sum(map(len, (node.args.posonlyargs, node.args.args, node.args.kwonlyargs)))
                 long |= {f"{module}.{node.name}"} if count > _MOST_PARAMETERS else set()
     assert {name for name in long if not name.startswith(_FLAT_FOLDERS)} <= _FLAT
+
+
+def test_public_signatures_are_those_that_are_recorded() -> None:
+    recorded = signatures.RECORD.read_text(encoding="utf-8").splitlines()
+    changes = difflib.unified_diff(recorded, signatures.public_signatures(), lineterm="", n=0)
+    lines = [line for line in changes if not line.startswith(("---", "+++", "@@"))]
+    assert not lines, "\n".join(
+        [
+            "public signatures changed. Where that is meant, write tests/repository/signatures.txt",
+            "by `python -m tests.repository.signatures`, and say so in CHANGELOG.md under Changed:",
+            *lines,
+        ]
+    )
+
+
+def _recorded(name: str, value: Any) -> list[str]:
+    listing = signatures.Listing(())
+    listing.add(f"net.{name}", value)
+    return sorted(listing.lines)
+
+
+def test_what_a_record_has() -> None:
+    """Parameters with kinds and defaults that print alike everywhere, fields, attributes."""
+
+    def function(
+        a: int, /, b: int = 1, *c: int, d: object = np.float32, e: object = (1.5,), **f: int
+    ) -> None: ...
+
+    assert _recorded("function", function) == [
+        "net.function(a, /, b=1, *c, d=float32, e=(1.5,), **f) -> None"
+    ]
+    assert _recorded("Precision", jax.lax.Precision.HIGH) == ["net.Precision: Precision"]
+    assert "net.Limits.nesting: field = 200" in _recorded("Limits", nnef_jax.Limits)
+    assert "net.Error.hint: attribute" in _recorded("Error", nnef_jax.NnefError)
+    members = _recorded("Model", nnef_jax.Model)
+    assert "net.Model.graph: property -> Graph" in members
+    assert any(x.startswith("net.Model.apply(params, *args, edit=None,") for x in members)
 
 
 def test_code_of_a_user_runs(tmp_path: Path) -> None:
