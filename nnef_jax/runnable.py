@@ -153,7 +153,7 @@ class Runnable:
         """Return the compiler's options that suit the network, for functions around `apply`."""
         return self._execution.executables.options(default_platform())
 
-    def jit(self, function: Callable[..., Any], **options: Any) -> Any:
+    def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:
         """Return `jax.jit` of a function, by the compiler's options that suit the network.
 
         `options` are those of `jax.jit`. Its `compiler_options` go before those of the model. jax

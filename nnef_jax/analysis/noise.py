@@ -86,7 +86,7 @@ def noise_tunnel(
     noise: ArrayLike = 1.0,
     samples: int = 5,
     kind: str = "mean",
-    **options: Any,
+    **options: object,
 ) -> Attribution:
     """Compute any attribution of noisy copies (Smilkov et al. 2017; Adebayo et al. 2018).
 
@@ -148,7 +148,7 @@ def max_sensitivity(
     key: Array,
     radius: float = 0.02,
     samples: int = 10,
-    **options: Any,
+    **options: object,
 ) -> MaxSensitivity:
     """Compute how far attributions move near an item (Yeh et al. 2019, arXiv:1901.09392).
 

@@ -48,7 +48,7 @@ class Store:
     functions: Once
 
     def keep(self, other: Store) -> None:
-        """Keep what another store keeps."""
+        """Add the entries of another store."""
         for mine, its in ((self.compiled, other.compiled), (self.functions, other.functions)):
             for key, value in [*its.values.items()]:
                 mine.keep(key, value)

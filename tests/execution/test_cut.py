@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax.runnable import execution_of
 from tests.helpers import archive, model_of
 from tests.quantized import W as QUANTIZED_W
 from tests.quantized import X as QUANTIZED_X
@@ -361,7 +362,7 @@ def test_extents_inside_tell_those_that_flattening_depends_on(tmp_path: Path) ->
 def test_many_extents_are_found_without_compiling() -> None:
     part = strided("flat").cut(inputs=["h", "past"])
     for batch, s in ((2, 3), (700, 50), (1, 4000)):
-        graph = part.execution.network.specialise([(batch, s - 1, 2), (batch, 2 * s + 1, 2)])
+        graph = execution_of(part).network.specialise([(batch, s - 1, 2), (batch, 2 * s + 1, 2)])
         assert graph.outputs[0].type.shape == (batch, 6 * s)
 
 

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import nnef_jax
 from lowering.targets import Target, target_of
 from nnef_jax.execution.places import default_device, place_of
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 from tests.programs import SUM
 
@@ -114,7 +115,7 @@ def test_parameters_are_put_on_a_device_once() -> None:
     for place in (None, SECOND, FIRST, NamedSharding(mesh, PartitionSpec("batch"))):
         x = jnp.asarray(X) if place is None else jax.device_put(X, place)
         model(x)
-        executable = model.execution.executable_for((x,))
+        executable = execution_of(model).executable_for((x,))
         assert executable is not None and executable.args[0]
         for array in executable.args[0]:
             assert array.devices() == x.devices()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
+from nnef_jax.runnable import execution_of
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import write_members
@@ -76,7 +77,7 @@ def test_peak_of_a_load(folder: Path, name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["net", "net.tar"])
 def test_a_mapped_file_is_the_parameter(folder: Path, name: str) -> None:
     model = nnef_jax.load(folder / name)
-    stored = model.execution.arrays.stored("w0")
+    stored = execution_of(model).arrays.stored("w0")
     address = stored.__array_interface__["data"][0]
     assert model.params["w0"].unsafe_buffer_pointer() == address
     np.testing.assert_array_equal(model.params["w0"], stored)
@@ -134,6 +135,6 @@ def test_converted_data_are_taken_without_a_copy() -> None:
     text = NET.split("    w1")[0] + "    y = linear(x, w0);\n}\n"
     half = np.ones(_SHAPE, np.float16)
     model = model_of(text, data={"w0": half})
-    stored = model.execution.arrays.stored("w0")
+    stored = execution_of(model).arrays.stored("w0")
     address = stored.__array_interface__["data"][0]
     assert model.params["w0"].unsafe_buffer_pointer() == address

@@ -12,6 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 from tests.mesh_support import (
     BATCH,
@@ -60,7 +61,7 @@ def test_a_call_gathers_nothing(digits: nnef_jax.Model, mesh: Mesh) -> None:
     for probabilities in (digits(images), digits.apply(digits.params, images), *jitted):
         assert_close(probabilities, wanted)
         assert_along(probabilities, mesh, "batch")
-    executable = digits.execution.executable_for((images,))
+    executable = execution_of(digits).executable_for((images,))
     if executable is not None:
         assert collectives(executable.func, *executable.args, [images]) == {}
 

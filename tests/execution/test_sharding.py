@@ -19,6 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
 from nnef_jax.errors import InputError
+from nnef_jax.runnable import execution_of
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import (
@@ -99,7 +100,7 @@ def test_parameters_go_to_their_devices_alone(digits: nnef_jax.Model, mesh: Mesh
     }
     assert_close(sharded.params, stored, 0)
     # Nothing has put them on a device as a whole.
-    assert all(isinstance(model.execution.arrays.stored(label), np.ndarray) for label in stored)
+    assert all(isinstance(execution_of(model).arrays.stored(label), np.ndarray) for label in stored)
 
 
 def test_transformed_models_stay_on_the_mesh(digits: nnef_jax.Model, mesh: Mesh) -> None:
@@ -136,7 +137,7 @@ def test_prepared_parameters_serve_a_sharded_batch(digits: nnef_jax.Model, auto:
     assert_close(probabilities, digits(IMAGES))
     assert shard_shape(probabilities) == (4, 10)
     images = put(IMAGES, auto, "data")
-    executable = sharded.execution.executable_for((images,))
+    executable = execution_of(sharded).executable_for((images,))
     assert executable is not None
     assert_close(sharded(images), probabilities)
     assert collectives(executable.func, *executable.args, [images]) == {}
@@ -145,9 +146,9 @@ def test_prepared_parameters_serve_a_sharded_batch(digits: nnef_jax.Model, auto:
 def test_arrays_on_the_mesh_stay_as_they_are(digits: nnef_jax.Model, auto: Mesh) -> None:
     sharded = digits.shard(auto, batch="data")
     rows = put(IMAGES, auto, None, None, "data")
-    assert sharded.execution.bind((rows,), {})[0] is rows
+    assert execution_of(sharded).bind((rows,), {})[0] is rows
     elsewhere = jax.device_put(IMAGES, jax.devices()[1])
-    assert shard_shape(sharded.execution.bind((elsewhere,), {})[0]) == (4, 1, 8, 8)
+    assert shard_shape(execution_of(sharded).bind((elsewhere,), {})[0]) == (4, 1, 8, 8)
     assert_close(sharded(rows), digits(IMAGES))
     assert_close(sharded(elsewhere), digits(IMAGES))
     assert_close(sharded(IMAGES.astype(np.float64)), digits(IMAGES))

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import nnef_jax
+from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 
 HEAD = """version 1.0;
@@ -39,7 +40,7 @@ def chosen(model: nnef_jax.Model) -> set[str]:
     found = model.trainable
     assert jax.tree.structure(found) == jax.tree.structure(model)
     assert {type(x) for x in jax.tree.leaves(found)} == {bool}
-    assert not any(found.execution.arrays.leaves()[1].values())
+    assert not any(execution_of(found).arrays.leaves()[1].values())
     return {label for label, trains in found.params.items() if trains}
 
 
@@ -101,7 +102,7 @@ graph net( x ) -> ( y )
     model = model_of(text, data=arrays)
     assert model.trainable.params == {"w": True, "n": False}
     assert chosen(model) == {"w"}
-    assert model.trainable.execution.arrays.leaves()[1] == {"h": False}
+    assert execution_of(model.trainable).arrays.leaves()[1] == {"h": False}
 
 
 def test_statistics_in_the_bodies_of_loops_and_branches() -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import nnef_jax
 from nnef_jax.cli import app
+from nnef_jax.runnable import execution_of
 from tests.helpers import archive, model_of
 from tests.text_support import PROVISIONAL
 from tests.tract_text import graph
@@ -132,8 +133,8 @@ def test_they_are_marked(tmp_path: Path) -> None:
 def test_they_stay_on_the_host() -> None:
     model = network()
     model(X)
-    assert not model.execution.network.data
-    execution = model.execution
+    assert not execution_of(model).network.data
+    execution = execution_of(model)
     assert execution.definition.unread.keys() == _UNUSED
     assert all(isinstance(array, np.ndarray) for array in execution.definition.unread.values())
     assert all(isinstance(execution.arrays.stored(label), jax.Array) for label in model.params)
