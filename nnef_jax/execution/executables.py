@@ -88,7 +88,7 @@ class Executables:
         return repr(self.definition)
 
     def under(self, definition: Definition) -> Executables:
-        """Return those of the same network by other options.
+        """Return the executables of the same network by other options.
 
         Those of equal options share a store. Another limit alone compiles nothing again.
         """
