@@ -102,7 +102,7 @@ What is structure is tested by the documents of `tests/formats/test_tract_*.py`.
 """
 
 _ERRORS = """\
-# What wrong documents are told
+# Error messages
 
 Twenty documents as one may write them, and what `nnef_jax.load` says. A message gives the place,
 what was found there, what is expected, the fragments it was reached through, and a hint how to

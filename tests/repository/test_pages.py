@@ -32,7 +32,16 @@ LONG_LINES = (  # tests/cli has shorter ones
     "nnef-jax openvx stats",
     "nnef-jax profile",
 )
-LONG = ("analysis", "coming", "diagnosis", "inside", "openvino", "openvx", "pytorch", "tutorial")
+LONG = (
+    "analysis",
+    "diagnosis",
+    "interventions",
+    "migrating",
+    "openvino",
+    "openvx",
+    "pytorch",
+    "tutorial",
+)
 WITH_CODE = [page for page in PAGES if page not in ELSEWHERE and blocks(page)]
 OPTIONAL = {(block.page, block.needs): block for page in WITH_CODE for block in blocks(page)}
 STEPS = "range(20)"
@@ -261,7 +270,7 @@ def extending(names: Names) -> None:
 
 
 def inside(names: Names) -> None:
-    for block in blocks("docs/inside.md", "python"):
+    for block in blocks("docs/interventions.md", "python"):
         lines = [line for line in block.code.splitlines() if line and "import " not in line]
         assert len(lines) <= 25
     _, cam, patching, freezing, quantised = names
@@ -307,7 +316,7 @@ CHECKS: dict[str, Callable[[Names], None]] = {
     "docs/diagnosis.md": diagnosis,
     "docs/export.md": export,
     "docs/extending.md": extending,
-    "docs/inside.md": inside,
+    "docs/interventions.md": inside,
     "docs/pytorch.md": pytorch,
     "docs/training.md": training,
     "docs/tutorial.md": tutorial,
