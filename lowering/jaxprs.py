@@ -5,9 +5,9 @@ No other module uses `jax.extend`. If a later jax breaks this one, `fallback` st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 import jax
 import numpy as np
@@ -27,8 +27,106 @@ _CALLS = {
     "eval_jaxpr": "call_jaxpr",
 }
 
-Jaxpr: Any = core.Jaxpr
-ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", Jaxpr)  # One class since jax 0.12.
+# jax's classes, whose instances are typed by the protocols below.
+_Jaxpr: Any = core.Jaxpr
+_ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # one class since jax 0.12
+_Literal: Any = core.Literal
+
+Params = dict[str, Any]  # of an equation, by name: each primitive has its own types
+
+
+class Aval(Protocol):
+    """The type of an operand: jax's abstract value."""
+
+    shape: tuple[int, ...]  # extents may be symbolic
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of axes."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the number of items."""
+        ...
+
+    def update(self, *, shape: tuple[int, ...]) -> Aval:
+        """Return the type with another shape."""
+        ...
+
+    def to_tangent_aval(self) -> Aval:
+        """Return the type of tangents: integers have tangents of dtype float0."""
+        ...
+
+
+class Variable(Protocol):
+    """A variable of a traced function, compared by identity."""
+
+    aval: Aval
+
+
+class Literal(Protocol):
+    """A number that an equation or a traced function holds in the place of a variable."""
+
+    aval: Aval
+    val: Any  # a Python number, or a scalar of numpy
+
+
+Atom = Variable | Literal  # an operand of an equation, or a result of a traced function
+
+
+class Primitive(Protocol):
+    """What an equation computes, apart from its parameters."""
+
+    name: str
+    multiple_results: bool
+
+    def bind(self, *operands: object, **params: Any) -> Any:
+        """Return the result, or a list if there are several; a trace gets an equation."""
+        ...
+
+
+class Equation(Protocol):
+    """A line of a traced function: a primitive with its parameters, operands and results."""
+
+    primitive: Primitive
+    params: Params
+    invars: Sequence[Atom]
+    outvars: Sequence[Variable]
+    effects: Set[object]
+    ctx: object  # jax's context: memory, metadata for XLA
+    source_info: Any  # jax's record of the place in the source; this module alone reads it
+
+    def replace(self, **changes: Any) -> Equation:
+        """Return the equation with other attributes."""
+        ...
+
+
+class Jaxpr(Protocol):
+    """A traced function without the values of its constants."""
+
+    constvars: Sequence[Variable]
+    invars: Sequence[Variable]
+    outvars: Sequence[Atom]
+    eqns: Sequence[Equation]
+    debug_info: Any
+    effects: Set[object]
+
+    def replace(self, **changes: Any) -> Jaxpr:
+        """Return the function with other attributes."""
+        ...
+
+
+class ClosedJaxpr(Protocol):
+    """A traced function with the values of its constants."""
+
+    jaxpr: Jaxpr
+    consts: Sequence[Any]
+    in_avals: Sequence[Aval]
+    out_avals: Sequence[Aval]
+    effects: Set[object]
+
 
 INLINED = "inlineable"  # XLA's name for whether a call may be inlined
 
@@ -112,22 +210,37 @@ def _lowering_rule(context: Any, *operands: Any, jaxpr: Any) -> Any:
 mlir.register_lowering(_program, _lowering_rule)
 
 
-def primitive(equation: Any) -> str:
+def primitive(equation: Equation) -> str:
     """Return the name of an equation's primitive."""
     return equation.primitive.name
 
 
-def equations(closed: Any) -> Sequence[Any]:
+def closed_jaxpr(jaxpr: Jaxpr, constants: Iterable[Any]) -> ClosedJaxpr:
+    """Return a traced function with these values of its constants."""
+    return _ClosedJaxpr(jaxpr, list(constants))
+
+
+def is_closed(value: object) -> TypeGuard[ClosedJaxpr]:
+    """Tell whether a parameter of an equation is a traced function."""
+    return isinstance(value, _ClosedJaxpr)
+
+
+def is_traced(value: object) -> TypeGuard[Jaxpr]:
+    """Tell whether a parameter of an equation is a traced function, closed or not."""
+    return isinstance(value, _Jaxpr) or is_closed(value)
+
+
+def equations(closed: ClosedJaxpr) -> Sequence[Equation]:
     """Return the equations of a traced function."""
     return closed.jaxpr.eqns
 
 
-def is_literal(operand: Any) -> bool:
+def is_literal(operand: Atom) -> TypeGuard[Literal]:
     """Tell a number that an equation holds from a variable."""
-    return isinstance(operand, core.Literal)
+    return isinstance(operand, _Literal)
 
 
-def variables(operands: Iterable[Any]) -> list[Any]:
+def variables(operands: Iterable[Atom]) -> list[Variable]:
     """Return the operands that are no literals."""
     return [operand for operand in operands if not is_literal(operand)]
 
@@ -159,7 +272,7 @@ def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
         invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
         debug_info=closed.jaxpr.debug_info.with_unknown_names(),
     )
-    return ClosedJaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
+    return closed_jaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
 
 
 def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[Any], Any]) -> Any:
@@ -177,7 +290,7 @@ def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[
             for e in closed.jaxpr.eqns
         ],
     )
-    return ClosedJaxpr(jaxpr, closed.consts)
+    return closed_jaxpr(jaxpr, closed.consts)
 
 
 def of_equations(
@@ -208,7 +321,7 @@ def of_equations(
         eqns=kept[::-1],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return ClosedJaxpr(made, list(constants.values()))
+    return closed_jaxpr(made, list(constants.values()))
 
 
 def trace_at(
@@ -339,7 +452,7 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
 
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
-    return ClosedJaxpr(jaxpr, list(constants.values()))
+    return closed_jaxpr(jaxpr, list(constants.values()))
 
 
 def _renewed(variable: Any) -> Any:
@@ -364,13 +477,13 @@ def inner(equation: Any) -> list[Any]:
     held: list[Any] = []
     for value in equation.params.values():
         held += value if isinstance(value, tuple) else (value,)
-    return [x for x in held if isinstance(x, ClosedJaxpr)]
+    return [x for x in held if is_closed(x)]
 
 
 def recomputed(equation: Any) -> Any:
     """Return the function whose values a derivative computes again, None of another equation."""
     is_one = primitive(equation) == "remat2"
-    return ClosedJaxpr(equation.params["jaxpr"], []) if is_one else None
+    return closed_jaxpr(equation.params["jaxpr"], []) if is_one else None
 
 
 def innermost(jaxpr: Any) -> Iterator[Any]:
@@ -435,8 +548,8 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
     equation, name = equation.replace(invars=arguments), primitive(equation)
     paths = tuple("" for _ in equation.outvars)
     info = core.DebugInfo(name, name, tuple("" for _ in arguments), paths)
-    jaxpr = core.Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
-    return core.jaxpr_as_fun(ClosedJaxpr(jaxpr, []))(*operands)
+    jaxpr = _Jaxpr([], arguments, equation.outvars, [equation], debug_info=info)
+    return core.jaxpr_as_fun(closed_jaxpr(jaxpr, []))(*operands)
 
 
 def unnamed(equation: Any) -> Any:

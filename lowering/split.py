@@ -206,7 +206,7 @@ def _text(item: Any) -> str:
             return _text(sorted((repr(key), _text(x)) for key, x in item.items()))
         case tuple() | list() if type(item) in (tuple, list):
             return f"({','.join(map(_text, item))})"
-        case jaxprs.ClosedJaxpr() | jaxprs.Jaxpr():  # its text leaves constants out
+        case _ if jaxprs.is_traced(item):  # its text leaves constants out
             constants = list(getattr(item, "consts", ()))
             return _text((str(item), constants, list(map(_text_of_equation, item.eqns))))
         case _:
