@@ -1,10 +1,10 @@
-"""A flat graph of tensors in JAX, and the road to XLA: what a reader of another format builds on.
+"""Builds flat graphs of tensors, traces them in jax, and lowers them to XLA.
 
-A graph is built one operation at a time, and `rules` has a rule for each kind of operation. Their
-names are `list(rules)`. `rules[kind].parameters` names the operands and attributes of a kind, and
-`help(rules[kind].lower)` describes them. The rule infers the types of results. It raises
-`InvalidOperation` where operands do not fit. The error has no place in the document: the reader
-catches it and adds the `Span`, which it gives to the operation too.
+A graph is built one operation at a time. `rules` has a rule for each kind of operation:
+`list(rules)` are the kinds, `rules[kind].parameters` names the operands and attributes of a kind,
+and `help(rules[kind].lower)` describes them. The rule infers the types of results. It raises
+`InvalidOperation` for wrong operands. The error has no place in the document: the reader catches it
+and adds the `Span` that it also gives to the operation.
 
     >>> import jax
     >>> import jax.numpy as jnp
@@ -26,9 +26,9 @@ catches it and adds the `Span`, which it gives to the operation too.
     net.toy:1:5: 'axes' must lie in [0,2), it has 2; axes count from 0, the last one is 1
     >>> graph = builder.graph("net", [y], ["y"])
 
-`trace` evaluates it under jax: on parameters and states by label, and on inputs in order. `network`
-makes one operation of such a function, whose kernels are chosen for the platform that it is lowered
-for. It is differentiated, batched and sharded as any function of jax.
+`trace` evaluates the graph under jax, given parameters and states by label, and inputs in order.
+`network` makes such a function one primitive, whose kernels are chosen for the platform that it is
+lowered for. Like any function of jax it can be differentiated, batched and sharded.
 
     >>> def function(parameters, x):
     ...     return trace(graph, Context(), parameters, {}, [x])[y]
@@ -39,8 +39,9 @@ for. It is differentiated, batched and sharded as any function of jax.
     Array([[2., 2., 2.],
            ...
 
-Where parameters stay, `lower` gives two parts: what is prepared of them once, and the call. Both
-take lists of arrays: `leaves` are those of all arguments, the parameters first.
+For parameters that stay the same, `lower` returns two parts: the preparation, which is computed
+once, and the call. Both take lists of arrays. `leaves` are the arrays of all arguments, the
+parameters first.
 
     >>> from lowering import differentiable, lower, prepared, target_of, traced
     >>> program, leaves, tree = traced(function, parameters, x)
@@ -50,16 +51,16 @@ take lists of arrays: `leaves` are those of all arguments, the parameters first.
     >>> jax.tree.unflatten(tree, call(prepared(parts, arrays), inputs)).shape
     (2, 4)
 
-Types are enough for it: each array may be a `jax.ShapeDtypeStruct`. The device of the target need
-not be there.
+Types are sufficient: each array may be a `jax.ShapeDtypeStruct`. The device of the target need not
+be attached.
 
     >>> parts = lower(differentiable(program), target_of("tpu"))
     >>> types = jax.eval_shape(parts.prepare, arrays)
     >>> lowered = jax.jit(parts.call).trace(types, inputs).lower(lowering_platforms=("tpu",))
 
-`Divided` divides parameters over a mesh, for tensor parallelism: `help(Divided)` has the program.
+`Divided` divides parameters over a mesh, for tensor parallelism; `help(Divided)` has an example.
 
-A name is imported when it is first used: the package itself loads no jax.
+Names are imported when they are first used: `import lowering` loads no jax.
 """
 
 from __future__ import annotations

@@ -1,24 +1,30 @@
-"""The one table of axes, which sharding, batches and layouts ask: a row for each primitive.
+"""The table of axes: for each primitive, which axes of operands become which axes of results.
 
-Along a link's axes items stay apart: an item of a result is computed of the items at its place in
-the operands that have the axis, and of all items of the others. A primitive that the table lacks is
-opaque: whoever asks gives the safe answer.
+Sharding, batches and layouts read it. A link joins axes along which items stay apart: an item of a
+result depends on the items at the same index of the operands that have the axis, and on all items
+of the other operands. Callers must assume the worst of a primitive without a row.
 
-Most rows follow from `facts`. A primitive that moves axes in a way of its own has a row below.
+Most rows follow from `facts`. Other primitives have a function below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lowering.extents import runs_of
 from lowering.facts import facts, named
-from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
+from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, Equation, primitive
 
 
 class AxisPart(NamedTuple):
-    """A factor of an axis: of `extent` items, behind factors of `before` in all."""
+    """A factor of an axis.
+
+    Args:
+        axis: the axis.
+        before: the product of the factors before it.
+        extent: its number of items.
+    """
 
     axis: int
     before: int
@@ -26,34 +32,37 @@ class AxisPart(NamedTuple):
 
 
 def number(axis: int | AxisPart) -> int:
-    """Return the number of an axis, or of that of a part."""
+    """Return the number of an axis, or of the axis that has this part."""
     return axis.axis if isinstance(axis, AxisPart) else axis
 
 
-Run = tuple[int | AxisPart, ...]  # axes, or parts of them, that follow one another
+Run = tuple[int | AxisPart, ...]  # consecutive axes, or parts of axes
+Fate = Literal["apart", "sum", "lookup"]  # of items along an axis, as `AxisLink` says
+Pair = tuple[Sequence[int], Sequence[int]]  # axes of the left and of the right operand
+ProductNumbers = tuple[Pair, Pair]  # of a dot_general: axes of sums, axes of the batch
 
 
 class AxisLink(NamedTuple):
-    """Axes of operands and results, by place, that are one axis.
+    """Axes of operands and of results that correspond to each other.
 
     Args:
-        operands: the axes of the operands that have it.
-        results: the axes of the results; none where its items end.
-        does: what happens to items along it: they stay "apart", a result has their "sum" (or their
-            product or maximum), or "lookup" chooses some of them by another operand.
+        operands: the axes by index of the operand; operands without such an axis are left out.
+        results: the axes by index of the result; empty if no result has the axis.
+        does: "apart" if items stay apart along the axis, "sum" if a result has their sum, product
+            or maximum, "lookup" if another operand selects some of the items.
     """
 
     operands: Mapping[int, Run]
     results: Mapping[int, Run] = {}
-    does: Literal["apart", "sum", "lookup"] = "apart"
+    does: Fate = "apart"
 
     @property
     def is_of_parts(self) -> bool:
-        """Tell whether operands have it as a part of an axis, as groups of channels."""
+        """Tell whether an operand has only a part of an axis in the link, as groups of channels."""
         return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
-        """Return the axes of operands and of results if each is one, and no part of one."""
+        """Return the axes of operands and of results, or None if one is a part or several axes."""
         pair: list[dict[int, int]] = []
         for runs in (self.operands, self.results):
             axes = {i: run[0] for i, run in runs.items() if len(run) == 1}
@@ -64,12 +73,12 @@ class AxisLink(NamedTuple):
 
 
 class LinkedAxes(NamedTuple):
-    """What an equation does to axes. Something else happens along axes that no link has.
+    """The row of an equation. Nothing is known about axes without a link.
 
     Args:
-        links: the axes that go through it, or end in it.
-        alike: axes of the first result along which all its items are the same, of any operands.
-        weights: the places of operands by whose items those of others are multiplied, or chosen.
+        links: the axes that pass from operands to results, or are summed.
+        alike: axes of the first result along which all items are equal, for any operands.
+        weights: the indices of operands that may be the weights of a product or lookup.
     """
 
     links: Sequence[AxisLink]
@@ -78,12 +87,12 @@ class LinkedAxes(NamedTuple):
 
 
 UNLINKED = LinkedAxes(())
-Row = Callable[[Any], LinkedAxes]
+Row = Callable[[Equation], LinkedAxes]
 _ROWS: dict[str, Row] = {}
 
 
-def axes_of(equation: Any) -> LinkedAxes | None:
-    """Return the row of an equation: its linked axes, None where the table lacks its primitive."""
+def axes_of(equation: Equation) -> LinkedAxes | None:
+    """Return the linked axes of an equation, or None if its primitive has no row."""
     row = _ROWS.get(name := primitive(equation))
     if row is not None:
         return row(equation)
@@ -100,7 +109,7 @@ def axes_of(equation: Any) -> LinkedAxes | None:
 
 
 def is_listed(name: str) -> bool:
-    """Tell whether the table has a primitive."""
+    """Tell whether a primitive has a row."""
     fact = named(name)
     return name in _ROWS or bool(fact.removes or fact.keeps_axes)
 
@@ -113,29 +122,33 @@ def _row(*primitives: str) -> Callable[[Row], Row]:
     return register
 
 
-def _shape(variable: Any) -> Sequence[Any]:
-    return getattr(variable.aval, "shape", ())
+def _shape(operand: Atom) -> tuple[int, ...]:
+    return getattr(operand.aval, "shape", ())
 
 
 def _one(
-    operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Any = "apart"
+    operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Fate = "apart"
 ) -> AxisLink:
-    """Return the link of single axes."""
+    """Return the link of one axis of each operand and result, by index."""
     ends = {place: (axis,) for place, axis in (results or {}).items()}
     return AxisLink({place: (axis,) for place, axis in operands.items()}, ends, does)
 
 
 def _shared(
-    operands: Iterable[int], axis: int, results: Iterable[int] = (), end: int = 0, **does: Any
+    operands: Iterable[int],
+    axis: int,
+    results: Iterable[int] = (),
+    end: int = 0,
+    does: Fate = "apart",
 ) -> AxisLink:
-    """Return the link of an axis that several operands have, and several results."""
-    return _one({i: axis for i in operands}, {i: end for i in results}, **does)
+    """Return the link of `axis` of several operands with axis `end` of several results."""
+    return _one({i: axis for i in operands}, {i: end for i in results}, does)
 
 
-def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """Link axes of the same number in operands and results of the same rank, if extents are equal.
+def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
+    """Link axis i of operands and results of equal rank, if the extents are equal.
 
-    Items of operands of extent 1 may repeat.
+    Axes in `touched` have no link. With `repeats`, operands of extent 1 are broadcast.
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
@@ -151,8 +164,8 @@ def _same(equation: Any, touched: Iterable[int] = (), *, repeats: bool = False) 
     return LinkedAxes(links)
 
 
-def _removed(equation: Any, name: str, *, is_sum: bool) -> LinkedAxes:
-    """Link the axes that stay, each with its number after those before it are gone."""
+def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
+    """Link the axes that are not removed, and with `is_sum` those that are."""
     removed = equation.params[name]
     left = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
     results = range(len(equation.outvars))
@@ -162,8 +175,8 @@ def _removed(equation: Any, name: str, *, is_sum: bool) -> LinkedAxes:
     return LinkedAxes(links)
 
 
-def _touched(equation: Any, per_axis: Mapping[str, Any]) -> set[int]:
-    """Return the axes for which a parameter's entry changes something."""
+def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
+    """Return the axes for which a parameter has an entry other than the neutral one."""
     return {
         axis
         for name, neutral in per_axis.items()
@@ -174,19 +187,19 @@ def _touched(equation: Any, per_axis: Mapping[str, Any]) -> set[int]:
 
 
 @_row("optimization_barrier")
-def _barrier(equation: Any) -> LinkedAxes:
+def _barrier(equation: Equation) -> LinkedAxes:
     pairs = enumerate(equation.invars)
     return LinkedAxes([_one({i: a}, {i: a}) for i, v in pairs for a in range(len(_shape(v)))])
 
 
 @_row("transpose")
-def _transpose(equation: Any) -> LinkedAxes:
+def _transpose(equation: Equation) -> LinkedAxes:
     return LinkedAxes([_one({0: i}, {0: j}) for j, i in enumerate(equation.params["permutation"])])
 
 
 @_row("broadcast_in_dim")
-def _broadcast(equation: Any) -> LinkedAxes:
-    """Link axes that keep their extent; along all others items are alike."""
+def _broadcast(equation: Equation) -> LinkedAxes:
+    """Link axes that keep their extent; along all other axes items are equal."""
     extents = _shape(equation.outvars[0])
     pairs = zip(equation.params["broadcast_dimensions"], _shape(equation.invars[0]), strict=True)
     places = {i: j for i, (j, n) in enumerate(pairs) if n == extents[j]}
@@ -195,13 +208,13 @@ def _broadcast(equation: Any) -> LinkedAxes:
 
 
 @_row("reshape", "expand_dims")
-def _reshape(equation: Any) -> LinkedAxes:
+def _reshape(equation: Equation) -> LinkedAxes:
     if equation.params.get("dimensions") is not None:
         return UNLINKED
     shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
     links: list[AxisLink] = []
     for runs in runs_of(*shapes) or ():
-        if max(map(len, runs)) > 1:  # beside others an axis of one item makes no difference
+        if max(map(len, runs)) > 1:  # an axis of one item makes no difference beside other axes
             runs = [tuple(i for i in x if n[i] != 1) for x, n in zip(runs, shapes, strict=True)]
         old, new = runs
         links.append(AxisLink({0: old}, {0: new}))
@@ -209,22 +222,22 @@ def _reshape(equation: Any) -> LinkedAxes:
 
 
 @_row("stack")
-def _stack(equation: Any) -> LinkedAxes:
+def _stack(equation: Equation) -> LinkedAxes:
     operands, axis = range(len(equation.invars)), equation.params["axis"]
     places = [j for j in range(len(_shape(equation.outvars[0]))) if j != axis]
     return LinkedAxes([_shared(operands, i, [0], j) for i, j in enumerate(places)])
 
 
 @_row("unstack")
-def _unstack(equation: Any) -> LinkedAxes:
+def _unstack(equation: Equation) -> LinkedAxes:
     results, axis = range(len(equation.outvars)), equation.params["axis"]
     places = [i for i in range(len(_shape(equation.invars[0]))) if i != axis]
     return LinkedAxes([_shared([0], i, results, j) for j, i in enumerate(places)])
 
 
 @_row("slice", "split")
-def _slice(equation: Any) -> LinkedAxes:
-    """Link axes of which all is taken, and a part of others to the factors that it has."""
+def _slice(equation: Equation) -> LinkedAxes:
+    """Link whole axes, and slices of an axis that are one index of its leading factor."""
     links: list[AxisLink] = []
     for place, starts in enumerate(cuts(equation)):
         extents, sizes = _shape(equation.invars[0]), _shape(equation.outvars[place])
@@ -236,8 +249,8 @@ def _slice(equation: Any) -> LinkedAxes:
     return LinkedAxes(links)
 
 
-def cuts(equation: Any) -> list[list[int | None]]:
-    """Return where each result of a slice or split starts along each axis, None with strides."""
+def cuts(equation: Equation) -> list[list[int | None]]:
+    """Return the start of each result of a slice or split along each axis, None with strides."""
     params, rank = equation.params, len(_shape(equation.invars[0]))
     if primitive(equation) == "slice":
         strides = params["strides"] or (1,) * rank
@@ -248,13 +261,13 @@ def cuts(equation: Any) -> list[list[int | None]]:
 
 
 @_row("top_k")
-def _top_k(equation: Any) -> LinkedAxes:
+def _top_k(equation: Equation) -> LinkedAxes:
     axis = equation.params.get("axis", -1)
     return _same(equation, [axis % len(_shape(equation.invars[0]))])
 
 
 @_row("tile")
-def _tile(equation: Any) -> LinkedAxes:
+def _tile(equation: Equation) -> LinkedAxes:
     repeats = equation.params["reps"]
     pairs = enumerate(zip(repeats, _shape(equation.invars[0]), strict=True))
     alike = frozenset(i for i, (count, n) in pairs if n == 1 and count != 1)
@@ -262,23 +275,29 @@ def _tile(equation: Any) -> LinkedAxes:
 
 
 @_row("iota")
-def _iota(equation: Any) -> LinkedAxes:
+def _iota(equation: Equation) -> LinkedAxes:
     axes = frozenset(range(len(_shape(equation.outvars[0]))))
     return LinkedAxes((), axes - {equation.params["dimension"]})
 
 
 @_row("dynamic_slice", "dynamic_update_slice", "name", "sharding_constraint")
-def _unchanged(equation: Any) -> LinkedAxes:
+def _unchanged(equation: Equation) -> LinkedAxes:
     return _same(equation)  # a slice that keeps an extent starts at 0
 
 
 def _products(
-    equation: Any, numbers: Any, mixed: Sequence[int] = (), groups: Sequence[int] = ()
+    equation: Equation,
+    numbers: ProductNumbers,
+    mixed: Sequence[int] = (),
+    groups: Sequence[int] = (),
 ) -> list[AxisLink]:
-    """Return the links of a product: its batch, free axes of both operands, and sums.
+    """Return the links of a product: batch axes, free axes of both operands, and summed axes.
 
-    Free axes of the left operand that are `mixed` have a place in the result but no link. The
-    result does not have the axes of the right operand that are `groups`.
+    Args:
+        equation: a dot_general or ragged_dot_general.
+        numbers: its dimension numbers.
+        mixed: free axes of the left operand along which items do not stay apart, without links.
+        groups: axes of the right operand that the result lacks.
     """
     sums, batches = numbers
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
@@ -294,25 +313,25 @@ def _products(
 
 
 @_row(PRODUCT)
-def _dot(equation: Any) -> LinkedAxes:
+def _dot(equation: Equation) -> LinkedAxes:
     return LinkedAxes(_products(equation, equation.params["dimension_numbers"]), weights=(0, 1))
 
 
 @_row("ragged_dot_general")
-def _ragged_dot(equation: Any) -> LinkedAxes:
-    """Link axes of a product whose rows are in groups: the number of a row tells its matrix."""
+def _ragged_dot(equation: Equation) -> LinkedAxes:
+    """Link axes of a product whose rows are in groups, with a matrix for each group."""
     ragged = equation.params["ragged_dot_dimension_numbers"]
     numbers, rows = ragged.dot_dimension_numbers, ragged.lhs_ragged_dimensions
     (sums, _), (batch, _) = numbers
     if not {*rows}.isdisjoint((*sums, *batch)) or len(_shape(equation.invars[2])) > 1:
-        return UNLINKED  # sizes of groups may be an item's own
+        return UNLINKED  # each item of a batch may have its own group sizes
     links = _products(equation, numbers, rows, ragged.rhs_group_dimensions)
     return LinkedAxes(links, weights=(1,))
 
 
 @_row(CONVOLUTION)
-def _convolution(equation: Any) -> LinkedAxes:
-    """Link items and channels; of groups the group alone, within which channels meet."""
+def _convolution(equation: Equation) -> LinkedAxes:
+    """Link the batch and the channels; with groups link the groups instead of the channels."""
     params, numbers = equation.params, equation.params["dimension_numbers"]
     items, channels, *_ = numbers.lhs_spec
     outputs, inputs, *_ = numbers.rhs_spec
@@ -329,8 +348,8 @@ def _convolution(equation: Any) -> LinkedAxes:
 
 
 @_row("gather")
-def _gather(equation: Any) -> LinkedAxes:
-    """Link axes that are taken whole, and those of indices; a lookup is along one axis."""
+def _gather(equation: Equation) -> LinkedAxes:
+    """Link whole axes, axes of the indices, and the one axis of a lookup."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
     collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
@@ -339,7 +358,7 @@ def _gather(equation: Any) -> LinkedAxes:
     links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
     beside = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
-    for i, j in enumerate(rows):  # the last axis of indices has numbers of one item
+    for i, j in enumerate(rows):  # the last axis of the indices holds the coordinates of one item
         links.append(_one({1: i} | ({0: beside[i]} if i in beside else {}), {0: j}))
     if len(collapsed) != 1 or batched or numbers.start_index_map != collapsed:
         return LinkedAxes(links)
@@ -347,8 +366,8 @@ def _gather(equation: Any) -> LinkedAxes:
 
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
-def _scatter(equation: Any) -> LinkedAxes:
-    """Link axes that updates have whole, and those of a batch."""
+def _scatter(equation: Equation) -> LinkedAxes:
+    """Link axes that updates cover as a whole, and batch axes."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
@@ -363,13 +382,13 @@ def _scatter(equation: Any) -> LinkedAxes:
 
 
 @_row("reduce")
-def _reduce(equation: Any) -> LinkedAxes:
+def _reduce(equation: Equation) -> LinkedAxes:
     return _removed(equation, "dimensions", is_sum=False)
 
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
-def _leading(equation: Any) -> LinkedAxes:
-    """Link leading axes: those before the axes of a matrix, or of a Fourier transform."""
+def _leading(equation: Equation) -> LinkedAxes:
+    """Link the axes before those of the matrices, or of the Fourier transform."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands, results = range(len(equation.invars)), range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)

@@ -1,10 +1,9 @@
-"""Find the axis of each variable that holds the items of a batch, and change their number."""
+"""Finds the batch axis of each variable, and changes the number of items in the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -12,56 +11,69 @@ from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of
 from lowering.bodies import InnerFunction, bodies
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
+from lowering.jaxprs import (
+    CONVOLUTION,
+    PRODUCT,
+    SCAN,
+    Atom,
+    Equation,
+    Variable,
+    is_literal,
+    primitive,
+)
 from lowering.program import Program
 
-Axes = Mapping[Any, int]
-Alike = Mapping[Any, set[int]]  # axes along which a variable is the same
+Axes = Mapping[Variable, int]
+Alike = Mapping[Variable, set[int]]  # axes along which all items of a variable are equal
 _SUMS = ("reduce_max", "reduce_sum", PRODUCT)
 
 
 class NotSeparableError(Exception):
-    """Items of the batch may depend on one another, by the equation that is its argument."""
+    """Items of the batch may depend on one another; the argument is the equation."""
 
 
 def batch_axes(
     program: Program,
-    known: Axes,
+    seeds: Axes,
     *,
-    follow: Iterable[Any] = (),
+    follow: Iterable[Variable] = (),
     reduces: bool = False,
     resizes: bool = True,
-) -> dict[Any, int]:
-    """Map variables to their axis of the batch's items. Raises NotSeparableError if items mix.
+) -> dict[Variable, int]:
+    """Map variables to their batch axis; raise NotSeparableError if items may mix.
 
-    What shall `follow` has the axis of what it meets, if it has items for all of the batch. If it
-    `reduces`, maxima and sums over items are allowed: they have no such axis. Where nobody
-    `resizes` the program, loops and lookups are followed too.
+    Args:
+        program: the program.
+        seeds: the batch axes of some arguments.
+        follow: variables that get the batch axis of the operands beside them, if they have an item
+            for each of the batch.
+        reduces: whether sums and maxima over the batch are allowed; they have no batch axis.
+        resizes: whether `resized` will change the batch. If not, loops and lookups are followed.
     """
-    axes, following = dict(known), set(follow) - set(known)
-    size = next((v.aval.shape[axis] for v, axis in known.items()), 1)
+    axes, following = dict(seeds), set(follow) - set(seeds)
+    size = next((v.aval.shape[axis] for v, axis in seeds.items()), 1)
     alike = {} if resizes else _alike(program, size)
 
-    def has_items(v: Any, axis: int) -> bool:
-        """Tell whether an operand without the batch has items for it all the same."""
+    def has_items(v: Atom, axis: int) -> bool:
+        """Tell whether an operand without a batch axis has an item for each of the batch."""
         is_along = v in following and v.aval.shape[axis] == size
         return is_along or axis in alike.get(v, ())
 
     for equation in program.equations:
         operands = [None if is_literal(v) else axes.get(v) for v in equation.invars]
         if all(axis is None for axis in operands):
-            result = equation.outvars[0] if equation.outvars else None
-            if not resizes:
-                alike[result] = _axes_alike(equation, alike)
-            elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
-                alike[result] = _axes_alike(equation, {})
+            for result in equation.outvars[:1]:
+                if not resizes:
+                    alike[result] = _axes_alike(equation, alike)
+                elif primitive(equation) == "broadcast_in_dim" and program.uses[result] == 1:
+                    alike[result] = _axes_alike(equation, {})
             continue
-        if held := [] if resizes else bodies(equation):
-            within = [_axes_within(program, equation, x, operands, has_items) for x in held]
+        if functions := [] if resizes else bodies(equation):
+            within = [_axes_within(program, equation, x, operands, has_items) for x in functions]
             results = [x for x in within if x]
             if any(x != results[0] for x in results):  # branches
                 raise NotSeparableError(equation)
-            places = {**results[0]} if results else {}  # none of a function for its effects
+            places = {**results[0]} if results else {}  # a function may have effects only
             taken = following.union(equation.outvars)
             axes.update((v, x) for v, x in places.items() if x is not None and v in taken)
             continue
@@ -77,19 +89,19 @@ def batch_axes(
     return axes
 
 
-Ends = tuple[Mapping[int, int], Mapping[int, int]]  # axes of operands and of results, by place
+Ends = tuple[Mapping[int, int], Mapping[int, int]]  # axes by index of the operand, and result
 
 
 def _links(
-    equation: Any,
+    equation: Equation,
     operands: Sequence[int | None],
-    has_items: Callable[[Any, int], bool],
+    has_items: Callable[[Atom, int], bool],
     *,
     resizes: bool,
 ) -> Sequence[Ends]:
-    """Return the links that operands with these axes are in, none where items mix.
+    """Return the links of the operands' batch axes, or none if items mix.
 
-    Operands of a link that are the same for all items, or follow, may have no axis yet.
+    Operands that are equal for all items, or follow, need no batch axis yet.
     """
     if resizes and not _is_resizable(equation):
         return []
@@ -111,15 +123,15 @@ def _links(
     return exact or [ends for ends in links if holds(ends[0])][:1]
 
 
-def _is_resizable(equation: Any) -> bool:
+def _is_resizable(equation: Equation) -> bool:
     fact = facts(equation)
     is_product = primitive(equation) in (PRODUCT, CONVOLUTION)
     return is_product or fact.keeps_axes or fact.shapes or bool(fact.removes)
 
 
-def _alike(program: Program, size: int) -> dict[Any, set[int]]:
-    """Return for each constant the axes of this extent along which it is the same."""
-    alike: dict[Any, set[int]] = {}
+def _alike(program: Program, size: int) -> dict[Variable, set[int]]:
+    """Map each constant to its axes of extent `size` along which all its items are equal."""
+    alike: dict[Variable, set[int]] = {}
     for variable, constant in zip(program.constants, program.closed.consts, strict=True):
         if axes := [axis for axis, n in enumerate(variable.aval.shape) if n == size]:
             array = np.asarray(constant)
@@ -127,8 +139,8 @@ def _alike(program: Program, size: int) -> dict[Any, set[int]]:
     return alike
 
 
-def _axes_alike(equation: Any, alike: Alike) -> set[int]:
-    """Return the axes along which the first result is the same, as its operands are."""
+def _axes_alike(equation: Equation, alike: Alike) -> set[int]:
+    """Return the axes along which all items of the first result are equal."""
     table = axes_of(equation) or UNLINKED
     axes = {*table.alike}
     for starts, ends in filter(None, (link.single() for link in table.links)):
@@ -140,14 +152,14 @@ def _axes_alike(equation: Any, alike: Alike) -> set[int]:
 
 def _axes_within(
     program: Program,
-    equation: Any,
+    equation: Equation,
     body: InnerFunction,
     operands: Sequence[int | None],
-    has_items: Callable[[Any, int], bool],
-) -> dict[Any, int | None]:
-    """Return the axes of results of a function within, in each turn of which items are apart.
+    has_items: Callable[[Atom, int], bool],
+) -> dict[Variable, int | None]:
+    """Return the batch axes of an inner function's results, and of a loop's initial values.
 
-    Also those of the operands that a loop carries at first.
+    Items must stay apart in every turn of a loop.
     """
     inside = replace(program, closed=body.closed)
     arguments, carried = inside.arguments, [*body.again.values()]
@@ -179,27 +191,27 @@ def _axes_within(
 
 
 def _outside(
-    equation: Any, body: InnerFunction, ends: Sequence[int | None]
-) -> dict[Any, int | None]:
-    """Return the axis of each result of an equation, given those of a function in it."""
-    axes: dict[Any, int | None] = {}
+    equation: Equation, body: InnerFunction, ends: Sequence[int | None]
+) -> dict[Variable, int | None]:
+    """Map results of an equation to their batch axis, given the axes of its inner function."""
+    axes: dict[Variable, int | None] = {}
     for axis, outer in zip(ends, body.results, strict=True):
         if outer is not None:
             end = None if axis is None else axis + outer.steps
             axes[equation.outvars[outer.place]] = end
-        elif axis is not None:  # items that end at different turns
+        elif axis is not None:  # the items of a batch need different numbers of turns
             raise NotSeparableError(equation)
     return axes
 
 
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
-    """Return the program for so many items along axes instead of all."""
-    shapes: dict[Any, list[int]] = {}
+    """Return the program with other extents: each part has axes by variable, and their extent."""
+    shapes: dict[Variable, list[int]] = {}
     for axes, size in parts:
         for variable, axis in axes.items():
             shapes.setdefault(variable, list(variable.aval.shape))[axis] = size
 
-    def change(equation: Any) -> Any:
+    def change(equation: Equation) -> Equation:
         (result, *_), name = equation.outvars, facts(equation).resized
         if not name or result not in shapes:
             return equation

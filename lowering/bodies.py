@@ -1,44 +1,49 @@
-"""The functions that equations evaluate: bodies of loops, branches, calls, choices of platforms.
+"""Lists the functions that an equation evaluates: bodies of loops, branches, called functions.
 
-Whoever follows axes, or anything else, through a program goes through these in one way.
+Analyses that follow axes or other properties through a program enter inner functions by this list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lowering import jaxprs
-from lowering.jaxprs import primitive
+from lowering.jaxprs import ClosedJaxpr, Equation, primitive
 
 
 class Outer(NamedTuple):
-    """The operand or result, by place, of which a body has all items, or one along `steps` axes."""
+    """The operand or result of the equation that an inner argument or result corresponds to.
+
+    Args:
+        place: its index among the operands or results.
+        steps: 1 if the inner function has one item along the leading axis, else 0.
+    """
 
     place: int
     steps: int = 0
 
 
 class InnerFunction(NamedTuple):
-    """A function within an equation.
+    """A function that an equation evaluates.
 
     Args:
         closed: the function.
-        arguments: by argument, which operand of the equation it is at first.
-        results: by result, which one of the equation it is; None for what a loop asks.
-        again: by result, the argument that it is in the next turn of a loop.
-        times: how often a call evaluates it, 1 where only a run knows.
+        arguments: by argument, its operand of the equation, in the first turn of a loop.
+        results: by result, its result of the equation; None for the condition of a loop.
+        again: maps the index of a result to the argument that it becomes in the next turn.
+        times: the number of evaluations in a call, 1 if it is unknown before a run.
     """
 
-    closed: Any
+    closed: ClosedJaxpr
     arguments: Sequence[Outer]
     results: Sequence[Outer | None]
     again: Mapping[int, int] = {}
     times: int = 1
 
 
-def bodies(equation: Any) -> list[InnerFunction]:
-    """Return the functions that an equation evaluates; none if it is a primitive's own work."""
+def bodies(equation: Equation) -> list[InnerFunction]:
+    """Return the functions that an equation evaluates, in order; most primitives have none."""
     name, params = primitive(equation), equation.params
     operands, results = (
         list(map(Outer, range(len(x)))) for x in (equation.invars, equation.outvars)
@@ -52,12 +57,12 @@ def bodies(equation: Any) -> list[InnerFunction]:
             again = {i: count + i for i in range(carried)}
             return [InnerFunction(params["jaxpr"], arguments, ends, again, params["length"])]
         case "while":
-            asks, count = params["cond_nconsts"], params["body_nconsts"]
-            state = operands[asks + count :]
+            tested, count = params["cond_nconsts"], params["body_nconsts"]
+            state = operands[tested + count :]
             again = {i: count + i for i in range(len(results))}
             return [
-                InnerFunction(params["cond_jaxpr"], [*operands[:asks], *state], [None]),
-                InnerFunction(params["body_jaxpr"], [*operands[asks:]], results, again),
+                InnerFunction(params["cond_jaxpr"], [*operands[:tested], *state], [None]),
+                InnerFunction(params["body_jaxpr"], [*operands[tested:]], results, again),
             ]
         case "cond":
             return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]

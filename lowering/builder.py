@@ -1,4 +1,4 @@
-"""Builds a flat graph one operation at a time; the rules infer types."""
+"""Builds a flat graph one operation at a time; rules infer the types."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ from lowering.location import Span
 from lowering.ops import require, rules
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
-_LONGEST = 400  # letters of a name that others are made of
-_MOST_EMPTY = 1 << 22  # places before an empty axis: XLA on CPUs counts through them, 0.6 s
+_LONGEST = 400  # characters; longer names are cut before a suffix is added
+_MOST_EMPTY = 1 << 22  # items of the axes before an empty one; XLA loops over them, 0.6 s
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class GraphBuilder:
     """Builds an immutable graph of inputs, variables and operations; raises InvalidOperation.
 
     `real` and `integer` are the dtypes of literals and untyped tensors. A name that another value
-    has gets a suffix: a reader asks `is_taken` first, where its document forbids that.
+    has already gets a suffix. A reader whose documents forbid equal names asks `is_taken` first.
     """
 
     real: str = "float32"
@@ -66,15 +66,15 @@ class GraphBuilder:
     _taken: set[str] = field(default_factory=set[str])
     _reserved: set[str] = field(default_factory=set[str])
     _suffixes: dict[str, int] = field(default_factory=dict[str, int])
-    _unreserved: dict[str, str] = field(default_factory=dict[str, str])  # what `unreserved` found
+    _unreserved: dict[str, str] = field(default_factory=dict[str, str])  # results of `unreserved`
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep names for the values that are created under exactly them."""
+        """Reserve names for values that are created under exactly these names."""
         self._reserved.update(names)
         self._unreserved.clear()
 
     def unreserved(self, name: str) -> str:
-        """Return the name, or a longer one where it is reserved."""
+        """Return the name, with underscores appended while it is reserved."""
         passed: list[str] = []
         while name in self._reserved:
             passed.append(name)
@@ -90,12 +90,12 @@ class GraphBuilder:
         """Tell whether a value has this name."""
         return name in self._taken
 
-    def _name(self, wanted: str, exact: bool) -> str:
-        name = wanted
+    def _name(self, stem: str, exact: bool) -> str:
+        name = stem
         while name in self._taken or (name in self._reserved and not exact):
-            wanted = wanted[:_LONGEST]
-            self._suffixes[wanted] = self._suffixes.get(wanted, 0) + 1
-            name = f"{wanted}_{self._suffixes[wanted]}"
+            stem = stem[:_LONGEST]
+            self._suffixes[stem] = self._suffixes.get(stem, 0) + 1
+            name = f"{stem}_{self._suffixes[stem]}"
         self._taken.add(name)
         return name
 
@@ -106,47 +106,50 @@ class GraphBuilder:
         return value
 
     def variable(self, name: str, label: str, type: TensorType, span: Span | None) -> Value:
-        """Return the tensor stored under a label, the same each time; declare it the first time.
+        """Declare the variable of a label, and return its tensor, the same for each declaration.
 
-        `name` is the tensor's in the graph. `trace` finds its array by the label. `span` is the
-        place of its declaration, which the graph keeps. A variable that nothing updates is a
-        parameter, another one a state.
+        Args:
+            name: the name of the tensor in the graph.
+            label: the name of the variable's array for `trace`.
+            type: the type of the tensor; InvalidShape if another declaration has another type.
+            span: the place of the declaration.
+
+        A variable becomes a state if `update` is called for it, otherwise a parameter.
         """
-        known = self._variables.get(label)
-        if known is None:
+        variable = self._variables.get(label)
+        if variable is None:
             value = Value(self._name(name, exact=name in self._reserved), type)
-            known = _Variable(label, value, span)
-            self._variables[label] = known
-            self._variable_of[value] = known
-        elif (
-            shapes_differ(known.value.type.shape, type.shape)
-            or known.value.type.dtype != type.dtype
-        ):
+            variable = _Variable(label, value, span)
+            self._variables[label] = variable
+            self._variable_of[value] = variable
+            return value
+        before = variable.value.type
+        if shapes_differ(before.shape, type.shape) or before.dtype != type.dtype:
             raise InvalidShape(
-                f"variable '{label}' is declared as {type} here and as {known.value.type} before",
+                f"variable '{label}' is declared as {type} here and as {before} before",
                 hint="variables of one label share their data, so they must have one shape",
             )
-        return known.value
+        return variable.value
 
     def variable_of(self, label: str) -> Value | None:
-        """Return the tensor stored under a label, None if it is not declared."""
-        known = self._variables.get(label)
-        return known and known.value
+        """Return the tensor of the variable with a label, or None if none is declared."""
+        variable = self._variables.get(label)
+        return variable and variable.value
 
     def starting(self, label: str, variable: Value, initial: Value, span: Span | None) -> None:
-        """Declare the tensor that the variable of a label starts with.
+        """Declare the tensor of a variable's initial value.
 
-        In the graph of a first cycle `variable` is that tensor.
+        In the graph of a first cycle `variable` and `initial` are the same tensor.
         """
-        known = self._variables.setdefault(label, _Variable(label, variable, span))
-        self._variable_of[variable] = known
-        known.initial = initial
+        declared = self._variables.setdefault(label, _Variable(label, variable, span))
+        self._variable_of[variable] = declared
+        declared.initial = initial
 
     def update(self, variable: Operand, value: Value, shape: Shape | None = None) -> Value:
-        """Have a variable take a value after each cycle; return that value.
+        """Set the value that a variable takes after each cycle, and return the value.
 
-        `shape` is what it may have, with UNKNOWN where that changes from cycle to cycle: by default
-        the shape that it is declared with.
+        The value must have the shape `shape`, by default the variable's declared shape. Extents
+        that change from cycle to cycle are UNKNOWN.
         """
         target = self._variable_of.get(variable) if isinstance(variable, Value) else None
         if target is None:
@@ -171,7 +174,7 @@ class GraphBuilder:
         return value
 
     def literal_type(self, value: Scalar) -> TensorType:
-        """Return the type of a literal where a tensor is due; InvalidOperation if none has it."""
+        """Return the type of a literal as a tensor; InvalidOperation if it is out of range."""
         match value:
             case np.generic():
                 return TensorType((), value.dtype.name)
@@ -184,7 +187,7 @@ class GraphBuilder:
                 return TensorType((), self.real)
 
     def _as_read(self, operand: Value | Scalar) -> TensorType:
-        """Return the type that rules see; raise InvalidShape where none can read the tensor."""
+        """Return the type of an operand for rules; raise InvalidShape for a too large axis."""
         type = operand.type if isinstance(operand, Value) else self.literal_type(operand)
         for extent in type.shape:
             if extent > MAX_EXTENT:
@@ -206,50 +209,50 @@ class GraphBuilder:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Result, ...]:
-        """Add an operation and return its results, named by `names`; missing names are made.
+        """Add an operation, and return its results.
 
-        Raise InvalidOperation where its arguments break the rule, KeyError where `rules` has no
-        such kind. Nothing checks the Python types of attributes: what the rule does with others is
-        an error of Python.
+        Raise InvalidOperation if the arguments break the rule, KeyError if `rules` has no such
+        kind. The Python types of attributes are not checked: wrong ones raise errors of Python.
 
         Args:
             kind: one of `lowering.rules`.
-            operands: tensors, literals in the place of constant ones, or tuples of these, by the
-                names of the rule's parameters.
-            attributes: numbers, strings, or tuples of these, no lists, by such names.
-            names: names of the results, of which there is one at least.
-            span: its place in the document, which errors, HLO and profiles tell.
-            calls: the chain of a document's own functions that it comes from.
-            rule: a user's own for `kind`.
-            inserted: whether the document does not know its results.
+            operands: tensors, literals for constant tensors, or tuples of these, by name of the
+                rule's parameter.
+            attributes: numbers, strings, or tuples of these, by name of the rule's parameter.
+            names: the names of results, at least one; for other numbers of results, names are made
+                from the first.
+            span: the place in the document, for errors, HLO and profiles.
+            calls: the nested calls of the document's functions that the operation comes from.
+            rule: a user's rule for `kind`.
+            inserted: whether the document has no such results.
         """
-        known = rule or rules[kind]
-        given: dict[str, Any] = {**operands, **attributes}
-        reads, arguments = known.infer_reads, dict[str, Any]()
-        for name, x in given.items():
+        used = rule or rules[kind]
+        arguments: dict[str, Any] = {**operands, **attributes}
+        reads, types = used.infer_reads, dict[str, Any]()  # types, and attributes
+        for name, x in arguments.items():
             if "**" in reads or name in reads:
                 read = mapped(x, self._as_read) if name in operands else _opened(x)
-                arguments[python_name(name)] = read
-        if len(arguments) < len(given) and "**" not in known.parameters:
-            for name in given:
-                if name not in known.parameters:
+                types[python_name(name)] = read
+        if len(types) < len(arguments) and "**" not in used.parameters:
+            for name in arguments:
+                if name not in used.parameters:
                     raise InvalidOperation(f"the rule takes no '{name}'")
-        if len(given) < len(known.parameters):
-            required = set(known.parameters) - known.defaults.keys() - {"**"}
-            if missing := sorted(required - given.keys()):
+        if len(arguments) < len(used.parameters):
+            required = set(used.parameters) - used.defaults.keys() - {"**"}
+            if missing := sorted(required - arguments.keys()):
                 raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
         try:
-            inferred = known.infer(**arguments)
-        except ZeroDivisionError:  # some divide by an extent
+            inferred = used.infer(**types)
+        except ZeroDivisionError:  # some rules divide by an extent
             if not any([0 in v.type.shape for x in operands.values() for v in values_of(x)]):
                 raise
             raise InvalidShape("an operand is empty, it needs items") from None
-        if isinstance(inferred, TensorType) and len(names) == 1:  # as nearly always
+        if isinstance(inferred, TensorType) and len(names) == 1:  # the usual case
             results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
         else:
             results = self._results(inferred, names, inserted)
-        own = tuple(operands.items()), tuple(attributes.items())
-        self.operations.append(Operation(kind, *own, results, span, calls, rule))
+        pairs = tuple(operands.items()), tuple(attributes.items())
+        self.operations.append(Operation(kind, *pairs, results, span, calls, rule))
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
@@ -257,12 +260,12 @@ class GraphBuilder:
         count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
         stem = names[0][:_LONGEST]
-        wanted = iter(
+        result_names = iter(
             names if exact else [f"{stem}_{i}" if count > 1 else names[0] for i in range(count)]
         )
 
         def value(type: TensorType) -> Value:
-            return Value(self._name(next(wanted), exact), _possible(type), inserted)
+            return Value(self._name(next(result_names), exact), _possible(type), inserted)
 
         return tuple([tuple(map(value, i)) if isinstance(i, list) else value(i) for i in structure])
 
@@ -273,7 +276,7 @@ class GraphBuilder:
         output_names: Sequence[str],
         input_names: Sequence[str] | None = None,
     ) -> Graph:
-        """Return the graph of all that was added, inputs in the order of `input_names` if given."""
+        """Return the graph; `input_names` is the order of inputs, by default that of `input`."""
         variables = self._variables.values()
         inputs = {value.name: value for value in self._inputs}
         return Graph(
@@ -294,7 +297,7 @@ class GraphBuilder:
 
 
 def _possible(type: TensorType) -> TensorType:
-    """Return the type of a result; raise InvalidShape for one that no array has."""
+    """Return the type of a result; raise InvalidShape if no array can have it."""
     for extent in type.shape:
         if extent < 0:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
@@ -307,6 +310,7 @@ def _possible(type: TensorType) -> TensorType:
 
 
 def _opened(attribute: Any) -> Any:
+    """Return an attribute with UNKNOWN for symbolic extents."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items

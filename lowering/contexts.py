@@ -1,4 +1,4 @@
-"""Says for the current thread, or task, what holds for a while: passes that are left out, say."""
+"""Sets context variables for a block of code, and leaves out passes and kernels in a block."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @contextmanager
 def holding(variable: ContextVar[T], value: T) -> Generator[None]:
-    """Give a context variable a value meanwhile."""
+    """Set a context variable in the block of a `with` statement."""
     token = variable.set(value)
     try:
         yield
@@ -20,15 +20,18 @@ def holding(variable: ContextVar[T], value: T) -> Generator[None]:
         variable.reset(token)
 
 
-# To measure what passes and kernels earn.
+# Measurements of the gain of passes and kernels leave them out in turn.
 _LEFT_OUT: ContextVar[frozenset[str]] = ContextVar("left_out", default=frozenset())
 
 
 def runs(name: str) -> bool:
-    """Tell whether a pass or kernel is part of what is compiled at this moment."""
+    """Tell whether a pass or kernel is used now, since `without` does not leave it out."""
     return name not in _LEFT_OUT.get()
 
 
 def without(*names: str) -> AbstractContextManager[None]:
-    """Leave passes out of what is compiled meanwhile. Use no `cache_dir`: its keys do not tell."""
+    """Leave out passes and kernels in the block of a `with` statement.
+
+    Use no `cache_dir` in it: cache keys do not contain these names.
+    """
     return holding(_LEFT_OUT, frozenset(names))

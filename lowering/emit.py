@@ -1,8 +1,8 @@
-"""A network in a traced function: one operation, whose kernels are chosen where it is lowered.
+"""Defines the primitive that a network is in a user's trace.
 
-The trace holds the network once, in its differentiable form, whatever the platform of the host. Its
-derivatives and batches are taken of that form, as one such operation each. Where it is lowered, the
-passes of the platform's target rewrite it.
+The trace holds one `network` primitive with the program that `differentiable` returns, for every
+platform. The rules for derivatives and batches return further `network` primitives, made from that
+program. The lowering rule rewrites the program by the passes of the platform's target.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import compress
 from operator import not_
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
+from lowering.jaxprs import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
 from lowering.pipeline import differentiable, lower, rewrite, traced
 from lowering.prepare import Split, assemble, prepared
@@ -28,34 +30,36 @@ from lowering.program import Program, Role
 from lowering.targets import target_of
 from lowering.targets.target import Target
 
-# Evaluates `jaxpr` on its operands, the first of which are `parameters`. It is linear in the last
-# `linear` of them. Where it has a `recipe`, the values prepared by it follow the operands. Arrays
-# of `constants` come before these.
+T = TypeVar("T")
+
+# Evaluates `jaxpr` on the arrays of `constants` and the operands. The first `parameters` of these
+# are parameters, and `jaxpr` is linear in the last `linear` of them. With a `recipe`, the computed
+# values of this recipe follow as further operands.
 _network = jaxprs.operation("network")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Holds arrays that kernels for a CPU read beside the parameters, computed of these.
+    """Computed values for the kernels of a CPU; the parameters themselves are not included.
 
-    The `recipe` is a digest of how they are computed. Another function, or other shapes, may need
-    something else: then theirs is another.
+    `recipe` is the digest of the values' recipe. A function whose recipe has another digest, as for
+    other shapes, ignores the values.
     """
 
-    arrays: tuple[Any, ...]
+    arrays: tuple[Array, ...]
     recipe: str
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Holds parameters whose values are known where a network is traced; it is one object to jax.
+    """Parameters that are concrete arrays when a network is traced, as one opaque object for jax.
 
-    As operands they would be constants of what the caller compiles, beside what is prepared of
-    them. So they are made constants where it turns out that they are needed.
+    As operands they would become constants of the caller's executable, in addition to the values
+    that are prepared from them. In this object they become constants only if they are needed.
     """
 
-    arrays: tuple[Any, ...] = ()
+    arrays: tuple[Array, ...] = ()
 
 
 _NOTHING = ConstantParameters()
@@ -64,11 +68,15 @@ _NOTHING = ConstantParameters()
 def network(
     function: Callable[..., Any], preparation: Preparation | None = None, about: About = NONE
 ) -> Callable[..., Any]:
-    """Return a function of parameters and other pytrees of arrays as one operation.
+    """Return a function that computes `function` as one primitive.
 
-    The function takes the same arguments, under any transformation of jax. A `preparation`, which
-    the function of that name made of the same parameters, spares calls to prepare them: it is read
-    where parameters are operands of what is compiled.
+    Args:
+        function: takes parameters and other arguments, which are pytrees of arrays.
+        preparation: the result of `preparation` for the same parameters; calls then prepare
+            nothing. It is used where the parameters are operands of the compiled function.
+        about: the network, for warnings.
+
+    The result takes the same arguments, under any transformation of jax.
     """
 
     def run(parameters: Any, *arguments: Any) -> Any:
@@ -83,10 +91,10 @@ def network(
 def preparation(
     target: Target, function: Callable[..., Any], parameters: Any, *arguments: Any
 ) -> Preparation | None:
-    """Prepare parameters for calls of a function with such arguments, on a target.
+    """Prepare parameters for calls of a function with arguments of these types, on a target.
 
-    All may be traced. Return None where it runs as it is written. What is prepared has no
-    derivatives: those of the function are in its parameters.
+    Parameters and arguments may be tracers. Return None if the target has no kernels. The prepared
+    values have no derivatives: differentiate the function in its parameters.
     """
     program, leaves, _ = traced(function, parameters, *arguments)
     if not (target.has_kernels and program.has_items):
@@ -108,12 +116,12 @@ def _bind(
     preparation: Preparation | None = None,
     as_constants: bool = False,
 ) -> list[Any]:
-    """Evaluate a program as one operation, which has no constants of an outer trace.
+    """Evaluate a program as one primitive; its constants that are tracers become operands.
 
-    It is linear in the last operands, as many as `linear` says. With `as_constants`
-    parameters that have values are its constants, unless values are prepared from them.
+    The program is linear in the last `linear` operands. With `as_constants`, parameters that are
+    concrete arrays become `ConstantParameters`, unless there is a `preparation`.
     """
-    if program.closed.effects:  # a callback of a user's: what prints, say, keeps its place
+    if program.closed.effects:  # a user's callbacks keep their order
         return program(*operands)
     closed, outer = jaxprs.lifted(program.closed, lambda x: isinstance(x, Tracer))
     operands, recipe, constants = [*outer, *operands], None, _NOTHING
@@ -138,33 +146,35 @@ def _bind(
 
 
 @_network.def_impl
-def _evaluate(*operands: Any, jaxpr: Any, constants: ConstantParameters, **_: Any) -> list[Any]:
+def _evaluate(
+    *operands: Any, jaxpr: ClosedJaxpr, constants: ConstantParameters, **_: object
+) -> list[Any]:
     operands = *constants.arrays, *operands
     return jaxprs.as_function(jaxpr)(*operands[: len(jaxpr.in_avals)])
 
 
 @_network.def_abstract_eval
-def _types(*_: Any, jaxpr: Any, **__: Any) -> list[Any]:
+def _types(*_: object, jaxpr: ClosedJaxpr, **__: object) -> Sequence[Aval]:
     return jaxpr.out_avals
 
 
 def _lowering_rule(
     context: Any,
     *operands: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     parameters: int,
     role: Role,
     recipe: str | None,
     constants: ConstantParameters,
     about: About,
     platform: str,
-    **_: Any,
+    **_: object,
 ) -> Any:
-    """Lower a program by the passes of a platform's target."""
+    """Rewrite a program by the passes of the platform's target, and lower the result."""
     if context.module_context.lowering_parameters.for_export:
-        about = about._replace(rates=DEFAULT)  # any machine may run it
-    # The number of devices is known here, shardings are not: a loop over a batch that is sharded
-    # would gather it.
+        about = about._replace(rates=DEFAULT)  # any machine may run an exported function
+    # Shardings are unknown here, only the number of devices is known. On several devices no pass
+    # may make a loop over the batch: if it is sharded, the loop gathers it.
     devices = getattr(context.module_context.axis_context, "num_devices", None)
     target = target_of(platform, devices, about.rates, is_open=about.is_open)
     count = len(jaxpr.in_avals)
@@ -184,7 +194,7 @@ def _lowering_rule(
 
     with named(about):
         if constants.arrays:
-            # What is lowered for several platforms has parameters themselves, which these share.
+            # A module for several platforms holds the parameters, which the platforms share.
             is_one = len(context.module_context.platforms) == 1
             prepares = is_one and target.has_kernels and program.has_items
             run = or_else(with_prepared, lambda: with_constants) if prepares else with_constants
@@ -195,14 +205,14 @@ def _lowering_rule(
                 run = partial(with_arrays, parts)
                 return mlir.lower_fun(run, multiple_results=True)(context, *operands)
         context = context.replace(avals_in=context.avals_in[:count])
-        made, operands = rewrite(program, target), operands[:count]
-        if not target.has_kernels:  # what nothing reads is left out of its text
-            return mlir.lower_fun(made, multiple_results=True)(context, *operands)
-        # A call, which XLA inlines: to trace anew what passes made would take a fifth of the time
-        # in which a training step of ConvNeXt-T is compiled.
+        rewritten, operands = rewrite(program, target), operands[:count]
+        if not target.has_kernels:  # tracing leaves unused equations out of the module
+            return mlir.lower_fun(rewritten, multiple_results=True)(context, *operands)
+        # A call, which XLA inlines. Tracing the program anew would take a fifth of the compile time
+        # of a training step of ConvNeXt-T.
         module, platforms = context.module_context, context.platforms
         module = module if platforms is None else module.replace(platforms=platforms)
-        call: Any = {"name": "network", "call_jaxpr": made.closed}
+        call: Any = {"name": "network", "call_jaxpr": rewritten.closed}
         return mlir.core_call_lowering(context.replace(module_context=module), *operands, **call)
 
 
@@ -214,26 +224,26 @@ def _jvp(
     operands: Sequence[Any],
     tangents: Sequence[Any],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     linear: int,
     constants: ConstantParameters,
     about: About,
     **params: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """Compute results with what tangents need, then tangents by a function that is linear."""
+    """Compute results and residuals by one primitive, and tangents by a second, linear one."""
     count, avals = len(jaxpr.in_avals), jaxpr.out_avals
     fixed = [ad.Zero(aval.to_tangent_aval()) for aval in jaxpr.in_avals[: len(constants.arrays)]]
     operands, tangents = [*constants.arrays, *operands], [*fixed, *tangents]
     if any(map(_moves, tangents[count:])):
         raise TypeError(
-            "what is prepared has no derivatives: differentiate in parameters, and prepare them"
-            " within, or leave them as they are"
+            "prepared values have no derivatives: differentiate in the parameters, and prepare them"
+            " in the differentiated function, or not at all"
         )
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
-    if not moved or moved[0] >= first:  # it is linear in all that changes
-        told = {"linear": linear, "constants": _NOTHING, "about": about}
-        results = _network.bind(*operands, jaxpr=jaxpr, **told, **params)
+    if not moved or moved[0] >= first:  # it is linear in all moved operands
+        params |= {"linear": linear, "constants": _NOTHING, "about": about}
+        results = _network.bind(*operands, jaxpr=jaxpr, **params)
         if not moved:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
@@ -247,25 +257,24 @@ def _jvp(
             results = jaxprs.as_function(jaxpr)(*_merged(operands, moved, changing))
             return list(compress(results, real)), list(compress(results, map(not_, real)))
 
-        results, push, others = jax.linearize(parted, *(operands[i] for i in moved), has_aux=True)
+        results, push, integers = jax.linearize(parted, *(operands[i] for i in moved), has_aux=True)
         residuals, tree = jax.tree.flatten(push)
         pulled.append(tree)
-        return results, others, residuals
+        return results, integers, residuals
 
-    made, shapes = jax.make_jaxpr(with_residuals, return_shape=True)(*operands)
-    made, sources = jaxprs.without_forwarded(made, keep=sum(map(len, shapes[:2])))
-    computed = iter(_bind(Program(made, role="forward"), operands, about))
-    results, others = ([next(computed) for _ in part] for part in shapes[:2])
+    forward, shapes = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
+    forward, sources = jaxprs.without_forwarded(forward, keep=sum(map(len, shapes[:2])))
+    computed = iter(_bind(Program(forward, role="forward"), operands, about))
+    results, integers = ([next(computed) for _ in part] for part in shapes[:2])
     residuals = [next(computed) if i is None else operands[i] for i in sources]
 
     def push(residuals: Sequence[Any], changes: Sequence[Any]) -> Any:
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
 
-    pushed = jax.make_jaxpr(push)(residuals, changes)
-    backward = Program(pushed, role="backward")
+    backward = Program(jaxprs.make_jaxpr(push, residuals, changes), role="backward")
     out = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
-    values, whole = iter(results), iter(others)
-    return [next(values) if x else next(whole) for x in real], [
+    real_results, integer_results = iter(results), iter(integers)
+    return [next(real_results) if x else next(integer_results) for x in real], [
         next(out) if x else ad.Zero(aval.to_tangent_aval())
         for x, aval in zip(real, avals, strict=True)
     ]
@@ -278,40 +287,40 @@ def _moves(tangent: Any) -> bool:
     return type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
 
 
-def _merged(items: Sequence[Any], places: Iterable[int], others: Iterable[Any]) -> list[Any]:
+def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
+    """Return the items with changed ones at some places."""
     merged = list(items)
-    for place, other in zip(places, others, strict=True):
-        merged[place] = other
+    for place, change in zip(places, changes, strict=True):
+        merged[place] = change
     return merged
 
 
 def _transpose(
     changes: Sequence[Any],
     *operands: Any,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     constants: ConstantParameters,
     about: About,
-    **_: Any,
+    **_: object,
 ) -> list[Any]:
     operands, count = (*constants.arrays, *operands), len(jaxpr.in_avals)
-    asked = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    stay = [i for i in range(count) if i not in asked]
+    linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    stay = [i for i in range(count) if i not in linear]
     nonzero = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
-    types = [operands[i].aval for i in asked]
+    types = [operands[i].aval for i in linear]
 
     def turned(fixed: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
         def function(*varying: Any) -> list[Any]:
-            whole = _merged(_merged([None] * count, stay, fixed), asked, varying)
-            return jaxprs.as_function(jaxpr)(*whole)
+            arguments = _merged(_merged([None] * count, stay, fixed), linear, varying)
+            return jaxprs.as_function(jaxpr)(*arguments)
 
-        whole = _merged(list(map(ad.instantiate_zeros, changes)), nonzero, moved)
-        return list(jax.linear_transpose(function, *types)(whole))
+        cotangents = _merged(list(map(ad.instantiate_zeros, changes)), nonzero, moved)
+        return list(jax.linear_transpose(function, *types)(cotangents))
 
     fixed, moved = [operands[i] for i in stay], [changes[i] for i in nonzero]
-    made = jax.make_jaxpr(turned)(fixed, moved)
-    backward = Program(made, role="backward")
+    backward = Program(jaxprs.make_jaxpr(turned, fixed, moved), role="backward")
     results = _bind(backward, [*fixed, *moved], about, linear=len(moved))
-    return _merged([None] * len(operands), asked, results)[len(constants.arrays) :]
+    return _merged([None] * len(operands), linear, results)[len(constants.arrays) :]
 
 
 ad.primitive_transposes[_network] = _transpose
@@ -321,12 +330,12 @@ def _batched(
     operands: Sequence[Any],
     axes: Sequence[Any],
     *,
-    jaxpr: Any,
+    jaxpr: ClosedJaxpr,
     role: Role,
     linear: int,
     constants: ConstantParameters,
     about: About,
-    **_: Any,
+    **_: object,
 ) -> tuple[list[Any], list[int | None]]:
     count = len(jaxpr.in_avals)
     operands = [*constants.arrays, *operands][:count]
@@ -334,7 +343,7 @@ def _batched(
     depends = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
     out = [0 if x else None for x in depends]
     function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)
-    closed = jax.make_jaxpr(function)(*operands)
+    closed = jaxprs.make_jaxpr(function, *operands)
     return _bind(Program(closed, role=role), operands, about, linear=linear), out
 
 

@@ -1,4 +1,4 @@
-"""Defines the errors that rules raise about arguments; callers add the place in the text."""
+"""Defines the errors that rules raise about arguments; callers add the place in the document."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 class InvalidOperation(ValueError):
-    """Arguments break a rule of the operation: an attribute out of range, a wrong type.
+    """Arguments are invalid for the operation: an attribute out of range, a wrong type.
 
     Args:
         message: the text of the error, without a place in a document.
-        hint: what to do about it, or "".
+        hint: how to correct the arguments, or "".
     """
 
     def __init__(self, message: str, hint: str = "") -> None:
@@ -27,10 +27,10 @@ class InvalidShape(InvalidOperation):
 
 
 class InvalidComputation(InvalidOperation):
-    """A traced operation cannot be computed, or not as it was inferred.
+    """A traced operation cannot be computed, or gives other types than its rule inferred.
 
-    Its text has no place: `operation.span` is that, if the operation has one. If its rule refuses
-    the arguments, the rule's error is the cause.
+    The message has no place in a document; `operation.span` is the place, or None. If the rule of
+    the operation refuses its arguments, the rule's error is the cause.
     """
 
     def __init__(self, message: str, operation: Operation, hint: str = "") -> None:

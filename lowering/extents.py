@@ -1,7 +1,8 @@
-"""Extents of tensors that may be unknown, and the arithmetic of shapes on them; known values.
+"""Defines extents that may be unknown, and functions of extents and shapes.
 
-An extent is an int, or `UNKNOWN`, which survives integer arithmetic and is neither less nor greater
-than anything: `if padded < window: raise` stays silent. `differ` compares; equality is identity.
+An extent is an int or `UNKNOWN`. Integer arithmetic with `UNKNOWN` gives `UNKNOWN`, and comparisons
+by < and > are false: `if padded < window: raise` does not raise. `UNKNOWN` equals only itself;
+`differ` tells whether two extents are certainly different.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 Shape = tuple[int, ...]
-Ints = tuple[int, ...]  # other numbers: axes, strides
+Ints = tuple[int, ...]  # axes, strides
 
 
 class _Unknown(int):
     __slots__ = ()
 
-    def _absorb(self, *_: Any) -> _Unknown:
+    def _absorb(self, *_: object) -> _Unknown:
         return self
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _absorb
@@ -53,23 +54,23 @@ class _Unknown(int):
 
 UNKNOWN: Final[int] = _Unknown()
 
-MAX_RANK = 64  # of an array of numpy
-MAX_EXTENT = (1 << 31) - 1  # of an axis: indices have 32 bits
+MAX_RANK = 64  # axes of a numpy array
+MAX_EXTENT = (1 << 31) - 1  # items along an axis; indices have 32 bits
 
 
 def is_symbolic(extent: object) -> bool:
-    """Tell an extent that `jax.export` keeps symbolic; types have UNKNOWN for it."""
+    """Tell whether an extent is a symbolic dimension of `jax.export`; types have UNKNOWN for it."""
     return hasattr(extent, "scope")
 
 
 def at_least(size: int, other: int) -> bool:
-    """Tell whether a size is known to be no smaller than another: open ones may be of any size.
+    """Tell whether `size >= other` certainly holds; a symbolic size may have any value.
 
-    Passes compare sizes by it, and leave as written what they do not know.
+    Passes compare sizes by it, and change nothing if the answer is False.
     """
     try:
         return bool(size >= other)
-    except Exception:  # InconclusiveDimensionOperation of jax, which nothing here imports
+    except Exception:  # jax's InconclusiveDimensionOperation; this module imports no jax
         return False
 
 
@@ -84,12 +85,12 @@ def differ(a: int, b: int) -> bool:
 
 
 def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Tell whether two shapes differ, in rank or in an extent that both know."""
+    """Tell whether two shapes differ in rank, or in an extent that is known in both."""
     return len(a) != len(b) or any(map(differ, a, b))
 
 
 def common(a: int, b: int) -> int | None:
-    """Return the extent that two broadcast to, None where they differ and neither is 1."""
+    """Return the extent that two broadcast to, or None if they differ and neither is 1."""
     if a == 1 or (a is UNKNOWN and b != 1):
         return b
     return None if b != 1 and differ(a, b) else a
@@ -104,58 +105,57 @@ def volume(shape: Iterable[int]) -> int:
 
 
 def padded(shape: Shape, rank: int) -> Shape:
-    """Return the shape continued by 1s up to a rank."""
+    """Return the shape with trailing 1s up to a rank."""
     return shape + (1,) * (rank - len(shape))
 
 
 def known(attribute: Any) -> Any:
-    """Replace unknown extents by 1, in a shape or another attribute."""
+    """Return a shape or another attribute with 1 for UNKNOWN."""
     if isinstance(attribute, tuple):
         return tuple(map(known, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return 1 if attribute is UNKNOWN else attribute
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape, for `reshape`, of a vector along an axis."""
+    """Return the shape for `reshape` that lays a vector along an axis of a tensor of this rank."""
     return [-1 if a == axis else 1 for a in range(rank)]
 
 
 def with_extent(shape: Shape, axis: int, *extents: int) -> Shape:
-    """Return the shape with other extents for that of an axis."""
+    """Return the shape with the extent of an axis replaced by `extents`."""
     return (*shape[:axis], *extents, *shape[axis + 1 :])
 
 
 def show(shape: Sequence[int | None], names: Sequence[str] = ()) -> str:
     """Return a shape as NNEF writes it: `[1,3,?,?]`.
 
-    An open extent, which may be None too, is shown by its name if it has one: `[batch,3,?,?]`.
+    An extent that is UNKNOWN or None is shown by its name, if it has one: `[batch,3,?,?]`.
     """
-    said = [*names, *[""] * (len(shape) - len(names))]
-    pairs = zip(shape, said, strict=False)
+    pairs = zip(shape, [*names, *[""] * (len(shape) - len(names))], strict=False)
     shown = (name or "?" if n is UNKNOWN or n is None else str(n) for n, name in pairs)
     return f"[{','.join(shown)}]"
 
 
-def is_static(value: Any) -> bool:
-    """Tell whether a value, or every item of an array of values, is known on the host."""
-    import numpy as np  # which `import nnef_jax` does not load
+def is_static(value: object) -> bool:
+    """Tell whether a value, or each value in a tuple or list, is a number or numpy array."""
+    import numpy as np  # imported here: `import nnef_jax` loads no numpy
 
     if isinstance(value, tuple | list):
         return all(map(is_static, value))  # pyright: ignore[reportUnknownArgumentType]
     return isinstance(value, bool | int | float | np.ndarray | np.generic)
 
 
-def is_zero(value: Any) -> bool:
-    """Tell whether a value is the number 0, known on the host. An array of zeros is not."""
+def is_zero(value: object) -> bool:
+    """Tell whether a value is a Python or numpy scalar 0. An array of zeros is not."""
     return is_static(value) and getattr(value, "ndim", 0) == 0 and bool(value == 0)
 
 
 def runs_of(
-    old: Sequence[Any], new: Sequence[Any]
+    old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes with those that a reshape makes of them.
+    """Pair runs of axes of the old shape with runs of the new shape that have the same items.
 
-    Return None for an empty tensor, and where open extents do not tell.
+    Return None for an empty tensor, and if symbolic extents leave the runs undetermined.
     """
     if 0 in old:
         return None

@@ -1,9 +1,9 @@
-"""Follows axes through a program: each is a product of factors, which several variables share.
+"""Follows axes through a program as products of factors, which variables share.
 
-An axis of 3 * h * d columns has the factor h although it is reshaped, transposed and cut before
-heads are apart. What two axes have in common is found by lining up their factors from the left,
-which divides factors further: a matrix of 96 columns learns from the reshape behind it that they
-are 3 * 4 * 8.
+An axis of 3 * h * d columns has the factor h (heads) although it is reshaped, transposed and sliced
+before heads have an axis of their own. Two corresponding axes are compared factor by factor from
+the left, which splits factors further: a reshape of 96 columns to (3, 4, 8) splits the columns of
+the matrix before it into the factors 3 * 4 * 8.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, number
 from lowering.bodies import InnerFunction, bodies
-from lowering.jaxprs import is_literal
+from lowering.jaxprs import Atom, Equation, Variable, is_literal
 from lowering.program import Program
 
 
 class Factor:
-    """A factor of an axis, compared by identity; `parts` are what it was found to consist of."""
+    """A factor of an axis, compared by identity; `parts` are the factors that it was split into."""
 
     __slots__ = ("extent", "is_blocked", "parts")
 
     def __init__(self, extent: int, *, is_blocked: bool = False) -> None:
         self.extent = extent
-        self.is_blocked = is_blocked  # whether something reads across it, so that it stays whole
+        self.is_blocked = is_blocked  # whether an equation needs it undivided
         self.parts: list[Factor] = []
 
 
@@ -35,7 +35,7 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis as they are known now, from the left."""
+    """Return the factors of an axis, split as far as they are by now, from the left."""
     factors: list[Factor] = []
     pending = [*axis][::-1]
     while pending:
@@ -48,13 +48,13 @@ def leaves(axis: Iterable[Factor]) -> list[Factor]:
 
 
 def block(axis: Iterable[Factor]) -> None:
-    """Keep the factors of an axis whole."""
+    """Mark the factors of an axis as undivided."""
     for factor in leaves(axis):
         factor.is_blocked = True
 
 
 def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
-    """Make the factors of two axes the same; those that do not line up stay whole."""
+    """Make the factors of two axes equal; factors that do not line up are blocked."""
     left, right = leaves(one)[::-1], leaves(other)[::-1]
     while left and right:
         x, y = left.pop(), right.pop()
@@ -62,7 +62,7 @@ def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
             continue
         if x.extent == y.extent:
             y.parts, x.is_blocked = [x], x.is_blocked or y.is_blocked
-            # What is left may have had the factor twice.
+            # The remaining factors may contain y, which is x now.
             left, right = leaves(left[::-1])[::-1], leaves(right[::-1])[::-1]
             continue
         small, large = sorted((x, y), key=lambda factor: factor.extent)
@@ -74,46 +74,57 @@ def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
         left, right = leaves([*left, x][::-1])[::-1], leaves([*right, y][::-1])[::-1]
 
 
+UseKind = Literal["sum", "lookup", "whole"]
+
+
 class Use(NamedTuple):
-    """Counts the items that move between devices where factors are divided.
+    """The communication of an operation if certain factors are divided over devices.
 
     Args:
-        kind: "sum" over them, "lookup" along them, or "whole", what has to be so.
-        factors: those, of any axes.
-        items: how many items move between devices.
+        kind: "sum" over the factors, "lookup" along them, or "whole" if they must be gathered.
+        factors: the factors, of any axes.
+        items: the number of items that move between devices.
     """
 
-    kind: Literal["sum", "lookup", "whole"]
+    kind: UseKind
     factors: Axis
     items: int
 
 
 class Product(NamedTuple):
-    """A product, convolution or lookup, of which an operand depends on parameters alone."""
+    """A product, convolution or lookup with an operand that depends on parameters alone.
 
-    parameters: frozenset[int]  # by place among the arguments
-    rows: Axis  # what is summed or looked up
+    Args:
+        parameters: the argument numbers of these parameters.
+        rows: the operand's factors that are summed or looked up.
+        columns: the operand's factors that the result has, and no other operand.
+        items: the number of items of the result.
+        kind: "product", also for a convolution, or "lookup".
+    """
+
+    parameters: frozenset[int]
+    rows: Axis
     columns: Axis
     items: int
     kind: Literal["product", "lookup"] = "product"
 
 
 class FactorWalk:
-    """The factors of the axes of all variables of a program.
+    """Finds the factors of the axes of all variables of a program.
 
-    `uses` and `products` are those of the functions within it too, which are `bodies`.
+    `uses` and `products` include those of inner functions, whose walks are in `bodies`.
     """
 
     def __init__(self, program: Program, outer: FactorWalk | None = None, times: int = 1) -> None:
         self.program = program
-        self.axes: dict[Any, Axes] = {}
-        self.bodies: dict[int, list[FactorWalk]] = {}  # by the identity of the equation
+        self.axes: dict[Atom, Axes] = {}
+        self.bodies: dict[int, list[FactorWalk]] = {}  # by id of the equation
         self.uses: list[Use] = outer.uses if outer else []
         self.products: list[Product] = outer.products if outer else []
         self.times = times
-        self.columns: dict[Any, frozenset[int]] = {}  # axes of the results of products
-        # Of variables that depend on parameters alone, on which ones.
-        self.origins = dict[Any, frozenset[int]]()
+        self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
+        # By variable that depends on parameters alone: the numbers of these parameters.
+        self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
             parameters = program.arguments[: program.parameters]
             self.origins.update((v, frozenset([i])) for i, v in enumerate(parameters))
@@ -125,15 +136,15 @@ class FactorWalk:
             if all(map(self.is_known, equation.invars)) and not equation.effects:
                 sources = frozenset[int]().union(*map(self.origin, equation.invars))
                 self.origins.update(dict.fromkeys(equation.outvars, sources))
-            held = bodies(equation)
-            for body in held:
+            functions = bodies(equation)
+            for body in functions:
                 self._enter(equation, body)
-            if not held:
+            if not functions:
                 self._follow(equation)
         return self
 
-    def _follow(self, equation: Any) -> None:
-        """Make axes that an equation links the same, and keep those whole that it does not link."""
+    def _follow(self, equation: Equation) -> None:
+        """Unite the axes that an equation links, and block operands' axes without a link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
         passing: dict[tuple[int, int], Axis] = {}  # factors by operand and axis
@@ -156,7 +167,7 @@ class FactorWalk:
         for place in table.weights:
             self._multiply(table, operands[place], place, results[0])
 
-    def _part(self, operand: Any, part: int | AxisPart) -> Axis:
+    def _part(self, operand: Atom, part: int | AxisPart) -> Axis:
         """Return the factors of an axis, or of a part of it."""
         axis = self.of(operand)[number(part)]
         if not isinstance(part, AxisPart):
@@ -167,11 +178,8 @@ class FactorWalk:
         unite([factor for factor in (before, inside, after) if factor.extent > 1], axis)
         return [inside]
 
-    def _multiply(self, table: LinkedAxes, weight: Any, place: int, result: Any) -> None:
-        """Note a product with an operand that depends on parameters alone.
-
-        Rows are its axes that end in it, columns those that the result has and no other operand.
-        """
+    def _multiply(self, table: LinkedAxes, weight: Atom, place: int, result: Variable) -> None:
+        """Record a product whose weight depends on parameters alone."""
         if not self.is_known(weight) or self.is_known(result):
             return
         rows, columns, places = Axis(), Axis(), set[int]()
@@ -189,8 +197,8 @@ class FactorWalk:
         self.products.append(product)
         self.columns[result] = frozenset(places)
 
-    def _enter(self, equation: Any, body: InnerFunction) -> None:
-        """Go through a function within. What a loop carries is as at its start before each turn."""
+    def _enter(self, equation: Equation, body: InnerFunction) -> None:
+        """Follow an inner function. Carried values have the factors of their initial values."""
         inside = FactorWalk(Program(body.closed), self, self.times * body.times)
         self.bodies.setdefault(id(equation), []).append(inside)
         carried = {*body.again.values()}
@@ -209,14 +217,14 @@ class FactorWalk:
                 for axis, other in zip(inside.of(inner), item, strict=True):
                     unite(axis, other)
 
-    def _item(self, variable: Any, steps: int) -> Axes:
-        """Return the axes of an item along so many axes, which stay whole."""
+    def _item(self, variable: Atom, steps: int) -> Axes:
+        """Return the axes of one item: without the first `steps` axes, which are blocked."""
         axes = self.of(variable)
         for axis in axes[:steps]:
             block(axis)
         return axes[steps:]
 
-    def of(self, operand: Any) -> Axes:
+    def of(self, operand: Atom) -> Axes:
         """Return the axes of a variable, or of a literal."""
         extents = getattr(operand.aval, "shape", ())
         if is_literal(operand):
@@ -225,21 +233,21 @@ class FactorWalk:
             self.axes[operand] = [[Factor(n)] if n != 1 else [] for n in extents]
         return self.axes[operand]
 
-    def is_known(self, operand: Any) -> bool:
+    def is_known(self, operand: Atom) -> bool:
         """Tell whether an operand depends on parameters alone."""
         return is_literal(operand) or operand in self.origins
 
-    def origin(self, operand: Any) -> frozenset[int]:
-        """Return the places of the parameters that a known operand depends on."""
+    def origin(self, operand: Atom) -> frozenset[int]:
+        """Return the numbers of the parameters that an operand depends on, and on nothing else."""
         return frozenset() if is_literal(operand) else self.origins[operand]
 
-    def use(self, kind: Any, axes: Iterable[Axis], variable: Any) -> None:
-        """Note a use of a variable that is computed in each call, at the cost of its items."""
+    def use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
+        """Record a use of a variable, if the variable is computed in each call."""
         if self.is_known(variable):
             return
         factors = [factor for axis in axes for factor in axis]
         self.uses.append(Use(kind, factors, self.items(variable)))
 
-    def items(self, variable: Any) -> int:
-        """Return how many items a variable has, in all turns of a loop."""
+    def items(self, variable: Atom) -> int:
+        """Return the number of items of a variable, summed over the turns of loops."""
         return math.prod(variable.aval.shape) * self.times

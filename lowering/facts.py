@@ -1,28 +1,33 @@
-"""The one table of what is known of jax's primitives.
+"""The table of jax's primitives: what each does to the items and axes of its operands.
 
-Passes ask it what a primitive is. They know by name only what their own pattern matches. A
-primitive that is not in it is opaque: nothing is said of it, and no pass looks through it.
+Passes read it, and name only the primitives that their own patterns match. No pass looks through a
+primitive that the table lacks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from lowering.jaxprs import Equation
 
 
 class Facts(NamedTuple):
-    """What a primitive does to the items and axes of its operands.
+    """The properties of a primitive.
 
     Args:
-        by_item: an item of a result is computed of the items at its place; scalars go with all.
+        by_item: an item of a result depends on the operands' items at the same index, and on
+            scalars.
         shapes: the result has the items of its one operand, along other axes.
-        moves: items of results are items of operands, as they are.
-        reduces: items are computed of several ones of an operand.
-        along: the parameter that names the one axis that it works along.
-        across: the parameter that names axes along which items change places.
-        removes: the parameter that names axes that results lack.
-        per_axis: parameters with an entry for each axis, and the entry that changes nothing.
-        resized: the parameter that holds the extents of the result.
+        moves: items of results are unchanged items of operands.
+        reduces: an item of a result depends on several items of an operand.
+        along: the name of the parameter with the one axis that items depend on each other along.
+        across: the name of the parameter with the axes along which items are reordered.
+        removes: the name of the parameter with the axes that results lack.
+        per_axis: by name, the parameters with an entry for each axis, and their neutral entry; None
+            if no entry is neutral.
+        resized: the name of the parameter with the extents of the result.
     """
 
     by_item: bool = False
@@ -37,7 +42,7 @@ class Facts(NamedTuple):
 
     @property
     def keeps_axes(self) -> bool:
-        """Tell whether results have the axes of operands of their rank."""
+        """Tell whether axis i of a result is axis i of the operands of the same rank."""
         return bool(self.by_item or self.along or self.across or self.per_axis)
 
 
@@ -53,7 +58,7 @@ _WINDOW = Facts(
         "window_strides": 1,
         "padding": (0, 0),
         "base_dilation": 1,
-        "window_dilation": None,  # makes no difference to a window of one item
+        "window_dilation": None,  # a window of one item has no dilation
     },
 )
 
@@ -109,7 +114,7 @@ _TABLE: dict[str, Facts] = {
 # fmt: on
 
 
-def facts(equation: Any) -> Facts:
+def facts(equation: Equation) -> Facts:
     """Return the facts of an equation's primitive."""
     return named(equation.primitive.name)
 
@@ -119,13 +124,14 @@ def named(primitive: str) -> Facts:
     return _TABLE.get(primitive, _OPAQUE)
 
 
-Places = Sequence[Sequence[int]]  # of each axis of an operand, the axes that it is now
+Places = Sequence[Sequence[int]]  # for each axis of an operand, its new axes
 
 
-def renumbered(equation: Any, places: Sequence[Places]) -> dict[str, Any] | None:
-    """Return the parameters of an equation whose operands have each axis at another place.
+def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] | None:
+    """Return an equation's parameters for operands with renumbered axes.
 
-    An axis may be several. None where parameters do not tell of places, or cannot say them.
+    `places` has an item for each operand; an axis may become several. Return None if the table
+    lacks the primitive, or its parameters cannot express the new axes.
     """
     name, fact, params = equation.primitive.name, facts(equation), equation.params
     if name == "dot_general":
@@ -155,5 +161,5 @@ def renumbered(equation: Any, places: Sequence[Places]) -> dict[str, Any] | None
 
 
 def spanned(places: Places, axes: Iterable[int]) -> tuple[int, ...]:
-    """Return the places of some axes."""
+    """Return the new axes of some axes, in order."""
     return tuple(place for axis in axes for place in places[axis])

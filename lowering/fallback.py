@@ -1,4 +1,4 @@
-"""Runs a network as it is written where rewriting fails, as it may in a later jax (`jaxprs`)."""
+"""Runs a network unoptimised if rewriting fails, as it may with a later jax."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ T = TypeVar("T")
 
 
 class About(NamedTuple):
-    """Says which network is rewritten, whether what fails then is an error, and for which rates.
+    """Describes the network that is rewritten.
 
-    With none they are those that hold where the network is rewritten. It `is_open` if programs of
-    other shapes read its parameters, as a target says.
+    Args:
+        name: the network's name, for warnings.
+        is_strict: whether a failed pass is an error instead of a warning.
+        rates: the machine's rates; None for the current profile where the network is lowered.
+        is_open: whether programs for other shapes read the same parameters, as in `Target`.
     """
 
     name: str = ""
@@ -31,7 +34,7 @@ class About(NamedTuple):
 
 
 class FailedPass(RuntimeError):
-    """A pass fails, or breaks the program, where that is an error: `optimize="strict"`."""
+    """A pass failed, or returned an invalid program, with `optimize="strict"`."""
 
 
 NONE = About()
@@ -39,21 +42,21 @@ _about = ContextVar("about", default=NONE)
 
 
 def named(about: About) -> AbstractContextManager[None]:
-    """Rewrite a network meanwhile."""
+    """Set the network that is rewritten in the block of a `with` statement."""
     return holding(_about, about)
 
 
 def is_strict() -> bool:
-    """Tell whether what fails now is an error, and what passes make is checked."""
+    """Tell whether a failed pass is an error, and programs are checked after each pass."""
     return _about.get().is_strict
 
 
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
-    """Return `rewritten()`; if it fails `as_written()`, with one warning a network and error.
+    """Return `rewritten()`, or if that fails `as_written()` with a warning.
 
-    The warning names the `step` that is left out, if it is one of several. Nothing else is
-    remembered: what is computed next is rewritten again. Where both fail the error is that of
-    `as_written`, of a user's edit say.
+    Each warning is given once for a network. It names the `step` that is left out, if there are
+    several steps. A failure is not remembered: the next call tries `rewritten` again. If both
+    functions fail, as with an error in a user's edit, the error of `as_written` is raised.
     """
     try:
         return rewritten()
@@ -68,7 +71,7 @@ def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str =
 
 
 def reason(error: Exception) -> str:
-    """Return an error's first line, and the equation of a program at which it came up."""
+    """Return an error's type and first line, and the equation at which it was raised."""
     first, *_ = str(error).strip().splitlines() or [""]
     equation = getattr(error, "equation", None)
     where = f", at {equation}" if equation else ""
@@ -78,8 +81,8 @@ def reason(error: Exception) -> str:
 @functools.lru_cache(1024)
 def _warn(name: str, step: str, reason: str) -> None:
     network = f"network '{name}'" if name else "a network"
-    told = f"is compiled without {step}, which" if step else "runs as it is written, since that"
+    outcome = f"is compiled without {step}, which" if step else "runs unoptimised, since rewriting"
     warnings.warn(
-        f"{network} {told} fails with jax {jax.__version__}; it is slower so: {reason}",
+        f"{network} {outcome} fails with jax {jax.__version__}; it is slower: {reason}",
         stacklevel=2,
     )

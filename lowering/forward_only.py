@@ -1,4 +1,4 @@
-"""Arrays whose derivatives are in forward mode alone: in reverse mode an error says why."""
+"""Makes arrays that raise an error when they are differentiated in reverse mode."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from jax import Array
 
 
 def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
-    """Return an array; to differentiate it in reverse mode raises the error that `refuse` returns.
+    """Return x; differentiating it in reverse mode raises the error that `refuse` returns.
 
-    jax itself refuses loops of an unknown length, but does not know what they are in a document.
+    jax itself refuses loops of unknown length, but its error names no operation of a document.
     """
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return x
@@ -24,9 +24,9 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
     def same(x: Array) -> Array:
         return x
 
-    def derivative(primals: Any, tangents: Any) -> tuple[Array, Array]:
+    def derivative(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
         (x,), (tangent,) = primals, tangents
-        with suppress(ImportError, AttributeError):  # a later jax may lack what is needed
+        with suppress(ImportError, AttributeError):  # a later jax may lack `identity`'s names
             tangent = _tangent().bind(tangent, refuse=refuse)
         return x, tangent
 
@@ -36,11 +36,11 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 
 @cache
 def _tangent() -> Any:
-    """Return the primitive of tangents, which is linear and has no transposition."""
+    """Return the identity of tangents, a linear primitive whose transposition raises the error."""
     from lowering.jaxprs import identity
 
     return identity("forward_only", _transpose)
 
 
-def _transpose(_: Any, x: Any, *, refuse: Callable[[], Exception]) -> NoReturn:
+def _transpose(_: Array, x: Array, *, refuse: Callable[[], Exception]) -> NoReturn:
     raise refuse()

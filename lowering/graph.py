@@ -1,4 +1,4 @@
-"""The flat graph: single assignment, topological order, immutable; no file format, no jax."""
+"""Defines the flat graph: immutable, each value assigned once, operations in topological order."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lowering.location import Span
 if TYPE_CHECKING:  # the public errors name this module, and importing them must stay light
     import numpy as np
 
-# A literal; numpy's scalars have a dtype that the document gives.
+# A literal. A numpy scalar has the dtype that the document gives.
 Scalar = Union[float, int, bool, "np.generic"]
-# An operation that repeats a graph has it as an attribute.
+# The graph of a loop is an attribute too.
 Attribute = Union[float, int, bool, str, "Graph", tuple["Attribute", ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Says the shape and dtype (numpy's name, such as "float32") of a tensor.
+    """The shape and dtype of a tensor.
 
-    The shape is a tuple of extents. An extent may be UNKNOWN, of a batch say: then it is any
-    number, known when the graph is traced. Nothing checks extents and dtypes here.
+    The shape is a tuple of extents. An UNKNOWN extent, as of a batch, is known only when the graph
+    is traced. The dtype is numpy's name, such as "float32". Neither is checked here.
     """
 
     shape: Shape
@@ -39,14 +39,14 @@ UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The type of a tensor that is there, other than ABSENT though it is as large."""
+    """The type of PRESENT, which differs from ABSENT, though shape and dtype are equal."""
 
     __slots__ = ()
 
 
 # The type of an absent optional operand; its value is False.
 ABSENT = TensorType((), "bool")
-# What rules see of a tensor of the same shape and dtype.
+# The type that rules get for a boolean scalar, which would equal ABSENT otherwise.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -57,7 +57,7 @@ def is_float(dtype: str) -> bool:
     return dtype in _FLOATS
 
 
-# Dtypes of items that XLA moves and casts; it computes little in them.
+# Dtypes that XLA moves and casts, but supports few operations in.
 NARROW = frozenset({"int2", "uint2", "int4", "uint4", "float4_e2m1fn"})
 
 
@@ -78,46 +78,47 @@ Types = TensorType | list[TensorType] | tuple[TensorType | list[TensorType], ...
 class Rule:
     """Checks and computes one kind of operation.
 
-    `parameters` names all operands and attributes of the kind; those with `defaults` may be left
-    out. `help(rule.lower)` describes them, and its annotations are the types of attributes.
+    `parameters` names all operands and attributes of the kind. Those in `defaults` may be left out.
+    `help(rule.lower)` describes them; its annotations are the types of attributes.
 
-    `infer` takes types and attributes, and returns a `TensorType` for one result, a list for a
-    result array, a tuple of these for several. `lower(**arrays_and_attributes)` returns arrays
-    likewise, and takes a `Context` as `ctx` if `wants_context`. `work` takes types
-    and attributes, with 1 for unknown extents, and `result`, the first result's type. None means 0.
+    `infer` takes types and attributes. It returns a `TensorType` for one result, a list for a
+    result array, a tuple of these for several results. `lower(**arrays_and_attributes)` returns
+    arrays in the same structure, and takes a `Context` as `ctx` if `wants_context`. `work` takes
+    types and attributes with 1 for unknown extents, and the first result's type as `result`. It
+    returns the number of multiply-adds; None stands for 0.
     """
 
     kind: str
     infer: Callable[..., Types]
     lower: Callable[..., Any]
-    parameters: tuple[str, ...]  # their names, as the standard writes them
+    parameters: tuple[str, ...]  # names, as the standard writes them
     wants_context: bool
-    not_differentiable: str = ""  # the reason, where it is not
+    not_differentiable: str = ""  # the reason, or ""
     work: Callable[..., int] | None = None
     work_reads: frozenset[str] = frozenset()
-    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # of the last parameters
-    infer_reads: frozenset[str] = frozenset({"**"})  # the names of what it takes, `**` for all
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])  # by name of the parameter
+    infer_reads: frozenset[str] = frozenset({"**"})  # names of parameters, `**` for all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """Names one tensor of a graph, as the document does, and types it; compared by identity."""
+    """A tensor of a graph: its name in the document, and its type; compared by identity."""
 
     name: str
     type: TensorType
-    # Whether a reader put it in, to say in kinds what the document says otherwise.
+    # Whether a reader added it, so that the document has no tensor of this name.
     inserted: bool = False
 
 
-# What an operation reads: a tensor, a literal that stands for a constant one, or an array of these.
+# An operand: a tensor, a literal for a constant tensor, or an array of these.
 Operand = Value | Scalar | tuple["Operand", ...]
-# What it yields for one declared result: a tensor, or an array of them.
+# A declared result of an operation: a tensor, or an array of tensors.
 Result = Value | tuple[Value, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One step of the chain of fragment calls that an operation came from."""
+    """One of the nested fragment calls that an operation came from."""
 
     fragment: str
     span: Span | None
@@ -125,7 +126,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """Holds one operation: `kind` is canonical, operands and attributes have parameter names."""
+    """One operation: `kind` is canonical, operands and attributes are named by parameters."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -133,7 +134,7 @@ class Operation:
     results: tuple[Result, ...]
     span: Span | None = None
     calls: tuple[Call, ...] = ()
-    rule: Rule | None = None  # a user's own; `kind` is then what the document calls it
+    rule: Rule | None = None  # a user's rule; `kind` is then the document's name
 
     def reads(self) -> Iterator[Value]:
         """Yield the tensors that it reads, in order, with repetitions."""
@@ -152,7 +153,7 @@ class Operation:
                 yield from values_of(result)
 
     def reading(self, values: Mapping[Value, Value]) -> Operation:
-        """Return the operation with operands replaced: `values` has new ones by old ones."""
+        """Return the operation with operands replaced by `values`, which maps old to new."""
         operands = [(name, substituted(operand, values)) for name, operand in self.operands]
         return replace(self, operands=tuple(operands))
 
@@ -168,14 +169,14 @@ def mapped(operand: Operand | Result, leaf: Callable[[Any], Any]) -> Any:
 
 
 def substituted(operand: Operand, values: Mapping[Value, Value]) -> Operand:
-    """Return the operand with other values for some of those that it reads."""
+    """Return the operand with its tensors replaced by `values`, which maps old to new."""
     if isinstance(operand, tuple):
         return tuple([substituted(item, values) for item in operand])
     return values.get(operand, operand) if isinstance(operand, Value) else operand
 
 
 def values_of(operand: Operand) -> Iterator[Value]:
-    """Yield the tensors that are an operand or a result, or items of it."""
+    """Yield the tensors in an operand or a result, in order."""
     if isinstance(operand, Value):
         yield operand
     elif isinstance(operand, tuple):
@@ -194,10 +195,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StateVariable:
-    """A variable whose `value` is read in a cycle and replaced by `update` after it.
+    """A variable whose `value` is read in a cycle and replaced by `update` after the cycle.
 
-    `initial` is the tensor that it starts with, None for one that is stored. In a graph of a first
-    cycle it is `value` itself.
+    `initial` is the tensor of its initial value, or None if that is stored. In the graph of a first
+    cycle `initial` is `value` itself.
     """
 
     label: str
@@ -208,25 +209,24 @@ class StateVariable:
 
     @property
     def is_started(self) -> bool:
-        """Tell whether the graph computes what it reads: it is that of a first cycle."""
+        """Tell whether the graph computes `value`, as the graph of a first cycle does."""
         return self.value is self.initial
 
     def reads(self) -> tuple[Value, ...]:
-        """Return its update, and its initial tensor where that is computed."""
+        """Return the update, and the initial tensor if the graph computes it."""
         return (self.update,) if self.initial is None else (self.update, self.initial)
 
     def substituted(self, values: Mapping[Value, Value]) -> StateVariable:
-        """Return the variable with other values for some of those that it has or reads."""
-        own = {name: getattr(self, name) for name in ("value", "update", "initial")}
-        return replace(self, **{name: values.get(x, x) for name, x in own.items()})
+        """Return the variable with its tensors replaced by `values`, which maps old to new."""
+        tensors = {name: getattr(self, name) for name in ("value", "update", "initial")}
+        return replace(self, **{name: values.get(x, x) for name, x in tensors.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """Holds a whole network; any value may be an output, and `output_names` are the document's.
+    """A network as a flat graph.
 
-    Each of `parameters` has a `label`, a `value`, whose type is the parameter's, and a `span`. Each
-    of `states` has these and an `update`.
+    Any value may be an output. `output_names` are the names of outputs in the document.
     """
 
     name: str
@@ -236,15 +236,15 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Further names of values: of variables that share a label, say.
+    # Further names of values, as of variables that share a label.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
-    # Names of tensors that were computed while the document was read, with those of their readers.
+    # Names of tensors that were folded to constants, with those of the tensors computed from them.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def readers_of(self, folded: str) -> list[str]:
-        """Return the names of the first tensors of the graph that a folded one leads to."""
+        """Return the names of the first tensors of the graph that depend on a folded one."""
         readers, waiting = dict[str, None](), [folded]
-        for name in waiting:  # which gets longer
+        for name in waiting:  # the loop appends to it
             for reader in self.folded[name]:
                 if reader in self.folded and reader not in readers:
                     waiting.append(reader)
@@ -254,29 +254,29 @@ class Graph:
     @cached_property
     def values(self) -> dict[str, Value]:
         """Return every tensor of the document by its name, aliases included."""
-        found = {value.name: value for value in self.inputs}
-        found.update((p.value.name, p.value) for p in self.parameters)
-        found.update((s.value.name, s.value) for s in self.states)
+        values = {value.name: value for value in self.inputs}
+        values.update((p.value.name, p.value) for p in self.parameters)
+        values.update((s.value.name, s.value) for s in self.states)
         for operation in self.operations:
             for value in operation.writes():
-                if not value.inserted:  # an input that takes a result's place has its name
-                    found.setdefault(value.name, value)
-        return found | self.aliases
+                if not value.inserted:  # an input that replaces a result has the result's name
+                    values.setdefault(value.name, value)
+        return values | self.aliases
 
     @cached_property
     def needed(self) -> frozenset[Value]:
-        """Return the values that outputs and next states depend on, these included."""
+        """Return outputs and next states, and all values that they depend on."""
         return self.dependencies((*self.outputs, *(state.update for state in self.states)))
 
-    def dependencies(self, wanted: Iterable[Value]) -> frozenset[Value]:
-        """Return the values that some values depend on, these included."""
-        found = set(wanted)
+    def dependencies(self, values: Iterable[Value]) -> frozenset[Value]:
+        """Return the given values, and all values that they depend on."""
+        needed = set(values)
         for operation in reversed(self.operations):
-            if not found.isdisjoint(operation.writes()):
-                found.update(operation.reads())
-        return frozenset(found)
+            if not needed.isdisjoint(operation.writes()):
+                needed.update(operation.reads())
+        return frozenset(needed)
 
 
 def python_name(name: str) -> str:
-    """Return the name of a rule's parameter: `lambda_` for the standard's `lambda`."""
+    """Return the Python name of a rule's parameter: `lambda_` for the standard's `lambda`."""
     return "lambda_" if name == "lambda" else name

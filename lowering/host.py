@@ -1,4 +1,4 @@
-"""Tells of the host: its processor, and memory that its CPU device takes as it is."""
+"""Describes the host's processor, and allocates arrays that its CPU device takes without a copy."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 @cache
 def processor() -> tuple[str, ...]:
-    """Return the lines of Linux that name the host's processor and its instructions.
+    """Return the lines of /proc/cpuinfo that name the host's processor and its instructions.
 
-    Elsewhere return what Python says of it.
+    On systems other than Linux, return `platform.machine()` and `platform.processor()`.
     """
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -29,11 +29,11 @@ def processor() -> tuple[str, ...]:
 _NAMED = ("vendor_id", "cpu family", "model name", "flags", "Features")
 
 
-ALIGNMENT = 64  # bytes, of addresses from which a CPU device takes an array without a copy
+ALIGNMENT = 64  # bytes; a CPU device copies arrays at other addresses
 
 
 def aligned(shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return a new array, empty, that a CPU device takes without a copy."""
+    """Return a new uninitialised array that a CPU device takes without a copy."""
     size = math.prod(shape) * dtype.itemsize
     buffer = np.empty(size + ALIGNMENT, np.uint8)
     start = -buffer.__array_interface__["data"][0] % ALIGNMENT

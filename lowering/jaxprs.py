@@ -1,4 +1,4 @@
-"""Reads and evaluates equations of traced functions.
+"""Types, reads, rewrites and evaluates the equations of traced functions.
 
 No other module uses `jax.extend`. If a later jax breaks this one, `fallback` steps in.
 """
@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import jax
 import numpy as np
+from jax import Array
 from jax.extend import core, source_info_util
 from jax.interpreters import ad, batching, mlir
 
 from lowering.fallback import or_else
 
+T = TypeVar("T")
+
 CALL, SCAN, PRODUCT, CONVOLUTION = "jit", "scan", "dot_general", "conv_general_dilated"
-_PROGRAM = "jit(program)"  # no name of an operation's, but a function's among those in profiles
-# Primitives that call a function, and the parameter that holds it.
+_PROGRAM = "jit(program)"  # profiles show it as a function, not as an operation
+# Primitives that call a function, and the parameter that holds the function.
 _CALLS = {
     CALL: "jaxpr",
     _PROGRAM: "jaxpr",
@@ -55,7 +58,7 @@ class Aval(Protocol):
         """Return the type with another shape."""
         ...
 
-    def to_tangent_aval(self) -> Aval:
+    def to_tangent_aval(self) -> Any:
         """Return the type of tangents: integers have tangents of dtype float0."""
         ...
 
@@ -128,7 +131,7 @@ class ClosedJaxpr(Protocol):
     effects: Set[object]
 
 
-INLINED = "inlineable"  # XLA's name for whether a call may be inlined
+INLINED = "inlineable"  # a call with this XLA attribute stays a call for passes
 
 _NAMES = ("DebugInfo", "Jaxpr", "Literal", "Primitive", "jaxpr_as_fun")
 
@@ -142,30 +145,31 @@ def require_names() -> None:
 
 
 def leave_out(folder: str) -> None:
-    """Make frames of a folder's files no places in a user's program."""
+    """Keep jax from naming files of a folder as the source of a user's equations."""
     source_info_util.register_exclusion(folder)
 
 
 def operation(name: str) -> Any:
-    """Return a new primitive with any number of results, which holds a traced function `jaxpr`."""
-    made = core.Primitive(name)
-    made.multiple_results = True
+    """Return a new primitive with several results and a parameter `jaxpr`, a traced function."""
+    primitive = core.Primitive(name)
+    primitive.multiple_results = True
 
-    def bind_low_level(*operands: Any, jaxpr: Any, **params: Any) -> list[Any]:
+    def bind_low_level(*operands: Array, jaxpr: ClosedJaxpr, **params: object) -> list[Array]:
         return or_else(
-            lambda: made.bind(*operands, jaxpr=low_level(jaxpr), **params),
-            lambda: made.impl(*operands, jaxpr=jaxpr, **params),
+            lambda: primitive.bind(*operands, jaxpr=low_level(jaxpr), **params),
+            lambda: primitive.impl(*operands, jaxpr=jaxpr, **params),
         )
 
-    made.to_lojax = bind_low_level  # jax calls it where `jaxpr` has high-level primitives
-    return made
+    # jax calls this function if `jaxpr` has high-level primitives.
+    primitive.to_lojax = bind_low_level
+    return primitive
 
 
-def low_level(closed: Any) -> Any:
-    """Return a traced function without jax's high-level primitives, which no pass knows.
+def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Expand jax's high-level primitives, which no pass knows, to low-level equations.
 
-    `jnp.searchsorted`, `nonzero`, `frexp` and others trace to these since jax 0.12. Their
-    derivatives are not those of the equations that they become: differentiate first.
+    `jnp.searchsorted`, `nonzero`, `frexp` and others trace to high-level primitives since jax 0.12.
+    Such a primitive has derivatives of its own, which its equations lack: differentiate first.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed
@@ -173,31 +177,31 @@ def low_level(closed: Any) -> Any:
 
 
 def region(name: str) -> Any:
-    """Return a new primitive that evaluates the traced function `jaxpr` that it holds."""
+    """Return a new primitive that evaluates its parameter `jaxpr`, a traced function."""
 
-    def run(*operands: Any, jaxpr: Any) -> list[Any]:
+    def run(*operands: Array, jaxpr: ClosedJaxpr) -> list[Array]:
         return as_function(jaxpr)(*operands)
 
-    made = operation(name)
-    made.def_impl(run)
-    made.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
-    mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
-    return made
+    primitive = operation(name)
+    primitive.def_impl(run)
+    primitive.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+    mlir.register_lowering(primitive, mlir.lower_fun(run, multiple_results=True))
+    return primitive
 
 
 def identity(name: str, transpose: Callable[..., Any]) -> Any:
-    """Return a new primitive that returns its operand, and is transposed by a function."""
-    made = core.Primitive(name)
+    """Return a new linear primitive that returns its operand; `transpose` is its transposition."""
+    primitive = core.Primitive(name)
 
-    def same(x: Any, **_: Any) -> Any:
+    def same(x: T, **_: object) -> T:
         return x
 
-    made.def_impl(same)
-    made.def_abstract_eval(same)
-    ad.deflinear2(made, transpose)
-    batching.defvectorized(made)
-    mlir.register_lowering(made, lambda _, x, **__: [x])
-    return made
+    primitive.def_impl(same)
+    primitive.def_abstract_eval(same)
+    ad.deflinear2(primitive, transpose)
+    batching.defvectorized(primitive)
+    mlir.register_lowering(primitive, lambda _, x, **__: [x])
+    return primitive
 
 
 _program = region(_PROGRAM)
@@ -236,50 +240,59 @@ def equations(closed: ClosedJaxpr) -> Sequence[Equation]:
 
 
 def is_literal(operand: Atom) -> TypeGuard[Literal]:
-    """Tell a number that an equation holds from a variable."""
+    """Tell whether an operand is a literal number instead of a variable."""
     return isinstance(operand, _Literal)
 
 
 def variables(operands: Iterable[Atom]) -> list[Variable]:
-    """Return the operands that are no literals."""
+    """Return the operands without the literals."""
     return [operand for operand in operands if not is_literal(operand)]
 
 
-def as_function(closed: Any) -> Callable[..., list[Any]]:
-    """Return a traced function as one that can be called, or traced again."""
+def as_function(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Return a Python function that evaluates a traced function, also in another trace."""
     return core.jaxpr_as_fun(closed)
 
 
-def as_call(closed: Any) -> Callable[..., list[Any]]:
-    """Return a traced function as one that a trace calls, to be compiled as it stands.
+def as_call(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """Return a Python function that adds one call of a traced function to a trace.
 
-    XLA inlines it. To trace it anew takes ResNet-50 0.09 s.
+    XLA inlines the call. To trace the equations anew takes 0.09 s for ResNet-50.
     """
-    if closed.effects:  # of which the trace around it must know
+    if closed.effects:  # the trace around it must know of them
         return as_function(closed)
     return lambda *operands: _program.bind(*operands, jaxpr=closed)
 
 
-def lifted(closed: Any, chosen: Callable[[Any], bool]) -> tuple[Any, list[Any]]:
-    """Make the chosen constants arguments, which come first; return these too."""
+def lifted(closed: ClosedJaxpr, chosen: Callable[[Any], bool]) -> tuple[ClosedJaxpr, list[Any]]:
+    """Turn the chosen constants into leading arguments; return these constants too."""
     pairs = list(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     moved = [(variable, x) for variable, x in pairs if chosen(x)]
     if not moved:
         return closed, []
-    kept = [(variable, x) for variable, x in pairs if not chosen(x)]
+    constants = [(variable, x) for variable, x in pairs if not chosen(x)]
     jaxpr = closed.jaxpr.replace(
-        constvars=[variable for variable, _ in kept],
+        constvars=[variable for variable, _ in constants],
         invars=[*(variable for variable, _ in moved), *closed.jaxpr.invars],
         debug_info=closed.jaxpr.debug_info.with_unknown_names(),
     )
-    return closed_jaxpr(jaxpr, [x for _, x in kept]), [x for _, x in moved]
+    return closed_jaxpr(jaxpr, [x for _, x in constants]), [x for _, x in moved]
 
 
-def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[Any], Any]) -> Any:
-    """Return a traced function with other shapes of some variables, its equations changed."""
-    types = {v: type(v)(v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()}
+def retyped(
+    closed: ClosedJaxpr,
+    shapes: Mapping[Variable, Sequence[int]],
+    change: Callable[[Equation], Equation],
+) -> ClosedJaxpr:
+    """Return a traced function whose variables have other shapes, each equation by `change`.
 
-    def mapped(operands: Iterable[Any]) -> list[Any]:
+    `shapes` has the new shapes by variable. Other variables keep their shapes.
+    """
+    types: dict[Atom, Variable] = {
+        v: _variable(v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()
+    }
+
+    def mapped(operands: Iterable[Atom]) -> list[Atom]:
         return [v if is_literal(v) else types.get(v, v) for v in operands]
 
     jaxpr = closed.jaxpr.replace(
@@ -294,59 +307,72 @@ def retyped(closed: Any, shapes: Mapping[Any, Sequence[int]], change: Callable[[
 
 
 def of_equations(
-    closed: Any,
-    equations: Sequence[Any],
-    results: Sequence[Any],
-    constants: Mapping[Any, Any] | None = None,
-    arguments: Sequence[Any] | None = None,
-) -> Any:
-    """Return a traced function with other equations and results, constants and arguments.
+    closed: ClosedJaxpr,
+    equations: Sequence[Equation],
+    results: Sequence[Atom],
+    constants: Mapping[Variable, Any] | None = None,
+    arguments: Sequence[Variable] | None = None,
+) -> ClosedJaxpr:
+    """Return a traced function of these equations, results, constants and arguments.
 
-    Equations and constants that no result depends on are left out, unless they have effects.
+    By default constants and arguments are those of `closed`. Constants, and equations without
+    effects, are left out if no result depends on them.
     """
-    wanted = set(variables(results))
-    kept: list[Any] = []
+    needed = set(variables(results))
+    steps: list[Equation] = []
     for equation in reversed(equations):
-        if equation.effects or not wanted.isdisjoint(equation.outvars):
-            kept.append(equation)
-            wanted.update(variables(equation.invars))
+        if equation.effects or not needed.isdisjoint(equation.outvars):
+            steps.append(equation)
+            needed.update(variables(equation.invars))
     jaxpr = closed.jaxpr
     if constants is None:
         constants = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    constants = {v: x for v, x in constants.items() if v in wanted}
-    made = jaxpr.replace(
+    constants = {v: x for v, x in constants.items() if v in needed}
+    pruned = jaxpr.replace(
         constvars=list(constants),
         invars=list(jaxpr.invars if arguments is None else arguments),
         outvars=list(results),
-        eqns=kept[::-1],
+        eqns=steps[::-1],
         debug_info=jaxpr.debug_info.with_unknown_names(),
     )
-    return closed_jaxpr(made, list(constants.values()))
+    return closed_jaxpr(pruned, constants.values())
+
+
+def make_jaxpr(function: Callable[..., Any], *arguments: Any) -> ClosedJaxpr:
+    """Trace a function for arguments of these types, which are pytrees."""
+    closed: Any = jax.make_jaxpr(function)(*arguments)
+    return closed
+
+
+def make_jaxpr_and_types(function: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+    """Trace a function; return also its result as a pytree of `jax.ShapeDtypeStruct`."""
+    pair: Any = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    return pair
 
 
 def trace_at(
-    equation: Any, function: Callable[..., Any], operands: Sequence[Any]
-) -> tuple[list[Any], Any, dict[Any, Any]]:
-    """Trace a function of pytrees of variables; what is a literal it gets as an array of numpy.
+    equation: Equation, function: Callable[..., Any], operands: Sequence[Any]
+) -> tuple[list[Equation], Any, dict[Variable, Any]]:
+    """Trace a function of pytrees of variables and literals; a literal becomes a numpy array.
 
-    Return its equations, its result as a pytree of operands, and its constants. They are named as
-    an equation is, and stand at its place in the document.
+    Return the new equations, the result as a pytree of variables and literals, and the constants by
+    variable. The equations have the name and the place in the document of `equation`.
     """
     leaves, tree = jax.tree.flatten(tuple(operands))
 
-    def flat(*arrays: Any) -> Any:
+    def flat(*arrays: Array) -> object:
         values = dict(zip(variables(leaves), arrays, strict=True))
         read = [np.asarray(v.val, v.aval.dtype) if is_literal(v) else values[v] for v in leaves]
         return function(*jax.tree.unflatten(tree, read))
 
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables(leaves)]
     with np.errstate(all="ignore"):  # literals may overflow, or be divided by 0
-        closed, shapes = jax.make_jaxpr(flat, return_shape=True)(*types)
+        closed, shapes = make_jaxpr_and_types(flat, *types)
     closed = inlined(closed)
     renamed = dict(zip(closed.jaxpr.invars, variables(leaves), strict=True))
     outer = equation.source_info
 
-    def mapped(v: Any) -> Any:
+    def mapped(v: Atom) -> Atom:
         return v if is_literal(v) else renamed.get(v, v)
 
     steps = [
@@ -360,34 +386,35 @@ def trace_at(
     return steps, results, dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
 
-def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to each traced function that an equation holds."""
+def with_inner(equation: Equation, change: Callable[[ClosedJaxpr], ClosedJaxpr]) -> Equation:
+    """Apply `change` to each traced function among an equation's parameters."""
     pairs = [(closed, change(closed)) for closed in inner(equation)]
     if all(a is b for a, b in pairs):
         return equation
-    made = {id(a): b for a, b in pairs}
+    changed_by_id: dict[int, object] = {id(a): b for a, b in pairs}
 
-    def changed(value: Any) -> Any:
+    def changed(value: object) -> object:
         if type(value) is tuple:  # branches; dimension numbers are a class of tuples
             return tuple(map(changed, value))
-        return made.get(id(value), value)
+        return changed_by_id.get(id(value), value)
 
     return equation.replace(params={k: changed(v) for k, v in equation.params.items()})
 
 
-def without_forwarded(closed: Any, keep: int) -> tuple[Any, list[int | None]]:
-    """Leave out results that are arguments, but for the first ones, which are kept.
+def without_forwarded(closed: ClosedJaxpr, keep: int) -> tuple[ClosedJaxpr, list[int | None]]:
+    """Leave out results that are arguments, except among the first `keep` results.
 
-    Return also which argument each of the others is, or None.
+    Return also a list with an item for each later result: its argument's index, or None if the
+    result is computed.
     """
     places = {variable: i for i, variable in enumerate(closed.jaxpr.invars)}
-    first, others = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
-    sources = [None if is_literal(v) else places.get(v) for v in others]
-    made = [v for v, source in zip(others, sources, strict=True) if source is None]
-    return of_equations(closed, closed.jaxpr.eqns, [*first, *made]), sources
+    first, later = closed.jaxpr.outvars[:keep], closed.jaxpr.outvars[keep:]
+    sources = [None if is_literal(v) else places.get(v) for v in later]
+    computed = [v for v, source in zip(later, sources, strict=True) if source is None]
+    return of_equations(closed, closed.jaxpr.eqns, [*first, *computed]), sources
 
 
-def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
+def depending(closed: ClosedJaxpr, chosen: Iterable[bool]) -> list[bool]:
     """Tell which results may depend on the chosen arguments."""
     dependent = {v for v, choice in zip(closed.jaxpr.invars, chosen, strict=True) if choice}
     for equation in closed.jaxpr.eqns:
@@ -396,13 +423,16 @@ def depending(closed: Any, chosen: Iterable[bool]) -> list[bool]:
     return [not is_literal(v) and v in dependent for v in closed.jaxpr.outvars]
 
 
-def spliced(closed: Any, platform: str | None, *, keeps_derivatives: bool = False) -> Any:
-    """Return the function with the equations of those that it calls on a platform in their place.
+def spliced(
+    closed: ClosedJaxpr, platform: str | None, *, keeps_derivatives: bool = False
+) -> ClosedJaxpr:
+    """Replace calls by the equations of the called functions.
 
-    Without a platform no branch is chosen by it. Calls that have derivatives of their own may stay.
+    A choice by platform is replaced by the branch for `platform`, or stays if this is None. With
+    `keeps_derivatives`, functions with custom derivatives stay calls.
     """
 
-    def callee(equation: Any) -> Any:
+    def callee(equation: Equation) -> ClosedJaxpr | None:
         is_choice = primitive(equation) == "cond" and equation.params.get("branches_platforms")
         if is_choice and platform is not None:
             fits = [x is None or platform in x for x in equation.params["branches_platforms"]]
@@ -413,28 +443,30 @@ def spliced(closed: Any, platform: str | None, *, keeps_derivatives: bool = Fals
     return _spliced(closed, callee)
 
 
-def inlined(closed: Any) -> Any:
-    """Inline calls of functions; derivatives of one's own are lost."""
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """Inline all calls of functions; custom derivatives are lost."""
     return _spliced(closed, _called_function)
 
 
-def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
-    """Put equations of called functions into the place of calls, without tracing them anew.
+def _spliced(
+    closed: ClosedJaxpr, callee_of: Callable[[Equation], ClosedJaxpr | None]
+) -> ClosedJaxpr:
+    """Replace calls by the equations of the functions that `callee_of` returns.
 
-    ResNet-18 has 3000 equations, which would take 0.13 s.
+    Equations are copied, not traced anew: for the 3000 of ResNet-18 tracing takes 0.13 s.
     """
     if all(callee_of(e) is None for e in closed.jaxpr.eqns):
         return closed
-    equations: list[Any] = []
+    equations: list[Equation] = []
     constants = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
 
-    def add(jaxpr: Any, values: dict[Any, Any], outer: Any) -> list[Any]:
-        def now(v: Any) -> Any:
+    def add(jaxpr: Jaxpr, values: dict[Variable, Atom], outer: Any) -> list[Atom]:
+        def now(v: Atom) -> Atom:
             return v if is_literal(v) else values.get(v, v)
 
         for e in jaxpr.eqns:
             operands, info, results = list(map(now, e.invars)), e.source_info, list(e.outvars)
-            if outer is not None:  # variables are of this call alone
+            if outer is not None:  # each call needs variables of its own
                 stack = outer.name_stack + info.name_stack
                 info, results = outer.replace(name_stack=stack), list(map(_renewed, results))
             callee = callee_of(e)
@@ -452,59 +484,64 @@ def _spliced(closed: Any, callee_of: Callable[[Any], Any]) -> Any:
 
     outvars = add(closed.jaxpr, {}, None)
     jaxpr = closed.jaxpr.replace(constvars=list(constants), eqns=equations, outvars=outvars)
-    return closed_jaxpr(jaxpr, list(constants.values()))
+    return closed_jaxpr(jaxpr, constants.values())
 
 
-def _renewed(variable: Any) -> Any:
+def _variable(aval: Aval) -> Variable:
+    variable: Any = core.Var
+    return variable(aval)
+
+
+def _renewed(variable: Variable) -> Variable:
     """Return another variable of the same type."""
-    return type(variable)(variable.aval)
+    return _variable(variable.aval)
 
 
-def _called_function(equation: Any) -> Any:
+def _called_function(equation: Equation) -> ClosedJaxpr | None:
     parameter = _CALLS.get(primitive(equation))
     stays = INLINED in (getattr(equation.ctx, "xla_metadata", None) or ())
     return None if parameter is None or stays else equation.params[parameter]
 
 
-def called(equation: Any) -> Any:
-    """Return the function that an equation calls, None of another equation."""
+def called(equation: Equation) -> ClosedJaxpr | None:
+    """Return the function that an equation calls, or None if the equation is no call."""
     parameter = _CALLS.get(primitive(equation))
     return recomputed(equation) if parameter is None else equation.params[parameter]
 
 
-def inner(equation: Any) -> list[Any]:
-    """Return the traced functions that an equation holds."""
-    held: list[Any] = []
+def inner(equation: Equation) -> list[ClosedJaxpr]:
+    """Return the traced functions among an equation's parameters."""
+    values: list[object] = []
     for value in equation.params.values():
-        held += value if isinstance(value, tuple) else (value,)
-    return [x for x in held if is_closed(x)]
+        values += value if isinstance(value, tuple) else (value,)
+    return [x for x in values if is_closed(x)]
 
 
-def recomputed(equation: Any) -> Any:
-    """Return the function whose values a derivative computes again, None of another equation."""
-    is_one = primitive(equation) == "remat2"
-    return closed_jaxpr(equation.params["jaxpr"], []) if is_one else None
+def recomputed(equation: Equation) -> ClosedJaxpr | None:
+    """Return the function of a `jax.checkpoint`, or None if the equation is another primitive."""
+    is_checkpoint = primitive(equation) == "remat2"
+    return closed_jaxpr(equation.params["jaxpr"], []) if is_checkpoint else None
 
 
-def innermost(jaxpr: Any) -> Iterator[Any]:
-    """Return the equations of a function and of those in it that hold no functions themselves."""
+def innermost(jaxpr: Jaxpr) -> Iterator[Equation]:
+    """Yield the equations without inner functions, of a function and of its inner functions."""
     for equation, _ in repeated(jaxpr):
         yield equation
 
 
-def repeated(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Return the innermost equations, and how often a call evaluates each: those of scans."""
+def repeated(jaxpr: Jaxpr, times: int = 1) -> Iterator[tuple[Equation, int]]:
+    """Yield each innermost equation, and its number of evaluations, with the turns of scans."""
     for equation in jaxpr.eqns:
         turns = times * equation.params["length"] if primitive(equation) == SCAN else times
-        held = inner(equation)
-        for closed in held:
+        functions = inner(equation)
+        for closed in functions:
             yield from repeated(closed.jaxpr, turns)
-        if not held:
+        if not functions:
             yield equation, times
 
 
-def scan_counts(equation: Any) -> tuple[int, int]:
-    """Return how many operands of a scan are constants, and how many its carry."""
+def scan_counts(equation: Equation) -> tuple[int, int]:
+    """Return the numbers of a scan's constants and of its carried values."""
     params = equation.params
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -512,22 +549,25 @@ def scan_counts(equation: Any) -> tuple[int, int]:
     return len(constants), len(carry)
 
 
-def scan_parts(equation: Any, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-    """Return the operands of a scan that are constants, the start of its carry, and stacks."""
+def scan_parts(equation: Equation, operands: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
+    """Return the constants, the initial carry and the stacked inputs among a scan's operands."""
     count, carried = scan_counts(equation)
     return [*operands[:count]], [*operands[count:][:carried]], [*operands[count + carried :]]
 
 
 def scanned(
-    equation: Any,
-    step: Callable[..., Sequence[Any]],
-    constants: Sequence[Any],
+    equation: Equation,
+    step: Callable[..., Sequence[Array]],
+    constants: Sequence[Array],
     start: Sequence[Any],
-    stacks: Sequence[Any],
-) -> list[Any]:
-    """Run a scan with another step, from constants, carry and items to new carry and items."""
+    stacks: Sequence[Array],
+) -> list[Array]:
+    """Evaluate a scan with another step: (constants, carry, items) -> (carry, items), all flat.
 
-    def turn(carry: Sequence[Any], items: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    Return the final carry and the stacks of items.
+    """
+
+    def turn(carry: Sequence[Array], items: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         results = list(step(*constants, *carry, *items))
         return results[: len(start)], results[len(start) :]
 
@@ -536,15 +576,14 @@ def scanned(
     return [*last, *collected]
 
 
-def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
-    """Return the results of an equation, named by the scope that is entered.
+def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[Array]:
+    """Evaluate an equation on arrays, with the parameters in `params` changed.
 
-    Some of its parameters may be other ones.
+    Traced equations are named by the current name scope, not by the equation's.
     """
     equation = unnamed(equation).replace(params=equation.params | params)
-    arguments = [
-        core.Var(v.aval) for v in equation.invars
-    ]  # of literals too: others may take theirs
+    # Literals become arguments too: `operands` may hold other values.
+    arguments = [_variable(v.aval) for v in equation.invars]
     equation, name = equation.replace(invars=arguments), primitive(equation)
     paths = tuple("" for _ in equation.outvars)
     info = core.DebugInfo(name, name, tuple("" for _ in arguments), paths)
@@ -552,30 +591,30 @@ def bind(equation: Any, operands: Sequence[Any], **params: Any) -> list[Any]:
     return core.jaxpr_as_fun(closed_jaxpr(jaxpr, []))(*operands)
 
 
-def unnamed(equation: Any) -> Any:
-    """Return an equation without the name of an operation that it comes from."""
+def unnamed(equation: Equation) -> Equation:
+    """Return an equation without the names of its operation."""
     info = equation.source_info
     return equation.replace(source_info=info.replace(name_stack=type(info.name_stack)()))
 
 
-def values_of(closed: Any, arguments: Sequence[Any]) -> dict[Any, Any]:
-    """Return the values of a function's constants and arguments by variable."""
+def values_of(closed: ClosedJaxpr, arguments: Sequence[Any]) -> dict[Variable, Any]:
+    """Map variables to the values of a function's constants and arguments."""
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arguments, strict=True))
     return values
 
 
 def place(
-    equation: Any, values: dict[Any, Any], compute: Callable[..., Sequence[Any]] = bind
+    equation: Equation, values: dict[Variable, Any], compute: Callable[..., Sequence[Any]] = bind
 ) -> None:
-    """Add the results of an equation to the values of variables."""
+    """Evaluate an equation on `values`, and add its results to them."""
     operands = [read(v, values) for v in equation.invars]
     with scope(equation):
         values.update(zip(equation.outvars, compute(equation, operands), strict=True))
 
 
-def scope(equation: Any) -> AbstractContextManager[object]:
-    """Name traced equations after the operation, and its line, of this equation."""
+def scope(equation: Equation) -> AbstractContextManager[object]:
+    """Give equations that are traced meanwhile the name and the place of this equation."""
     info = equation.source_info
     names = source_info_util.current_name_stack()
     if info.name_stack.stack:
@@ -583,14 +622,14 @@ def scope(equation: Any) -> AbstractContextManager[object]:
     return source_info_util.user_context(info.traceback, name_stack=names)
 
 
-def outer_scope(equation: Any) -> str:
-    """Return the name of the operation that an equation comes from, in all that it calls."""
+def outer_scope(equation: Equation) -> str:
+    """Return the outermost name scope of an equation, its operation's name, or ""."""
     stack = equation.source_info.name_stack.stack
     return stack[0].name if stack else ""
 
 
-def document_line(equation: Any) -> tuple[str, int]:
-    """Return the document and its line that an equation comes from; "" where none is known."""
+def document_line(equation: Equation) -> tuple[str, int]:
+    """Return the name and the line of the document that an equation comes from, or ("", 0)."""
     traceback = equation.source_info.traceback
     frames = [] if traceback is None else traceback.frames
     for frame in frames:
@@ -599,6 +638,6 @@ def document_line(equation: Any) -> tuple[str, int]:
     return "", 0
 
 
-def read(operand: Any, values: Mapping[Any, Any]) -> Any:
-    """Return the value of a variable or a literal."""
+def read(operand: Atom, values: Mapping[Variable, T]) -> T:
+    """Return the value of a variable in `values`, or of a literal."""
     return operand.val if is_literal(operand) else values[operand]

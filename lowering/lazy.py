@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562)."""
+"""Imports the names of a package when they are first used (PEP 562)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
-    """Return a name of a package from its home, and have the package keep it.
+    """Import a name from its home module, and set it in the package.
 
-    A name that the home does not have is a module in it. Raises AttributeError for a name without
-    a home.
+    A home without the name is a package; then the name is a module in it. Raises AttributeError for
+    a name that `homes` lacks.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -18,7 +18,7 @@ def imported(package: str, homes: Mapping[str, str], name: str) -> object:
 
     home = homes[name]
     module = import_module(home)
-    is_in_it = home == package or name not in dir(module)
-    value: object = import_module(f"{home}.{name}") if is_in_it else getattr(module, name)
+    is_module = home == package or name not in dir(module)
+    value: object = import_module(f"{home}.{name}") if is_module else getattr(module, name)
     setattr(sys.modules[package], name, value)
     return value

@@ -1,4 +1,4 @@
-"""Locates things in a text."""
+"""Sources and spans: places in the text of a document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Holds a text and the name to show for it, usually its file name; compared by identity."""
+    """A text and its name in messages, usually the file name; compared by identity."""
 
     name: str
     text: str
@@ -27,12 +27,12 @@ class Source:
         return line, offset - self._line_starts[line - 1] + 1
 
     def offset(self, line: int, column: int) -> int:
-        """Return the character offset of a 1-based line and column, the nearest that there is."""
+        """Return the character offset of a 1-based line and column, cut to the text's end."""
         start = self._line_starts[min(line, len(self._line_starts)) - 1]
         return min(start + column - 1, len(self.text))
 
     def line(self, number: int) -> str:
-        """Return the text of a 1-based line, without its end."""
+        """Return the text of a 1-based line, without the line break."""
         start = self._line_starts[number - 1]
         end = self.text.find("\n", start)
         return self.text[start : end if end >= 0 else len(self.text)].rstrip("\r")
@@ -40,9 +40,9 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Says a place in a source: character offset, from 0, and length.
+    """A place in a source: an offset from 0 and a length, both in characters.
 
-    Its text is `name:line:column`, both from 1; `excerpt` shows the line.
+    `str(span)` is `name:line:column`, with line and column from 1. `excerpt` shows the line.
     """
 
     source: Source

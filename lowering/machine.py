@@ -1,12 +1,11 @@
-"""What a machine computes how fast, and what is chosen by it.
+"""Holds a machine's profile: its rates, and the decisions between kernels that follow from them.
 
-A choice between kernels is a function of shapes, dtypes and a profile: the same for the same
-profile, wherever it was measured. A wrong one costs time. Nothing is measured here.
+A choice between kernels is a function of shapes, dtypes and a profile. A wrong rate costs time, not
+correctness. `lowering.cpu.rates` measures the rates.
 
-To add a rate: a field of `MachineProfile` where a property of it compares it with another one, of
-`Costs` where time is reckoned by shape; its value in `DEFAULT`; what measures it in
-`lowering.cpu.rates`. What is chosen by it is one of `MachineProfile.decisions`, which the key of
-what is compiled holds.
+To add a rate: (1) add a field, to `MachineProfile` if a property compares it with another rate, to
+`Costs` if a cost formula uses it; (2) set it in `DEFAULT`; (3) measure it in `lowering.cpu.rates`.
+Properties of `MachineProfile` are decisions; they are part of the cache keys of executables.
 """
 
 from __future__ import annotations
@@ -22,21 +21,22 @@ from lowering.contexts import holding
 class _Rates:
     @classmethod
     def names(cls) -> list[str]:
-        """Return the names of the rates, which are real numbers."""
-        these: Any = cls
-        return [field.name for field in fields(these) if field.type == "float"]
+        """Return the names of the fields that are real numbers."""
+        rates: Any = cls
+        return [field.name for field in fields(rates) if field.type == "float"]
 
 
 @dataclass(frozen=True)
 class Costs(_Rates):
-    """Rates of float32 by which costs of kernels are reckoned, by all threads together.
+    """Rates of all threads together in float32, for the costs of kernels.
 
-    A kernel takes multiply-adds / rate + bytes / rate + starts * `start` seconds.
+    A kernel takes multiply-adds / `product` + bytes / (`cached` or `memory`) + starts * `start`
+    seconds.
 
     Args:
-        product: multiply-adds a second of large products by Eigen.
+        product: multiply-adds a second in large products by Eigen.
         cached: bytes a second that loops read and write in the caches.
-        memory: the same beyond them.
+        memory: bytes a second that loops read and write in memory.
         start: seconds to start an operation.
     """
 
@@ -51,14 +51,15 @@ class MachineProfile(_Rates):
     """Rates of a machine.
 
     Args:
-        threads: how many compute at a time.
-        bfloat16: multiply-adds a second of products of bfloat16 with sums of 32 bits, by YNNPACK.
-        int8: the same of 8 bits.
-        row: multiply-adds a second of a row by a matrix, in a loop.
-        row_pairs: the same by halves of the matrix, on two threads.
-        loop: items a second of a loop with vectors of 256 bits.
-        wide_loop: the same with vectors of 512 bits, where the processor has them.
-        costs: what is reckoned with by shape.
+        threads: the number of threads.
+        bfloat16: multiply-adds a second in products of bfloat16 with float32 sums, by YNNPACK.
+        int8: multiply-adds a second in products of 8 bits with int32 sums, by YNNPACK.
+        row: multiply-adds a second in the product of a row and a matrix, as a loop.
+        row_pairs: multiply-adds a second in such a product, half of the matrix on each of two
+            threads.
+        loop: items a second in a loop with vectors of 256 bits.
+        wide_loop: items a second in a loop with vectors of 512 bits, if the processor has them.
+        costs: the rates of cost formulas.
     """
 
     threads: int
@@ -82,26 +83,26 @@ class MachineProfile(_Rates):
 
     @property
     def keeps_wide_vectors(self) -> bool:
-        """Tell whether vectors of 512 bits are no slower than others."""
+        """Tell whether vectors of 512 bits are at least as fast as those of 256."""
         return self.wide_loop >= self.loop
 
     @property
     def pairs_rows(self) -> bool:
-        """Tell whether a row is multiplied faster by two threads."""
+        """Tell whether the product of a row and a matrix is faster on two threads."""
         return self.threads > 1 and self.row_pairs > self.row
 
     def decisions(self) -> dict[str, bool]:
-        """Return the choices by the profile, by name: the keys of executables have them.
+        """Return the decisions by name, for the cache keys of executables.
 
-        Choices by costs are not told: what other rates compiled serves as well, if not as fast.
+        Costs are left out: an executable for other costs is valid too, if slower.
         """
         names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}
 
 
-# For hosts that are not measured: float32 as two cores with AVX-512 compute it. Vectors of 512 bits
-# are the widest there are elsewhere. What has fewer bits than 32 gains nothing: to multiply it in
-# float32 takes at worst as long as that.
+# For hosts without measurements: the rates of two cores with AVX-512 in float32. `wide_loop` is
+# larger than `loop`, which costs nothing on processors without vectors of 512 bits. bfloat16 and
+# int8 have the rate of float32, so that such products are computed in float32.
 DEFAULT = MachineProfile(
     threads=2,
     bfloat16=1.37e11,
@@ -122,15 +123,15 @@ _profile: ContextVar[MachineProfile | None] = ContextVar("profile", default=None
 
 
 def held_profile() -> MachineProfile | None:
-    """Return the profile that somebody set, if any."""
+    """Return the profile that `using` set, or None."""
     return _profile.get()
 
 
 def profile() -> MachineProfile:
-    """Return the profile by which is chosen now."""
+    """Return the current profile: the one that `using` set, or DEFAULT."""
     return _profile.get() or DEFAULT
 
 
 def using(profile: MachineProfile) -> AbstractContextManager[None]:
-    """Choose by a profile meanwhile."""
+    """Set the current profile in the block of a `with` statement."""
     return holding(_profile, profile)

@@ -1,10 +1,11 @@
-"""Chooses which factor of which axis of each parameter is divided over devices.
+"""Chooses the factor of each parameter's axes that is divided over devices.
 
-A factor that is divided is so wherever it goes: in the columns of a product, in all that is
-computed of them item by item or by heads, and in the rows of the product that sums over it, which
-needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). It costs what
-is moved where something sums over it or needs it whole, and spares what its parameters would each
-cost by themselves. Those that spare the most are taken, of factors that no tensor has two of.
+If a factor is divided, it is divided in every tensor that contains it: in the columns of a product,
+in tensors computed from them item by item or by heads, and in the rows of the product that sums
+over the factor, which needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053,
+section 3). The cost is the communication where an operation sums over the factor or needs it
+undivided. The gain is the communication that its parameters would cause if each were divided
+separately. The factors with the largest gain are divided. No tensor is divided along two factors.
 """
 
 from __future__ import annotations
@@ -14,27 +15,30 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jax.sharding import Mesh
 
 from lowering.factors import Factor, FactorWalk, Product, leaves
 from lowering.program import Program
 
-_COST = {"sum": 2, "lookup": 2, "whole": 1}  # a sum moves items twice: to be added, and back
-_EACH = 1024  # what any collective costs beside its items, in items
+_COST = {"sum": 2, "lookup": 2, "whole": 1}  # moves of an item; sums move it there and back
+_EACH = 1024  # items; the fixed cost of a collective
 
 
 @dataclass(frozen=True)
 class Division:
-    """Says how a parameter is divided, or an argument of the batch: then `axis` is all.
+    """The division of a parameter, or of a batch argument, which needs `axis` only.
 
     Args:
-        axis: the axis.
-        before: the extent of its factors before the one that is divided: of 3 * heads * items 3.
-        along: the axis along which it is stored; where the divided factor is not the first of its
-            axis it is another, or None, and calls take it prepared.
-        follows: whether the factor is divided wherever it goes, or for this parameter alone.
-        why: in a few words.
-        moves: the collectives that a call needs for it.
+        axis: the axis with the divided factor.
+        before: the product of the axis's factors before the divided one: 3 to divide the heads of
+            3 * heads * items.
+        along: the axis along which the stored parameter is sharded. It is another axis, or None, if
+            the divided factor is not the first of its axis; calls then divide a prepared value.
+        follows: whether the factor is divided in all tensors, or for this parameter alone.
+        why: the reason, in a few words.
+        moves: the collectives that a call needs for this parameter.
     """
 
     axis: int
@@ -48,8 +52,8 @@ class Division:
 class Along(NamedTuple):
     """Divisions of arguments along axes of a mesh.
 
-    `names` are the axes of the mesh. `divisions` are by the number of an argument, parameters
-    first. `Along((), {})` divides nothing.
+    `names` are the axes of the mesh. `divisions` maps argument numbers, parameters first, to
+    divisions. `Along((), {})` divides nothing.
     """
 
     names: tuple[str, ...]
@@ -58,7 +62,7 @@ class Along(NamedTuple):
 
 @dataclass(frozen=True)
 class Divided:
-    """Says how a program's arguments are divided over a mesh: its parameters, and the batch.
+    """The divisions of a program's parameters and batch over a mesh.
 
         program, leaves, tree = traced(function, parameters, inputs)
         model = Along(("model",), divisions(program, 2))
@@ -66,22 +70,22 @@ class Divided:
         target = mesh_target("cpu", Divided(mesh, model, batch))
         results = jax.jit(differentiable(program, target))(*leaves)
 
-    Axes of the mesh have the type `jax.sharding.AxisType.Auto`, which `jax.make_mesh` is told as
-    `axis_types`. With others the program runs undivided, with a warning. A parameter is stored
-    whole, or sharded by `Division.along`. Arguments of the batch stay as their caller shards them.
+    Axes of the mesh have the type `jax.sharding.AxisType.Auto`: give it to `jax.make_mesh` as
+    `axis_types`. With other types the program runs undivided, with a warning. A parameter is stored
+    replicated, or sharded along `Division.along`. The caller shards the arguments of the batch.
     """
 
-    mesh: Any
+    mesh: Mesh
     parameters: Along
     batch: Along
 
 
 def divisions(program: Program, count: int, least: int = 0) -> dict[int, Division]:
-    """Return how parameters, by place, are divided into `count` parts, of those that can be.
+    """Return divisions into `count` parts by parameter number, for parameters that can be divided.
 
-    Those of fewer items than `least` are not.
+    Parameters with fewer than `least` items stay undivided.
     """
-    return _Choice(program, count, least).made()
+    return _Choice(program, count, least).divisions()
 
 
 class _Choice:
@@ -99,7 +103,9 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & {*self.large}:
                 self.products[i].append(product)
-        self.members: dict[Factor, dict[int, tuple[int, int]]] = {}  # axis, and extent before
+        self.members: dict[
+            Factor, dict[int, tuple[int, int]]
+        ] = {}  # axis and `before`, by parameter
         for i, variable in self.large.items():
             for axis, factors in enumerate(walk.of(variable)):
                 before = 1
@@ -113,8 +119,8 @@ class _Choice:
                 self.cost[factor] += _COST[use.kind] * use.items + _EACH
         self.alone = {i: self._alone(i) for i in self.large}
 
-    def made(self) -> dict[int, Division]:
-        """Return the chosen division of each parameter, by its number."""
+    def divisions(self) -> dict[int, Division]:
+        """Return the chosen divisions by parameter number."""
         divisions: dict[int, Division] = {}
         beside = self._beside()
         excluded: set[Factor] = set()
@@ -129,7 +135,7 @@ class _Choice:
             earlier, i, factor = heapq.heappop(heap)
             if factor in excluded or (now := order(factor)) >= 0:
                 continue
-            if now > earlier:  # some of its parameters are divided by now
+            if now > earlier:  # some of its parameters have been divided since
                 heapq.heappush(heap, (now, i, factor))
                 continue
             excluded |= beside[factor]
@@ -139,7 +145,7 @@ class _Choice:
         return {**{i: x for i, (_, x) in self.alone.items() if x}, **divisions}
 
     def _beside(self) -> dict[Factor, set[Factor]]:
-        """Return by factor which others some tensor has too."""
+        """Map each factor to the other factors that some tensor has together with it."""
         beside: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
             together = {f for axis in axes for f in leaves(axis)} & beside.keys()
@@ -152,8 +158,8 @@ class _Choice:
         shape = self.large[i].aval.shape
         along: int | None = axis
         if before > 1:
-            others = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
-            along = max(others, key=shape.__getitem__, default=None)
+            fits = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
+            along = max(fits, key=shape.__getitem__, default=None)
         rows = [p for p in self.products[i] if factor in leaves(p.rows)]
         columns = [p for p in self.products[i] if factor in leaves(p.columns)]
         parts = f" of each of {before} parts" if before > 1 else ""
@@ -164,7 +170,7 @@ class _Choice:
         return Division(axis, before, along, True, what + parts)
 
     def _alone(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing a parameter by itself, and the division."""
+        """Return the cost of dividing a parameter separately, and the division."""
         products, shape = self.products[i], self.large[i].aval.shape
         if not products:
             return 0, None

@@ -1,11 +1,11 @@
-"""Prepares parameters: values that depend on them alone are computed once, and shared.
+"""Prepares parameters: computes the values that depend on parameters alone once, and shares them.
 
     values = prepared(parts, parameters)          # once for each set of parameters
     outputs = parts.call(values, inputs)          # once for each call
 
-So a weight that a rule flips, transposes or scales is stored as the kernel wants it, and no
-constant of any size is part of a call. A recipe says how a value is computed, and of which arrays.
-Programs of other shapes, and other entries, share equal values.
+A weight that a rule flips, transposes or scales is stored in the form that the kernel reads, and a
+call contains no large constants. A recipe describes how a value is computed, and from which arrays.
+By recipes, programs for other shapes and other entries share equal values.
 """
 
 from __future__ import annotations
@@ -21,43 +21,50 @@ import jax
 from lowering.recipe import Recipe
 
 if TYPE_CHECKING:
+    from lowering.jaxprs import ClosedJaxpr
     from lowering.program import Program
 
 
 class Preparing(Protocol):
     """Computes prepared values.
 
-    `sources` has an item for each of them: the index of a parameter, or None for the next one that
-    is computed, by the `recipe`.
+    Each value is a parameter or computed. `sources` has an item for each value: the index of the
+    parameter, or None for the next computed value. `recipe` describes the computed values.
     """
 
     @property
     def sources(self) -> Sequence[int | None]:
-        """Return where each value is from."""
+        """Return the source of each value."""
         ...
 
     @property
     def recipe(self) -> Recipe:
-        """Return how the values that are computed are."""
+        """Return the recipe of the computed values."""
         ...
 
-    def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
-        """Compute some of the values that are no parameters, by index, outside of any trace."""
+    def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
+        """Compute the chosen values, by index among the computed values, outside of any trace."""
         ...
 
 
 @dataclass(frozen=True)
 class Split:
-    """Holds a program in two parts: `first` prepares values, `call` computes results with them.
+    """A program in two parts: `first` computes prepared values, `call` the results from them.
 
-    Neither of them is compiled. `call` takes prepared values and inputs, each a list, and returns a
-    list. Values are those of `lowering.prepared`, or of `prepare`, whose types are
-    `jax.eval_shape(parts.prepare, parameters)`. `jax.jit(parts.call).trace(values, inputs)` has
-    `.lower(lowering_platforms=(parts.platform,))`, for a device that is not there. `first` is
-    None where all values are parameters as they are. `make_recipe` returns the recipe of others,
-    the same each time. `later` is the call as a jaxpr. `options` returns the compiler's for
-    the call, which is compiled alone (True) or in a function of a user's (False): jax takes them
-    as `jax.jit(parts.call, compiler_options=parts.options(True))`.
+    Neither part is compiled. `lowering.prepared(parts, parameters)` returns the values, shared with
+    other programs; `parts.prepare` computes them, and `jax.eval_shape(parts.prepare, parameters)`
+    returns their types. For a device that is not attached, use
+    `jax.jit(parts.call).trace(values, inputs).lower(lowering_platforms=(parts.platform,))`.
+
+    Args:
+        sources: for each prepared value, the index of the parameter that it is, or None.
+        first: the program from parameters to computed values; None if there are no such values.
+        call: takes prepared values and inputs, two lists, and returns a list.
+        platform: jax's name of the platform, or None.
+        make_recipe: returns the recipe of the computed values, the same object each time.
+        later: the call as a jaxpr.
+        options: returns the compiler's options for the call, if it is compiled alone (True) or in a
+            user's function (False), for `jax.jit(parts.call, compiler_options=...)`.
     """
 
     sources: tuple[int | None, ...]
@@ -65,7 +72,7 @@ class Split:
     call: Callable[..., Any]
     platform: str | None
     make_recipe: Callable[[], Recipe]
-    later: Any = None
+    later: ClosedJaxpr | None = None
     options: Callable[[bool], dict[str, str]] = lambda is_alone: {}
     _compiled: dict[tuple[int, ...], Any] = field(
         default_factory=dict[tuple[int, ...], Any], compare=False, repr=False
@@ -78,28 +85,30 @@ class Split:
 
     @property
     def recipe(self) -> Recipe:
-        """Return the recipe of the values that are computed."""
+        """Return the recipe of the computed values."""
         return self.make_recipe()
 
-    def prepare(self, parameters: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the prepared values of parameters, which may be traced."""
+    def prepare(self, parameters: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """Return the prepared values of parameters, which may be tracers."""
         return assemble(self.sources, parameters, self.first(*parameters) if self.first else ())
 
-    def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
-        """Compute some of the values that are no parameters, by index, outside of any trace."""
+    def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
+        """Compute the chosen values, by index among the computed values, outside of any trace."""
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
         return list(self.compiled(chosen, parameters)(list(parameters)))
 
-    def is_by_numpy(self, parameters: Sequence[Any]) -> bool:
-        """Tell whether numpy computes values of these parameters: on a CPU, if it can."""
+    def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
+        """Tell whether numpy computes the values: on a CPU, if it can compute all of them."""
         return self.platform == "cpu" and self.recipe.is_numpys and _on_one(parameters)
 
-    def compiled(self, chosen: Sequence[int], parameters: Sequence[Any]) -> jax.stages.Compiled:
-        """Return an executable for some of the values of such parameters, compiled once.
+    def compiled(
+        self, chosen: Sequence[int], parameters: Sequence[jax.Array]
+    ) -> jax.stages.Compiled:
+        """Return an executable for the chosen values, for parameters of these types.
 
-        `jax.ensure_compile_time_eval` would turn what is traced within into constants: each ReLU
-        then reads its zeros from memory.
+        `jax.ensure_compile_time_eval` is no alternative: it would turn values that are traced in it
+        into constants, and each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:
@@ -107,26 +116,26 @@ class Split:
         return self._compiled[key]
 
     def lower_first(
-        self, parameters: Sequence[Any], chosen: Sequence[int] | None = None
+        self, parameters: Sequence[jax.Array], chosen: Sequence[int] | None = None
     ) -> jax.stages.Lowered:
-        """Lower `first` by jax, or the part that computes some of its results, for such parameters.
+        """Lower `first` by jax, or its part for the chosen results, for parameters of these types.
 
-        It is compiled and run once. On CPUs compiling takes longer: ResNet-50 2.9 s, then 0.17 to
-        run; unoptimised 1.7 and 0.3.
+        On CPUs the executable is not optimised, since it runs once: ResNet-50 takes 1.7 s to
+        compile and 0.3 s to run, instead of 2.9 and 0.17.
         """
         options = {"xla_backend_optimization_level": 0} if self.platform == "cpu" else {}
         first = self._first
         if chosen is not None:
             first = first.part(first.arguments, [first.results[i] for i in chosen])
 
-        def prepare(values: Sequence[Any]) -> list[Any]:
+        def prepare(values: Sequence[jax.Array]) -> list[jax.Array]:
             return first(*values)
 
         return jax.jit(prepare, compiler_options=options).lower(list(parameters))
 
 
-def _on_one(arrays: Sequence[Any]) -> bool:
-    """Tell whether arrays are on one CPU of this process."""
+def _on_one(arrays: Sequence[object]) -> bool:
+    """Tell whether all arrays are on one CPU device of this process."""
     devices: set[Any] = set()
     for x in arrays:
         if not isinstance(x, jax.Array):
@@ -136,18 +145,18 @@ def _on_one(arrays: Sequence[Any]) -> bool:
 
 
 def assemble(
-    sources: Sequence[int | None], parameters: Sequence[Any], computed: Iterable[Any]
-) -> tuple[Any, ...]:
-    """Join computed arrays and parameters, which a compiled function would have copied."""
-    results, values = iter(computed), list[Any]()
+    sources: Sequence[int | None], parameters: Sequence[jax.Array], computed: Iterable[jax.Array]
+) -> tuple[jax.Array, ...]:
+    """Return prepared values from their sources; a compiled function would copy parameters."""
+    results, values = iter(computed), list[jax.Array]()
     for source in sources:
         values.append(next(results) if source is None else parameters[source])
     return tuple(values)
 
 
-# By the places of arrays, and the digest of how a value is computed. Who reads a value holds it.
+# By the devices of arrays, and the digest of the value. Models that read a value keep it alive.
 _values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
-_names: dict[int, tuple[weakref.ref[Any], str]] = {}  # by the identity of an array
+_names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}  # by id of the array
 _count = itertools.count()
 
 
@@ -155,20 +164,24 @@ def prepared(
     parts: Preparing,
     parameters: Sequence[jax.Array],
     where: Hashable = None,
-    compute: Callable[[Sequence[int], Sequence[Any]], Sequence[jax.Array]] | None = None,
+    compute: Callable[[Sequence[int], Sequence[jax.Array]], Sequence[jax.Array]] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Return the prepared values of arrays of jax, outside of any trace.
+    """Return the prepared values of parameters, outside of any trace.
 
-    Values that somebody holds already are shared; `Split.prepare` computes its own, in a trace too.
-    `compute` computes those that nobody holds, by default the parts do. `where` is the place of
-    values if there are no arrays.
+    Values that are alive already are shared. In a trace, use `Split.prepare`.
+
+    Args:
+        parts: the preparation.
+        parameters: arrays of jax.
+        where: the device or sharding of the values, if there are no parameters.
+        compute: computes the values that are not alive, by default `parts.computed`.
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
     places = frozenset(map(_place, parameters)) or where
     digests = parts.recipe.digests(list(map(_name, parameters)))
     keys = list(zip(itertools.repeat(places), digests))
-    values = dict(zip(keys, map(_values.get, keys), strict=True))
+    values: dict[Any, Any] = dict(zip(keys, map(_values.get, keys), strict=True))
     missing: dict[Any, int] = {}
     for i, key in enumerate(keys):
         if _is_gone(values[key]):
@@ -179,25 +192,25 @@ def prepared(
             if _is_gone(value := _values.setdefault(key, x)):
                 _values[key] = value = x
             values[key] = value
-    return assemble(parts.sources, parameters, map(values.get, keys))
+    return assemble(parts.sources, parameters, map(values.__getitem__, keys))
 
 
 def _is_gone(value: jax.Array | None) -> bool:
-    return value is None or value.is_deleted()  # by a user who donates what `Model.prepare` gave
+    return value is None or value.is_deleted()  # a user may donate the values of `Model.prepare`
 
 
 def _place(array: jax.Array) -> Hashable:
-    """Return where an array is, and values of it are: neither moves along with other arrays."""
+    """Return the key of an array's device or mesh; prepared values are on the same device."""
     return array.committed, getattr(array.sharding, "mesh", array.sharding)
 
 
-def _name(array: Any) -> str:
-    """Return a name that no other array has or will have."""
+def _name(array: jax.Array) -> str:
+    """Return a name that no other array has, not even a later one with the same id."""
     key = id(array)
     reference, name = _names.get(key, (None, ""))
     if reference is None or reference() is not array:
 
-        def forget(dead: weakref.ref[Any]) -> None:
+        def forget(dead: weakref.ref[jax.Array]) -> None:
             if _names.get(key, (None,))[0] is dead:
                 _names.pop(key, None)
 
@@ -207,5 +220,5 @@ def _name(array: Any) -> str:
 
 
 def whole(call: Callable[..., Any], count: int) -> Split:
-    """Return a function of parameters, so many, and inputs as a split that prepares nothing."""
+    """Return a split that prepares nothing: `call` takes `count` parameters, and inputs."""
     return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))

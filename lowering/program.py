@@ -1,9 +1,9 @@
-"""The program that passes rewrite: a traced function, and what is known of it.
+"""Defines the program that passes rewrite, and the two ways to rewrite it.
 
-It is jax's ClosedJaxpr with facts beside it, no representation of its own: a kernel is then a
-function of jax's arrays, which tracing makes equations of, and derivatives, batching and lowering
-are jax's. Passes rewrite it in two ways. `rewritten` puts other equations in the place of a few.
-`evaluated` and `retraced` trace all of it anew, where each equation changes, as layouts do.
+A program is jax's ClosedJaxpr with properties computed from it. There is no representation of its
+own: a kernel is a function of jax arrays, which is traced to equations, and derivatives, batching
+and lowering are jax's. `rewritten` replaces single equations. `evaluated` and `retraced` trace the
+program anew; passes that change most equations, such as layouts, use these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from operator import is_
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -22,8 +22,20 @@ import numpy as np
 from lowering import jaxprs
 from lowering.extents import is_symbolic
 from lowering.facts import facts
-from lowering.jaxprs import is_literal, primitive, variables
+from lowering.jaxprs import (
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Variable,
+    is_literal,
+    primitive,
+    variables,
+)
 from lowering.program_printing import described, printed
+
+if TYPE_CHECKING:
+    from lowering.targets.target import Target
 
 Role = Literal["value", "forward", "backward"]
 Rule = Callable[..., Any]
@@ -36,15 +48,17 @@ class Program:
 
     Args:
         closed: the traced function.
-        parameters: how many leading arguments are parameters, or the same in all steps of a loop.
-        prepares: whether what depends on these alone is computed once for many calls, or steps.
-        role: what it computes: values, or the forward or backward pass of a derivative.
-        is_alone: whether it runs on one device, so that nothing is sharded.
-        is_open: whether programs of other shapes read the same parameters.
+        parameters: the number of leading arguments that are parameters. In the body of a loop,
+            these are the arguments that all steps share.
+        prepares: whether values that depend on parameters alone are computed once for many calls,
+            or for all steps of a loop.
+        role: "value", or the "forward" or "backward" pass of a derivative.
+        is_alone: whether it runs on one device, where nothing is sharded.
+        is_open: whether programs for other shapes read the same parameters.
         in_loop: whether it is the body of a loop.
     """
 
-    closed: Any
+    closed: ClosedJaxpr
     parameters: int = 0
     prepares: bool = True
     role: Role = "value"
@@ -53,28 +67,28 @@ class Program:
     in_loop: bool = False
 
     @property
-    def equations(self) -> Sequence[Any]:
+    def equations(self) -> Sequence[Equation]:
         """Return the equations."""
         return self.closed.jaxpr.eqns
 
     @property
-    def arguments(self) -> Sequence[Any]:
+    def arguments(self) -> Sequence[Variable]:
         """Return the variables of the arguments."""
         return self.closed.jaxpr.invars
 
     @property
-    def constants(self) -> Sequence[Any]:
+    def constants(self) -> Sequence[Variable]:
         """Return the variables of the constants."""
         return self.closed.jaxpr.constvars
 
     @property
-    def results(self) -> Sequence[Any]:
+    def results(self) -> Sequence[Atom]:
         """Return the variables, or literals, of the results."""
         return self.closed.jaxpr.outvars
 
     @property
     def has_items(self) -> bool:
-        """Tell whether all extents of arguments are numbers, none of them 0 in what is read."""
+        """Tell whether no extent is symbolic, and no argument that is read is empty."""
         for v in self.arguments:
             shape = getattr(v.aval, "shape", ())
             if any(map(is_symbolic, shape)) or (0 in shape and self.uses[v]):
@@ -82,28 +96,28 @@ class Program:
         return True
 
     @cached_property
-    def makers(self) -> Mapping[Any, Any]:
-        """Return the equation that computes each variable."""
+    def makers(self) -> Mapping[Atom, Equation]:
+        """Map each variable to the equation that computes it."""
         return {v: e for e in self.equations for v in e.outvars}
 
     @cached_property
-    def uses(self) -> Mapping[Any, int]:
-        """Return how often each variable is read, by equations and as a result."""
+    def uses(self) -> Mapping[Atom, int]:
+        """Count for each variable the equations that read it, and the results that it is."""
         return uses(self.closed.jaxpr)
 
     @cached_property
-    def known(self) -> frozenset[Any]:
+    def known(self) -> frozenset[Atom]:
         """Return the variables that depend on parameters and constants alone."""
         return frozenset(known_variables(self.closed.jaxpr, self.parameters))
 
     @cached_property
-    def early(self) -> frozenset[Any]:
-        """Return the variables that are computed before a call, or before a loop."""
+    def early(self) -> frozenset[Atom]:
+        """Return the variables that are computed once, before calls or before the loop."""
         count = self.parameters if self.prepares else 0
         return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, count))
 
-    def is_late(self, equation: Any) -> bool:
-        """Tell whether an equation depends on more than parameters."""
+    def is_late(self, equation: Equation) -> bool:
+        """Tell whether an equation is evaluated in each call, or in each step of the loop."""
         return bool(equation.effects) or not self.early.issuperset(equation.outvars)
 
     def low_level(self) -> Program:
@@ -111,50 +125,52 @@ class Program:
         return self.with_closed(jaxprs.low_level(self.closed))
 
     def pruned(self) -> Program:
-        """Return the program without what nothing reads."""
+        """Return the program without equations and constants that no result depends on."""
         return self.with_equations(self.equations)
 
     def known_first(self) -> Program:
-        """Return the program with early variables computed first."""
+        """Return the program with the equations of early variables moved to the front."""
         return self.with_equations(sorted(self.equations, key=self.is_late))
 
-    def readers(self, variable: Any) -> set[str]:
-        """Return the primitives that read a variable, "" for a result of the program."""
+    def readers(self, variable: Variable) -> set[str]:
+        """Return the primitives that read a variable, and "" if it is a result of the program."""
         primitives = {primitive(e) for e in self.equations if variable in variables(e.invars)}
         return primitives | {""} if variable in variables(self.results) else primitives
 
-    def with_closed(self, closed: Any) -> Program:
+    def with_closed(self, closed: ClosedJaxpr) -> Program:
         """Return the program with another traced function in it."""
         return replace(self, closed=closed)
 
-    def body(self, equation: Any) -> Program:
-        """Return the body of a loop, to which what all steps share are parameters."""
+    def body(self, equation: Equation) -> Program:
+        """Return the body of a scan; its parameters are the operands that all steps share."""
         count, _ = jaxprs.scan_counts(equation)
         closed = equation.params["jaxpr"]
         return replace(self, closed=closed, parameters=count, prepares=True, in_loop=True)
 
-    def with_equations(self, equations: Sequence[Any]) -> Program:
-        """Return the program with other equations of its variables, less what nothing reads."""
+    def with_equations(self, equations: Sequence[Equation]) -> Program:
+        """Return the program with these equations, pruned; they compute the same results."""
         return self.with_closed(jaxprs.of_equations(self.closed, equations, self.results))
 
-    def with_inner(self, change: Callable[[Any, Any], Any], *names: str) -> Program:
-        """Return the program with the functions changed that equations of these primitives hold.
+    def with_inner(
+        self, change: Callable[[Equation, ClosedJaxpr], ClosedJaxpr], *names: str
+    ) -> Program:
+        """Return the program with `change(equation, function)` for each inner function.
 
-        Without names they are those of all.
+        With `names` only equations of these primitives are changed.
         """
-        equations: list[Any] = []
+        equations: list[Equation] = []
         for e in self.equations:
-            is_asked = not names or primitive(e) in names
-            equations.append(jaxprs.with_inner(e, partial(change, e)) if is_asked else e)
+            is_named = not names or primitive(e) in names
+            equations.append(jaxprs.with_inner(e, partial(change, e)) if is_named else e)
         is_same = all(map(is_, equations, self.equations))
         return self if is_same else self.with_equations(equations)
 
     def with_bodies(self, change: Callable[[Program], Program]) -> Program:
-        """Return the program with the bodies of its loops changed."""
+        """Return the program with `change(body)` for the body of each scan."""
         return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
 
-    def part(self, arguments: Sequence[Any], results: Sequence[Any]) -> Program:
-        """Return the program that computes these variables of it, given others of it."""
+    def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
+        """Return the program from some of its variables to others of its variables."""
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
@@ -164,18 +180,18 @@ class Program:
     def evaluated(
         self,
         arguments: Sequence[Any],
-        compute: Callable[[Any, list[Any]], Sequence[Any]] = jaxprs.bind,
+        compute: Callable[[Equation, list[Any]], Sequence[Any]] = jaxprs.bind,
         constant: Callable[[Any], Any] = lambda x: x,
     ) -> list[Any]:
-        """Evaluate the program by `compute(equation, operands)`, on values of any kind.
+        """Evaluate the program by `compute(equation, operands)`, on values of any type.
 
-        `constant` makes one of an array that the program holds.
+        `constant` converts an array that the program holds to such a value.
         """
         jaxpr, consts = self.closed.jaxpr, map(constant, self.closed.consts)
         values = dict(zip(jaxpr.constvars, consts, strict=True))
         values.update(zip(self.arguments, arguments, strict=True))
 
-        def read(v: Any) -> Any:
+        def read(v: Atom) -> Any:
             return constant(np.asarray(v.val, v.aval.dtype)) if is_literal(v) else values[v]
 
         for equation in self.equations:
@@ -185,10 +201,9 @@ class Program:
         return list(map(read, self.results))
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
-        """Return the program that a function of the arguments traces to."""
-        return self.with_closed(
-            jax.make_jaxpr(lambda *x: list(function(*x)))(*self.closed.in_avals)
-        )
+        """Return the program that is traced from a function of the same arguments."""
+        closed = jaxprs.make_jaxpr(lambda *x: list(function(*x)), *self.closed.in_avals)
+        return self.with_closed(closed)
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Evaluate the program as it stands."""
@@ -198,15 +213,15 @@ class Program:
         return printed(self)
 
 
-def uses(jaxpr: Any) -> Counter[Any]:
-    """Count how often each variable is read, by equations and as a result."""
+def uses(jaxpr: Jaxpr) -> Counter[Variable]:
+    """Count for each variable the equations that read it, and the results that it is."""
     counts = Counter(variables(jaxpr.outvars))
     for equation in jaxpr.eqns:
         counts.update(variables(equation.invars))
     return counts
 
 
-def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
+def known_variables(jaxpr: Jaxpr, parameters: int) -> set[Variable]:
     """Return the variables that depend on constants and the first arguments alone."""
     early = {*jaxpr.constvars, *jaxpr.invars[:parameters]}
     for equation in jaxpr.eqns:
@@ -217,75 +232,86 @@ def known_variables(jaxpr: Any, parameters: int) -> set[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Takes the place of an equation: a function of these operands, to be traced.
+    """A function that is traced to replace an equation.
 
-    It may give the `results` of later equations too. It is named as the equation `at` whose place
-    it takes, by default the one that the rule was given.
+    Args:
+        function: takes arrays for the operands, returns an array, or several in a list.
+        operands: variables and literals.
+        results: the variables that the function computes, also those of later equations; by default
+            the results of the equation.
+        at: the equation whose name and place the new equations get; by default the one of the rule.
     """
 
     function: Callable[..., Any]
-    operands: Sequence[Any]
-    results: Sequence[Any] = ()
-    at: Any = None
+    operands: Sequence[Atom]
+    results: Sequence[Variable] = ()
+    at: Equation | None = None
+
+
+Rewrite = Equation | Atom | Computed | None  # by a rule, as `rewritten` says
 
 
 class Matcher:
-    """What a rule may ask of the part of a program that is rewritten before its equation.
+    """Answers a rule's questions about the part of a program that is already rewritten.
 
-    `notes` are what the pass's rules say of variables. `original` is the equation at hand before
-    its operands were rewritten.
+    `notes` has what rules of the pass recorded, by variable. `original` is the current equation
+    before its operands were rewritten.
     """
+
+    original: Equation
 
     def __init__(self, program: Program) -> None:
         jaxpr = program.closed.jaxpr
-        self.program, self.original = program, None
-        self.notes: dict[Any, Any] = {}
-        self.makers: dict[Any, Any] = {}
+        self.program = program
+        self.notes: dict[Atom, Any] = {}
+        self.makers: dict[Atom, Equation] = {}
         self._early = {*jaxpr.constvars, *program.arguments[: program.parameters]}
         self._uses = Counter({v: program.uses[v] for v in program.arguments})
-        self._equal: dict[Any, Any] = {}
-        self._equations: list[Any] = []
+        self._equal: dict[Atom, Atom] = {}
+        self._equations: list[Equation] = []
         self._constants = dict(zip(jaxpr.constvars, program.closed.consts, strict=True))
 
-    def maker(self, operand: Any, *names: str) -> Any:
-        """Return the equation that computes an operand, if its primitive is one of these; or None.
+    def maker(self, operand: Atom, *names: str) -> Equation | None:
+        """Return the equation that computes an operand, or None for an argument or a literal.
 
-        Without names it is that of any primitive.
+        With `names`, return None for equations of other primitives too.
         """
         equation = None if is_literal(operand) else self.makers.get(operand)
         return equation if equation and (not names or primitive(equation) in names) else None
 
-    def note(self, operand: Any) -> Any:
-        """Return the note that the pass's rules made of an operand, or None."""
+    def note(self, operand: Atom) -> Any:
+        """Return the note that rules of the pass recorded for an operand, or None."""
         return None if is_literal(operand) else self.notes.get(operand)
 
-    def is_known(self, operand: Any) -> bool:
+    def is_known(self, operand: Atom) -> bool:
         """Tell whether an operand is a literal or depends on parameters alone."""
         return is_literal(operand) or operand in self._early
 
-    def is_read_once(self, operand: Any) -> bool:
-        """Tell whether a variable has one reader, in the program as it was."""
+    def is_read_once(self, operand: Atom) -> bool:
+        """Tell whether a variable has one reader in the program before the pass."""
         return not is_literal(operand) and self._uses[operand] == 1
 
-    def trace(self, function: Callable[..., Any], *operands: Any, at: Any = None) -> Any:
-        """Add the equations of a function of operands before the equation at hand, or in its place.
+    def trace(
+        self, function: Callable[..., Any], *operands: Any, at: Equation | None = None
+    ) -> Any:
+        """Add the equations of a function before the current equation, or in its place.
 
-        Operands are pytrees of variables, and so is what is returned for the function's results. It
-        is named as the equation `at`, by default the one at hand.
+        Operands are pytrees of variables and literals. Return the function's results as such a
+        pytree. The equations are named as `at`, by default as the current equation.
         """
         operands = jax.tree.map(self.now, operands)
         steps, results, constants = jaxprs.trace_at(at or self.original, function, operands)
         self._constants.update(constants)
         self._early.update(constants)
-        uses = Counter[Any]()
+        uses = Counter[Variable]()
         for step in steps:
             uses.update(variables(step.invars))
         for step in steps:
             self.add(step, uses)
         return results
 
-    def add(self, equation: Any, reads: Mapping[Any, int]) -> None:
-        """Add a rewritten equation; `reads` counts the readers of its results."""
+    def add(self, equation: Equation, reads: Mapping[Variable, int]) -> None:
+        """Add a rewritten equation; `reads` has the number of readers of each result."""
         self._equations.append(equation)
         for variable in equation.outvars:
             self.makers[variable] = equation
@@ -293,18 +319,18 @@ class Matcher:
             if not equation.effects and all(map(self.is_known, equation.invars)):
                 self._early.add(variable)
 
-    def put(self, variable: Any, operand: Any) -> None:
-        """Read an operand instead of a variable from now on."""
+    def put(self, variable: Variable, operand: Atom) -> None:
+        """Replace a variable by an operand in all later equations and results."""
         self._equal[variable] = operand
         if not is_literal(operand):
             self._uses[operand] += self.program.uses[variable]
 
-    def is_put(self, variable: Any) -> bool:
-        """Tell whether something else is read instead of a variable."""
+    def is_put(self, variable: Variable) -> bool:
+        """Tell whether `put` replaced a variable."""
         return variable in self._equal
 
-    def now(self, operand: Any) -> Any:
-        """Return the operand that is now read instead of one of the program as it was."""
+    def now(self, operand: Atom) -> Atom:
+        """Return the operand that replaces this one, or the operand itself."""
         return operand if is_literal(operand) else self._equal.get(operand, operand)
 
     def result(self) -> Program:
@@ -316,7 +342,7 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass: by primitive, and for others by the first fact that holds.
+    """Holds the rules of a pass by primitive; other primitives have the first rule by `Facts`.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -327,15 +353,15 @@ class Rules:
     def __init__(
         self,
         by_primitive: Mapping[str, Rule] | None = None,
-        only: Callable[[Any], bool] | None = None,
+        only: Callable[[Equation], bool] | None = None,
     ) -> None:
-        """Hold rules by primitive, for some equations only."""
+        """Start with rules by primitive; `only` tells whether an equation may have a rule."""
         self._by_primitive: dict[str, Rule] = {**(by_primitive or {})}
         self._only = only
         self._by_fact: dict[str, Rule] = {}
 
     def __call__(self, *primitives: str, **holds: bool) -> Callable[[R], R]:
-        """Register a rule of primitives, or of all for which a field of `Facts` holds."""
+        """Register a rule for primitives, or for all primitives with a true field of `Facts`."""
 
         def register(rule: R) -> R:
             self._by_primitive.update(dict.fromkeys(primitives, rule))
@@ -344,7 +370,7 @@ class Rules:
 
         return register
 
-    def of(self, equation: Any) -> Rule | None:
+    def of(self, equation: Equation) -> Rule | None:
         """Return the rule of an equation, if it has one."""
         rule, fact = self._by_primitive.get(equation.primitive.name), facts(equation)
         for name, general in self._by_fact.items():
@@ -354,18 +380,20 @@ class Rules:
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
-    """Replace equations by the results of rules, and leave out equations that nothing reads then.
+    """Replace equations by the rules' rewrites, and leave out equations that nothing reads then.
 
-    A rule takes a Matcher and an equation, whose operands are rewritten already. It returns another
-    equation of the same results, the operand that its result is equal to, a function to trace, or
-    None: leave it.
+    A rule takes a Matcher, and an equation whose operands are rewritten already. It returns a
+    `Rewrite`: another equation of the same results, the operand that the result equals, a function
+    to trace, or None to leave the equation as it is.
     """
     rules = rules if isinstance(rules, Rules) else Rules(rules)
     if not any(map(rules.of, program.equations)):
         return program
     matcher, changed = Matcher(program), False
     for original in program.equations:
-        if original.outvars and matcher.is_put(original.outvars[0]):  # given by an earlier one
+        if original.outvars and matcher.is_put(
+            original.outvars[0]
+        ):  # an earlier rewrite computed it
             continue
         operands = list(map(matcher.now, original.invars))
         matcher.original = equation = original
@@ -373,36 +401,37 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
             equation = original.replace(invars=operands)
         rule = rules.of(equation)
         with _located(equation):
-            made = None if rule is None else rule(matcher, equation)
-            changed |= made is not None
-            if made is None or hasattr(made, "invars"):
-                matcher.add(equation if made is None else made, program.uses)
+            rewrite = None if rule is None else rule(matcher, equation)
+            changed |= rewrite is not None
+            if rewrite is None or hasattr(rewrite, "invars"):
+                matcher.add(equation if rewrite is None else rewrite, program.uses)
                 continue
             results = equation.outvars
-            if isinstance(made, Computed):
-                results = made.results or results
-                made = matcher.trace(made.function, *made.operands, at=made.at)
-            for variable, operand in zip(results, jax.tree.leaves(made), strict=True):
+            if isinstance(rewrite, Computed):
+                results = rewrite.results or results
+                rewrite = matcher.trace(rewrite.function, *rewrite.operands, at=rewrite.at)
+            for variable, operand in zip(results, jax.tree.leaves(rewrite), strict=True):
                 matcher.put(variable, operand)
     return matcher.result() if changed else program
 
 
-def replaced(program: Program, made: Sequence[Computed]) -> Program:
-    """Put each in the place of the equation that it is `at`, but not named as that.
+def replaced(program: Program, functions: Sequence[Computed]) -> Program:
+    """Replace the equation `at` of each function; the new equations get no operation's name.
 
-    It may give the results of earlier equations too, which nothing in between reads.
+    A function may compute results of earlier equations too, if no equation in between reads them.
     """
-    places = {id(x.at): replace(x, at=jaxprs.unnamed(x.at)) for x in made}
+    pairs = [(x.at, x) for x in functions if x.at is not None]
+    by_equation = {id(at): replace(x, at=jaxprs.unnamed(at)) for at, x in pairs}
 
-    def rule(matcher: Matcher, _: Any) -> Computed | None:
-        return places.get(id(matcher.original))
+    def rule(matcher: Matcher, _: Equation) -> Computed | None:
+        return by_equation.get(id(matcher.original))
 
-    return rewritten(program, dict.fromkeys({primitive(x.at) for x in made}, rule))
+    return rewritten(program, dict.fromkeys({primitive(at) for at, _ in pairs}, rule))
 
 
 @contextmanager
-def _located(equation: Any) -> Generator[None]:
-    """Note on an error at which equation it came up."""
+def _located(equation: Equation) -> Generator[None]:
+    """Give errors that are raised meanwhile an attribute `equation`, its description."""
     try:
         yield
     except Exception as error:
@@ -413,10 +442,10 @@ def _located(equation: Any) -> Generator[None]:
 
 
 def in_loops(run: Callable[..., Program]) -> Callable[..., Program]:
-    """Make a pass run on the bodies of loops too, as programs of their own."""
+    """Make a pass rewrite the bodies of loops too, each as a program of its own."""
 
     @wraps(run)
-    def everywhere(program: Program, target: Any) -> Program:
+    def everywhere(program: Program, target: Target) -> Program:
         return run(program, target).with_bodies(lambda body: everywhere(body, target))
 
     return everywhere

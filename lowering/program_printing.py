@@ -1,28 +1,31 @@
-"""Writes programs as text that people read and compare: an equation a line."""
+"""Writes programs as text, an equation a line, for people to read and compare."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lowering import jaxprs
-from lowering.jaxprs import is_literal, primitive
+from lowering.jaxprs import Atom, Equation, is_literal, primitive
 
-_LONG = 60  # characters of a parameter that is shown in part
+if TYPE_CHECKING:
+    from lowering.program import Program
+
+_LONG = 60  # characters; longer parameters are cut
 _WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")
-_BY_ONE = re.compile("(strides|dilation|group_count)$")  # which change nothing if they are 1
+_BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all are 1
 
 
-def printed(program: Any) -> str:
+def printed(program: Program) -> str:
     """Return a program as text: arguments, equations with types and places, results.
 
-    Variables are numbered in the order of the text. `*` marks results that are computed before a
-    call.
+    Variables are numbered in the order of the text. `*` marks results that are computed once,
+    before calls.
     """
-    names: dict[Any, str] = {}
+    names: dict[Atom, str] = {}
     for i, v in enumerate(program.arguments):
         names[v] = f"p{i}" if i < program.parameters else f"x{i - program.parameters}"
     names.update((v, f"c{i}") for i, v in enumerate(program.closed.jaxpr.constvars))
@@ -33,7 +36,7 @@ def printed(program: Any) -> str:
 
 
 def _lines(
-    equations: Sequence[Any], names: dict[Any, str], early: frozenset[Any], indent: str
+    equations: Sequence[Equation], names: dict[Atom, str], early: Set[Atom], indent: str
 ) -> Iterator[str]:
     for equation in equations:
         names.update((v, f"v{len(names)}") for v in equation.outvars)
@@ -50,39 +53,41 @@ def _lines(
             yield f"{indent}    return {_named(closed.jaxpr.outvars, inside)}"
 
 
-def place(equation: Any) -> str:
-    """Return the operation that an equation comes from, and its line of the document."""
+def place(equation: Equation) -> str:
+    """Return the name and the document line of the operation that an equation comes from."""
     file, line = jaxprs.document_line(equation)
     name = jaxprs.outer_scope(equation)
     return f"{name} {file}:{line}".strip() if file else name
 
 
-def described(equation: Any) -> str:
-    """Return an equation in a few words, with its place."""
+def described(equation: Equation) -> str:
+    """Return an equation's primitive and place, for messages."""
     where = place(equation)
     return f"{primitive(equation)} of {where}" if where else primitive(equation)
 
 
-def _params(equation: Any) -> list[tuple[str, Any]]:
-    """Return the parameters that change something, but for functions and where arrays are."""
-    held = {id(x) for x in jaxprs.inner(equation)}
-    told = [(k, v) for k, v in equation.params.items() if v is not None and not _WHERE.search(k)]
-    told = [(k, v) for k, v in told if id(v) not in held and v not in ((), False)]
-    return [(k, v) for k, v in told if not (_BY_ONE.search(k) and {*np.ravel(v)} == {1})]
+def _params(equation: Equation) -> list[tuple[str, Any]]:
+    """Return the parameters without neutral values, functions and placements of arrays."""
+    functions = {id(x) for x in jaxprs.inner(equation)}
+    pairs = [(k, v) for k, v in equation.params.items() if v is not None and not _WHERE.search(k)]
+    pairs = [(k, v) for k, v in pairs if id(v) not in functions and v not in ((), False)]
+    return [(k, v) for k, v in pairs if not (_BY_ONE.search(k) and {*np.ravel(v)} == {1})]
 
 
-def _shown(value: Any) -> str:
-    text = str(tuple(value) if isinstance(value, tuple) else value)  # without a class's name
+def _shown(value: object) -> str:
+    text = str(
+        tuple(value) if isinstance(value, tuple) else value
+    )  # named tuples without their class
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 
-def _named(operands: Sequence[Any], names: Mapping[Any, str]) -> str:
+def _named(operands: Sequence[Atom], names: Mapping[Atom, str]) -> str:
     return " ".join(
         str(np.asarray(v.val)) if is_literal(v) else names.get(v, "?") for v in operands
     )
 
 
-def _type(variable: Any) -> str:
+def _type(variable: Atom) -> str:
     aval = variable.aval
     extents = ",".join(map(str, getattr(aval, "shape", ())))
     return f"{getattr(aval, 'dtype', aval)}[{extents}]"

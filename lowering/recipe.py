@@ -1,11 +1,11 @@
-"""Recipes: how values are computed from parameters. Digests compare them, numpy runs them.
+"""Recipes describe how values are computed from parameters, by digests and for numpy.
 
-Equal digests are equal values, for programs of any shape and in any process. Numpy needs no
-compiler: for ResNet-18 XLA takes 0.75 s, then 0.11 to run, numpy 0.09 in all.
+Equal digests mean equal values, for programs of any shape and in any process. Numpy needs no
+compiler: it computes the values of ResNet-18 in 0.09 s, XLA in 0.11 s after 0.75 s of compiling.
 
-Primitives and types that are not in the table stay with XLA. So do comparisons and functions of
-real numbers: XLA on a CPU takes those below the least normal one for 0. So do conversions of real
-numbers to integers, which may be out of range.
+XLA computes primitives and types that the table lacks. It also computes comparisons and functions
+of real numbers, since XLA on a CPU takes subnormal numbers for 0, and conversions of real numbers
+to integers, which may be out of range.
 """
 
 from __future__ import annotations
@@ -17,30 +17,34 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from lowering.extents import MAX_RANK
+from lowering.extents import MAX_RANK, Ints
 from lowering.host import ALIGNMENT, aligned
 from lowering.kernels.broadcast import broadcast_shapes
 
+if TYPE_CHECKING:
+    from lowering.jaxprs import Equation
+
 Array = NDArray[Any]
+DType = np.dtype[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One value: a constant, or a result of an equation.
+    """One value of a recipe: a constant, or a result of an equation.
 
     Args:
-        text: tells the step from others, but for its operands.
-        operands: the places of operands.
-        constant: its value, if it is one.
-        primitive: the name of the primitive; "" where numpy does not compute it.
-        params: what numpy's function takes beside the operands.
+        text: a text of all that determines the value, except operands.
+        operands: the places of the operands.
+        constant: the value, if it is a constant.
+        primitive: the name of the primitive, or "" if numpy does not compute it.
+        params: arguments of numpy's function after the operands.
     """
 
     text: str
@@ -52,9 +56,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Says how each result of a program is computed from its arguments. Recipes pickle.
+    """Describes how each result of a program is computed from its arguments. Recipes pickle.
 
-    A place numbers a value: arguments have 0 to `count` - 1, then come those of `steps`.
+    Values are numbered by their place: first the arguments, 0 to `count` - 1, then the steps.
+    `results` are places.
     """
 
     count: int
@@ -62,7 +67,7 @@ class Recipe:
     results: tuple[int, ...]
 
     def digests(self, arguments: Sequence[str]) -> list[str]:
-        """Return a digest of each result, given texts that tell the arguments apart."""
+        """Return a digest of each result; `arguments` has a distinct text for each argument."""
         texts = list(arguments)
         for step in self.steps:
             operands = map(texts.__getitem__, step.operands)
@@ -71,22 +76,22 @@ class Recipe:
 
     @cached_property
     def digest(self) -> str:
-        """Return a digest that other recipes do not have."""
+        """Return a digest of the recipe; other recipes have other digests."""
         return _digest("\0".join(self.digests([f"argument {i}" for i in range(self.count)])))
 
     @cached_property
     def is_numpys(self) -> bool:
-        """Tell whether numpy computes all of it."""
+        """Tell whether numpy computes all steps."""
         return all(step.constant is not None or step.primitive for step in self.steps)
 
     def reads(self, chosen: Sequence[int]) -> list[int]:
-        """Return the indices of the arguments that some of the results are computed of."""
+        """Return the arguments that the chosen results depend on; both by index."""
         return sorted(x for x in self._dependencies(chosen) if x < self.count)
 
     def computed(self, chosen: Sequence[int], arrays: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute some of the results, by index, of arrays on one CPU.
+        """Compute the chosen results, by index, from arrays on one CPU, the arguments.
 
-        Steps that read nothing of one another are computed by several threads.
+        Independent groups of steps are computed in several threads.
         """
         results = list(map(self.results.__getitem__, chosen))
         with jax.ensure_compile_time_eval():  # also where a function is traced
@@ -97,13 +102,13 @@ class Recipe:
                 computed = list(pool.map(partial(self._run, values, {*results}), groups))
             for part in computed:
                 values |= part
-            # A sharding over a mesh of one device would name axes that results may not have.
+            # A device, not a sharding: that of a mesh may name axes that a result lacks.
             (where,) = {x for array in arrays if array.committed for x in array.devices()} or {None}
-            taken = map(_for_device, map(values.__getitem__, results))
-            return jax.device_put(list(taken), where)
+            arrays_of_results = map(_for_device, map(values.__getitem__, results))
+            return jax.device_put(list(arrays_of_results), where)
 
     def _dependencies(self, chosen: Sequence[int]) -> set[int]:
-        """Return the places that some results depend on, and their own."""
+        """Return the places of the chosen results, and of all values that they depend on."""
         places = {*map(self.results.__getitem__, chosen)}
         for place in range(self.count + len(self.steps) - 1, self.count - 1, -1):
             if place in places:
@@ -111,7 +116,7 @@ class Recipe:
         return places
 
     def _groups(self, places: Iterable[int]) -> list[list[int]]:
-        """Return the steps at places in groups: those that read one another are in one."""
+        """Group the steps at these places: a step is in one group with the steps that it reads."""
         groups: dict[int, list[int]] = {}  # by place
         for place in places:
             step = self.steps[place - self.count] if place >= self.count else None
@@ -129,9 +134,9 @@ class Recipe:
     def _run(
         self, shared: Mapping[int, Array], results: set[int], group: Sequence[int]
     ) -> dict[int, Array]:
-        """Return the results in a group of steps, by place, of values that groups share.
+        """Compute a group of steps; return the results among them by place.
 
-        What nothing reads any more is let go.
+        `shared` has the arguments and constants. Values without further readers are freed.
         """
         values: dict[int, Array] = {}
         readers = Counter(x for place in group for x in self.steps[place - self.count].operands)
@@ -158,7 +163,7 @@ def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
         out = aligned(shape, operands[0].dtype) if is_result else None
         return function(*operands, out=out)
     value = np.asarray(function(operands, *step.params))
-    # What reads 16 parts of a 3x3x512x512 filter takes 14 ms so, 26 by strides.
+    # 16 slices of a 3x3x512x512 filter then take 14 ms instead of 26 with strides.
     if step.primitive == "transpose" and not value.flags.c_contiguous:
         value = _copied(value)
     return _for_device(value) if is_result else value
@@ -173,7 +178,7 @@ def _copied(x: Array) -> Array:
 def _for_device(x: Array) -> Array:
     """Return an array that a device takes without a copy.
 
-    It is no view of an array of jax's, which cannot be written to, but may be donated.
+    Read-only arrays are copied: they may be views of jax arrays, which a user may donate.
     """
     fits = x.flags.c_contiguous and x.flags.writeable and x.ctypes.data % ALIGNMENT == 0
     return x if fits else _copied(x)
@@ -187,7 +192,7 @@ _FEW_BITS = frozenset(map(np.dtype, (ml_dtypes.int4, ml_dtypes.uint4)))
 _SMALL = _FEW_BITS | frozenset(map(np.dtype, (np.int8, np.uint8, np.bool_)))
 
 
-def _is_one_of(allowed: frozenset[Any], types: Sequence[Any]) -> bool:
+def _is_one_of(allowed: frozenset[np.dtype[Any]], types: Sequence[DType]) -> bool:
     return len({*types}) == 1 and types[0] in allowed
 
 
@@ -197,22 +202,23 @@ _is_whole = partial(_is_one_of, _WHOLE)
 _is_bits = partial(_is_one_of, _BITS)
 
 
-def _is_compared(types: Sequence[Any]) -> bool:
+def _is_compared(types: Sequence[DType]) -> bool:
     return _is_bits(types[:-1])
 
 
-def _is_moved(types: Sequence[Any]) -> bool:
+def _is_moved(types: Sequence[DType]) -> bool:
     for x in {*types} - _REAL - _FEW_BITS:
-        if not isinstance(x, np.dtype) or x.kind not in "biufc":
+        is_numpys = isinstance(x, np.dtype)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not is_numpys or x.kind not in "biufc":  # random keys have a dtype of jax
             return False
     return True
 
 
-def _is_selected(types: Sequence[Any]) -> bool:
+def _is_selected(types: Sequence[DType]) -> bool:
     return len(types) == 4 and types[0] == np.bool_ and _is_moved(types)
 
 
-def _is_converted(types: Sequence[Any]) -> bool:
+def _is_converted(types: Sequence[DType]) -> bool:
     source, result = types
     if source in _REAL:
         return result in _REAL
@@ -221,7 +227,7 @@ def _is_converted(types: Sequence[Any]) -> bool:
     return source in _BITS | _FEW_BITS and result in targets
 
 
-def _is_as_wide(types: Sequence[Any]) -> bool:
+def _is_as_wide(types: Sequence[DType]) -> bool:
     return {*types} <= _WHOLE | _REAL and len({x.itemsize for x in types}) == 1
 
 
@@ -229,29 +235,29 @@ class Computation(NamedTuple):
     """How numpy computes a primitive as XLA does.
 
     Args:
-        function: a ufunc, whose result has the type of its operands; or a function of a sequence
-            of operands, and of parameters.
-        same_for: tells whether its items are XLA's, by the types of operands and of the result,
-            which is the last.
-        reads: the parameters that the function takes.
+        function: a ufunc whose result has the type of its operands, or a function of a sequence of
+            operands, followed by parameters.
+        same_for: tells whether numpy's result equals XLA's, for the dtypes of the operands and of
+            the result, which is the last.
+        reads: the names of the parameters that the function takes.
     """
 
-    function: Any
-    same_for: Callable[[Sequence[Any]], bool] = _is_moved
+    function: Callable[..., Any]
+    same_for: Callable[[Sequence[DType]], bool] = _is_moved
     reads: Sequence[str] = ()
 
 
-def _broadcast(operands: Sequence[Any], shape: Sequence[int], axes: Sequence[int]) -> Any:
+def _broadcast(operands: Sequence[Array], shape: Sequence[int], axes: Sequence[int]) -> Array:
     extents = dict(zip(axes, operands[0].shape, strict=True))
     aligned = [extents.get(axis, 1) for axis in range(len(shape))]
     return np.broadcast_to(operands[0].reshape(aligned), shape)
 
 
-def _slice(operands: Sequence[Any], starts: Any, stops: Any, steps: Any) -> Any:
-    return operands[0][tuple(map(slice, starts, stops, steps or [1] * len(starts)))]
+def _slice(operands: Sequence[Array], starts: Ints, stops: Ints, steps: Ints | None) -> Array:
+    return operands[0][tuple(map(slice, starts, stops, steps or (1,) * len(starts)))]
 
 
-def _iota(_: Sequence[Any], dtype: Any, shape: Sequence[int], axis: int) -> Any:
+def _iota(_: Sequence[Array], dtype: DType, shape: Sequence[int], axis: int) -> Array:
     items = np.arange(shape[axis]).astype(dtype)
     return _broadcast([items], shape, [axis])
 
@@ -303,8 +309,8 @@ _BY_NUMPY: dict[str, Computation] = {
 # fmt: on
 
 
-def params_of_numpy(equation: Any) -> tuple[Any, ...] | None:
-    """Return the parameters that numpy's function takes, None where XLA computes an equation."""
+def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
+    """Return the arguments of numpy's function after the operands, or None if XLA computes it."""
     name, params = equation.primitive.name, equation.params
     computation = _BY_NUMPY.get(name)
     if computation is None or len(equation.outvars) > 1 or not {*computation.reads} <= {*params}:

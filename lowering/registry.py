@@ -1,8 +1,9 @@
-"""Maps operations to rules.
+"""Registers rules by kind of operation.
 
-A rule's `infer` checks operands and types results, `lower` computes under tracing, `work` counts
-multiply-adds. The parameters of `lower` are the rule's, with the standard's names (`lambda_` for
-`lambda`). The others take those that they name; `**` takes all.
+A rule has three functions: `infer` checks operands and returns the types of results, `lower`
+computes the results under tracing, `work` counts multiply-adds. The parameters of `lower` are the
+rule's, with the standard's names (`lambda_` for `lambda`). `infer` and `work` take the parameters
+that they name, or all by `**`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _REQUIRED = inspect.Parameter.empty
 
 
 class Registry:
-    """Maps kinds, the canonical names of operations, to the rules that lower them.
+    """A mapping from kinds, the canonical names of operations, to rules.
 
-    It is read like a dictionary: `list(registry)` has the kinds, `registry[kind]` is a `Rule`, or
-    a KeyError, and `kind in registry` tells whether there is one.
+    `list(registry)` has the kinds, `registry[kind]` is a `Rule` or raises KeyError, and `kind in
+    registry` tells whether the kind has a rule.
     """
 
     def __init__(self, rules: Mapping[str, Rule] | None = None) -> None:
@@ -37,22 +38,27 @@ class Registry:
         work: Callable[..., int] | None = None,
         not_differentiable: str = "",
     ) -> Callable[[Lower], Lower]:
-        """Make the decorated function the rule of an operation; a second one is an error."""
+        """Return a decorator that registers a function as `lower` of a new rule.
+
+        Raise ValueError for a kind that has a rule, TypeError if the functions of the rule have
+        different parameters or defaults.
+        """
 
         def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            known, inferred = _parameters(lower), _parameters(infer)
-            context = known.pop("ctx", None) is not None
-            if any(_differ(inferred[name], known[name]) for name in inferred.keys() & known.keys()):
+            lowered, inferred = _parameters(lower), _parameters(infer)
+            context = lowered.pop("ctx", None) is not None
+            shared = inferred.keys() & lowered.keys()
+            if any(_differ(inferred[name], lowered[name]) for name in shared):
                 raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
-            if "**" in known:
-                known = inferred | known
-            reads = _reads(f"rule of '{kind}': infer", inferred, known)
+            if "**" in lowered:
+                lowered = inferred | lowered
+            reads = _reads(f"rule of '{kind}': infer", inferred, lowered)
             taken = () if work is None else _parameters(work)
-            counted = _reads(f"rule of '{kind}': work", taken, [*known, "result"])
-            defaults = {n: default for n, default in known.items() if default is not _REQUIRED}
-            names, why_not = tuple(known), not_differentiable
+            counted = _reads(f"rule of '{kind}': work", taken, [*lowered, "result"])
+            defaults = {n: default for n, default in lowered.items() if default is not _REQUIRED}
+            names, why_not = tuple(lowered), not_differentiable
             self._rules[kind] = Rule(
                 kind, infer, lower, names, context, why_not, work, counted, defaults, reads
             )
@@ -61,7 +67,7 @@ class Registry:
         return register
 
     def get(self, kind: str) -> Rule | None:
-        """Return the rule of an operation, None where there is none."""
+        """Return the rule of a kind, or None."""
         return self._rules.get(kind)
 
     def __getitem__(self, kind: str) -> Rule:
@@ -77,40 +83,41 @@ class Registry:
         return len(self._rules)
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a function's parameters by standard name, `**` for all others.
+def _parameters(function: Callable[..., object]) -> dict[str, Any]:
+    """Map the standard names of a function's parameters to defaults; `**name` has the name `**`.
 
-    `**name: Unpack[...]` of a TypedDict stands for its keys, where its annotation can be read.
+    `**name: Unpack[...]` of a TypedDict gives the keys of the TypedDict instead, if the annotation
+    can be evaluated.
     """
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is not parameter.VAR_KEYWORD:
-            found[parameter.name.removesuffix("_")] = parameter.default
+            defaults[parameter.name.removesuffix("_")] = parameter.default
         else:
             keys = _keys(parameter.annotation, inspect.unwrap(function))
-            found |= dict.fromkeys(keys, _REQUIRED)
-    return found
+            defaults |= dict.fromkeys(keys, _REQUIRED)
+    return defaults
 
 
-def _keys(annotation: Any, function: Callable[..., Any]) -> Iterable[str]:
-    """Return the keys of `Unpack[...]`, `**` for another annotation."""
+def _keys(annotation: Any, function: Callable[..., object]) -> Iterable[str]:
+    """Return the keys of the TypedDict in `Unpack[...]`, or `**` for another annotation."""
     if "Unpack" not in str(annotation):
         return ["**"]
     try:
-        # `typing.get_type_hints` resolves all annotations, which takes a millisecond a rule.
+        # `typing.get_type_hints` evaluates all annotations: a millisecond for each rule.
         hint = eval(annotation, function.__globals__) if isinstance(annotation, str) else annotation
         return hint.__args__[0].__annotations__
-    except (NameError, AttributeError):  # it is of a local name, or of a function that jax wraps
+    except (NameError, AttributeError):  # a local name, or a function that jax wraps
         return ["**"]
 
 
-def _differ(default: Any, other: Any) -> bool:
+def _differ(default: object, other: object) -> bool:
     return default is not other and bool(np.any(default != other))
 
 
-def _reads(facet: str, taken: Collection[str], known: Collection[str]) -> frozenset[str]:
-    """Return the names of what a facet takes of the parameters of its rule, `**` for all."""
-    unknown = sorted(set(taken) - set(known) - {"**"})
-    if unknown and "**" not in known:
+def _reads(facet: str, taken: Collection[str], lowered: Collection[str]) -> frozenset[str]:
+    """Return the rule's parameters that a facet takes; TypeError for names that `lower` lacks."""
+    unknown = sorted(set(taken) - set(lowered) - {"**"})
+    if unknown and "**" not in lowered:
         raise TypeError(f"{facet} takes {', '.join(map(repr, unknown))}, lower does not")
-    return frozenset(known if "**" in taken else taken)
+    return frozenset(lowered if "**" in taken else taken)

@@ -1,4 +1,4 @@
-"""Splits a program into what depends on its parameters alone, and the call."""
+"""Splits a program into a preparation, which reads parameters alone, and the call."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from uuid import uuid4
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from numpy.typing import NDArray
 
 from lowering import jaxprs
-from lowering.jaxprs import is_literal, primitive, variables
+from lowering.jaxprs import Atom, Equation, Variable, is_literal, primitive, variables
 from lowering.prepare import Split
 from lowering.program import Program
 from lowering.recipe import Recipe, Step, params_of_numpy
 
-# Beyond this growth a prepared value is a broadcast, cheaper to repeat than to read.
+# Items of a prepared value for each item of its parameters. Larger values are broadcasts, which are
+# cheaper to repeat than to read.
 _GROWTH = 4
-# Weights of few bits stay so: a prepared value has at most so many times the bits of an item, of 8
-# bits if it is large. A language model would take eight times its memory otherwise.
+# Bits of an item of a prepared value for each bit of the parameter's items; large values stay below
+# it. A language model with weights of 4 bits would take eight times the memory in 32 bits.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# Operations that move no item. Kept, each result would be one more copy of a weight.
+# Operations that move no item. Each prepared result of them would be one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
-# Items of what a network of bfloat16 has in 32 bits, from which on it is kept in 16, and widened in
-# each call: it would take twice the memory of the parameters, beside them.
+# Items of a float32 value of a bfloat16 network. Larger values are stored in bfloat16, and widened
+# in each call: in float32 they would take twice the memory of their parameters.
 _WIDE = 2 << 10
 
 
 def split(program: Program, platform: str | None = None) -> Split:
-    """Split a program by what its parameters alone give."""
+    """Split a program; values that depend on parameters alone are prepared if that pays."""
     program = program.with_closed(jaxprs.inlined(program.closed))
     closed, parameters = program.closed, program.arguments[: program.parameters]
-    kept, later = _parted(program)
-    narrow = _narrow(program, kept)
-    values = list(map(narrow.get, kept, kept))
+    prepared, later = _parted(program)
+    narrow = _narrow(program, prepared)
+    values = list(map(narrow.get, prepared, prepared))
     places = dict(zip(parameters, range(len(parameters)), strict=True))
     computed = [*filterfalse(places.__contains__, values)]
     early = filterfalse(program.is_late, program.equations)
@@ -50,44 +53,44 @@ def split(program: Program, platform: str | None = None) -> Split:
     )
     if not narrow.keys().isdisjoint(computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
-    arguments = [*kept, *program.arguments[len(parameters) :]]
+    arguments = [*prepared, *program.arguments[len(parameters) :]]
     jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
     last = jaxprs.as_call(jaxpr)
 
-    def call(values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        return last(*map(_as_read, values, kept), *inputs)
+    def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
+        return last(*map(_as_read, values, prepared), *inputs)
 
     recipe = cache(partial(recipe_of, first))
     return Split(tuple(map(places.get, values)), first, call, platform, recipe, jaxpr)
 
 
-def _as_read(x: Any, variable: Any) -> Any:
-    """Return a value as the call reads it, which may be kept in fewer bits."""
+def _as_read(x: Array, variable: Atom) -> Any:
+    """Widen a prepared value that is stored in fewer bits than the call reads."""
     dtype = variable.aval.dtype
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def _parted(program: Program) -> tuple[list[Any], list[Any]]:
-    """Return variables to prepare, and the equations that a call evaluates."""
+def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
+    """Return the variables to prepare, and the equations that a call evaluates."""
     sources = _sources(program)
-    kept: dict[Any, None] = {}
-    later: list[Any] = []
-    wanted = set(variables(program.results))
+    prepared: dict[Variable, None] = {}
+    later: list[Equation] = []
+    needed = set(variables(program.results))
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
-        results = wanted.intersection(equation.outvars)
+        results = needed.intersection(equation.outvars)
         for v in equation.outvars:
             is_early = v in results and not is_late and not _is_free(equation)
             if is_early and _is_worth_keeping(v, *sources[v]):
-                kept[v] = None
-        if is_late or not results <= kept.keys():
+                prepared[v] = None
+        if is_late or not results <= prepared.keys():
             later.append(equation)
-            wanted.update(variables(equation.invars))
-    return [*filter(wanted.__contains__, _roots(program)), *kept], later[::-1]
+            needed.update(variables(equation.invars))
+    return [*filter(needed.__contains__, _roots(program)), *prepared], later[::-1]
 
 
-def _is_free(equation: Any) -> bool:
-    """Tell whether a result has the items of the operand in the same order, in another shape."""
+def _is_free(equation: Equation) -> bool:
+    """Tell whether the result has the items of its operands in the same order."""
     name = primitive(equation)
     if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
         return False
@@ -95,16 +98,16 @@ def _is_free(equation: Any) -> bool:
     return not any(map(is_literal, equation.invars)) and [*sizes[0]] == [*sizes[1]]
 
 
-def _roots(program: Program) -> list[Any]:
+def _roots(program: Program) -> list[Variable]:
     return [*program.arguments[: program.parameters], *program.constants]
 
 
-def _sources(program: Program) -> dict[Any, tuple[int, int]]:
-    """Return the items of the largest of parameters that each prepared variable is computed of.
+def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
+    """Map each early variable to the size of its largest parameter: items, and bits of an item.
 
-    And the bits of an item of it. Joined parts add their items.
+    The items of a concatenation are the sum over its operands.
     """
-    sources: dict[Any, tuple[int, int]] = {}
+    sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
         sources[variable] = _size(variable), _bits(variable)
     for equation in filterfalse(program.is_late, program.equations):
@@ -122,11 +125,14 @@ def _is_narrow(program: Program) -> bool:
     return real == {jnp.dtype(jnp.bfloat16)}
 
 
-def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
-    """Map variables kept in 16 bits to those stored for them: sources, or rounded themselves."""
+def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Variable]:
+    """Map prepared variables that are stored in bfloat16 to the stored variables.
+
+    The stored variable is the bfloat16 source of a conversion, or the rounded variable itself.
+    """
     if not _is_narrow(program):
         return {}
-    narrow = {v: v for v in kept if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
+    narrow = {v: v for v in prepared if v.aval.dtype == jnp.float32 and _size(v) >= _WIDE}
     for equation in program.equations:
         if primitive(equation) == "convert_element_type" and equation.outvars[0] in narrow:
             (source,) = equation.invars
@@ -134,31 +140,31 @@ def _narrow(program: Program, kept: Iterable[Any]) -> dict[Any, Any]:
     return narrow
 
 
-def _rounded(program: Program, chosen: Sequence[bool], *arguments: Any) -> list[Any]:
+def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> list[Array]:
     pairs = zip(program(*arguments), chosen, strict=True)
     return [x.astype(jnp.bfloat16) if is_chosen else x for x, is_chosen in pairs]
 
 
-def _is_worth_keeping(variable: Any, items: int, bits: int) -> bool:
-    """Tell whether a value of parameters, with so many items of so many bits, is to be prepared."""
+def _is_worth_keeping(variable: Atom, items: int, bits: int) -> bool:
+    """Tell whether to prepare a variable whose parameters have `items` items of `bits` bits."""
     size, width = _size(variable), _bits(variable) / bits
     if size > _GROWTH * items or width > _WIDTH:
         return False
     return width < _WIDTH or size * _bits(variable) // 8 <= _LARGE
 
 
-def _bits(variable: Any) -> int:
-    """Return the bits of an item, 8 of a truth value; numpy has bytes alone for those of 4."""
+def _bits(variable: Atom) -> int:
+    """Return the bits of an item, 8 for bool. The dtype's itemsize is 1 byte for 4 bits."""
     digits = re.search("[0-9]+", variable.aval.dtype.name)
     return max(int(digits[0]), 1) if digits else 8
 
 
-def _size(variable: Any) -> int:
+def _size(variable: Atom) -> int:
     return math.prod(variable.aval.shape)
 
 
 def recipe_of(program: Program) -> Recipe:
-    """Return the recipe of a program's results, all of which are variables."""
+    """Return the recipe of a program's results, which are all variables."""
     count = len(program.arguments)
     places = dict(zip(program.arguments, range(count), strict=True))
     steps: list[Step] = []
@@ -167,7 +173,7 @@ def recipe_of(program: Program) -> Recipe:
         steps.append(step)
         return count + len(steps) - 1
 
-    def place(operand: Any) -> int:
+    def place(operand: Atom) -> int:
         if not is_literal(operand):
             return places[operand]
         value = np.asarray(operand.val, operand.aval.dtype)
@@ -186,17 +192,17 @@ def recipe_of(program: Program) -> Recipe:
     return Recipe(count, tuple(steps), tuple(map(places.__getitem__, program.results)))
 
 
-def _text_of_equation(equation: Any) -> str:
+def _text_of_equation(equation: Equation) -> str:
     types = list(map(attrgetter("aval"), equation.invars))
     parts = primitive(equation), types, equation.params, repr(equation.ctx)
-    # jax reads its setting where an equation does not say it.
+    # jax takes its setting for an equation without a precision.
     setting: Any = jax.config
     precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
     return _text((parts, precision))
 
 
-def _text(item: Any) -> str:
-    """Return a text that no other item has, the same in any process where there is one."""
+def _text(item: object) -> str:
+    """Return a text that equal items alone have, the same in every process if possible."""
     match item:
         case np.ndarray() | jax.Array():
             array = _on_host(item)
@@ -215,8 +221,8 @@ def _text(item: Any) -> str:
             return f"{text} {uuid4()}" if is_function or " at 0x" in text else text
 
 
-def _on_host(array: Any) -> Any:
-    """Return an array of numpy; for random keys, which numpy lacks, their numbers."""
+def _on_host(array: Array | NDArray[Any]) -> NDArray[Any]:
+    """Return an array as a numpy array; random keys as their numbers."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return np.asarray(array)
     with jax.ensure_compile_time_eval():  # also where a function is traced

@@ -1,4 +1,4 @@
-"""Walks a graph once under JAX tracing: named scopes, notes on errors, captured intermediates."""
+"""Evaluates a graph under jax tracing, with name scopes, edits, and errors that name the place."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,22 @@ from lowering.location import Span
 from lowering.ops import rules
 from lowering.work import multiply_adds
 
-_PRODUCTS = 32  # multiply-adds that take as long as an item of a constant
-_TRACING = 20_000  # items that take as long to compute as a few operations of jax to trace
+T = TypeVar("T")
+
+_PRODUCTS = 32  # multiply-adds; they take as long as an item of a constant
+_TRACING = 20_000  # items; they take as long as tracing a few operations of jax
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Gives a rule the settings of the trace that it is part of.
+    """The settings of a trace, for rules.
 
     Args:
-        precision: of products; None is jax's default.
-        fold: is told how many items are computed on the host, before they are.
-        straight_through: whether rounding has a derivative, that of what it rounds.
-        refusal: returns the error to raise where a missing derivative is asked for. Other errors
-            are raised as they are.
-        operation: the one whose rule this context is for; `trace` sets it.
+        precision: the precision of products; None for jax's default.
+        fold: is called with the number of items that are computed on the host, before each time.
+        straight_through: whether rounding has the derivative of its operand instead of 0.
+        refusal: converts the error of a missing derivative to the error that is raised.
+        operation: the operation whose rule gets this context; `trace` sets it.
     """
 
     precision: jax.lax.PrecisionLike = None
@@ -47,11 +48,11 @@ class Context:
     operation: Operation | None = None
 
     def unroll(self, times: int) -> None:
-        """Count how often a rule writes out operations of jax."""
+        """Report to `fold` that a rule traces a group of jax operations `times` times."""
         self.fold(_TRACING * times)
 
     def forward_only(self, arrays: Sequence[Array], reason: str, hint: str) -> list[Array]:
-        """Return arrays whose derivatives in reverse mode are an error that says why."""
+        """Return arrays that raise an error with this reason in reverse-mode differentiation."""
         operation = self.operation
         if operation is None:
             return list(arrays)
@@ -69,58 +70,65 @@ def trace(
     parameters: Mapping[str, Any],
     states: Mapping[str, Any],
     inputs: Sequence[Any],
-    wanted: Iterable[Value] | None = None,
+    values: Iterable[Value] | None = None,
     edits: Mapping[Value, Callable[[Any], Any]] | None = None,
 ) -> dict[Value, Any]:
-    """Return the `wanted` values and all that they depend on; by default outputs and next states.
+    """Evaluate a graph; return the arrays of the requested values, and of their dependencies.
 
-    `parameters` (of those needed) and `states` are arrays by label, `inputs` in the graph's order.
-    Nobody compares their types with the graph's: the caller does. A label that is missing is a
-    KeyError. `edits` make of a value what its readers get instead.
-    What depends on constants alone is a numpy array. Raise InvalidComputation where a rule refuses
-    its arguments, returns other types than it inferred, as for arrays of other shapes, or cannot
-    take an empty tensor; other errors get a note that names the operation and its place.
+    Values that depend on constants alone are numpy arrays. Raise KeyError for a missing label,
+    InvalidComputation if a rule refuses its arguments, returns other types than it inferred, as for
+    inputs of other shapes, or cannot take an empty tensor. Other errors get a note with the
+    operation's place.
+
+    Args:
+        graph: the graph.
+        context: the settings for rules.
+        parameters: arrays by label; those that no requested value depends on may be left out.
+        states: arrays by label.
+        inputs: arrays in the order of the graph's inputs. Their types are not checked.
+        values: the requested values, by default outputs and next states.
+        edits: functions by value. Operations that read the value get the function's result.
     """
-    values: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
-    needed = graph.needed if wanted is None else graph.dependencies(wanted)
+    arrays: dict[Value, Any] = dict(zip(graph.inputs, inputs, strict=True))
+    needed = graph.needed if values is None else graph.dependencies(values)
     for parameter in graph.parameters:
         if parameter.value in needed:
-            values[parameter.value] = parameters[parameter.label]
+            arrays[parameter.value] = parameters[parameter.label]
     for state in graph.states:
         if not state.is_started:
-            values[state.value] = states[state.label]
+            arrays[state.value] = states[state.label]
     edits = edits or {}
-    for value in values.keys() & edits.keys():
-        values[value] = edits[value](values[value])
+    for value in arrays.keys() & edits.keys():
+        arrays[value] = edits[value](arrays[value])
     for operation in graph.operations:
         if needed.isdisjoint(operation.writes()):
             continue
         try:
-            results = compute(operation, context, values)
+            results = compute(operation, context, arrays)
         except InvalidComputation:
             raise
         except Exception as error:
             for value in operation.reads():
-                shape = np.shape(values[value])
-                if 0 in shape:  # a maximum of nothing, an index into nothing
-                    found = f"is empty, it is {show(shape)}"
-                elif value.type.dtype in NARROW:  # jax computes few things in these
-                    found = f"is {value.type.dtype}"
+                shape = np.shape(arrays[value])
+                if 0 in shape:  # as a maximum of no items
+                    fault = f"is empty, it is {show(shape)}"
+                elif value.type.dtype in NARROW:  # jax supports few operations in these dtypes
+                    fault = f"is {value.type.dtype}"
                 else:
                     continue
-                message = f"'{operation.kind}' cannot be computed: '{value.name}' {found}"
+                message = f"'{operation.kind}' cannot be computed: '{value.name}' {fault}"
                 raise InvalidComputation(message, operation) from error
             error.add_note(_note(operation))
             raise
         for value, result in zip(operation.writes(), results, strict=True):
-            values[value] = edits[value](result) if value in edits else result
-    return values
+            arrays[value] = edits[value](result) if value in edits else result
+    return arrays
 
 
 def compute(operation: Operation, context: Context, values: Mapping[Value, Any]) -> list[Any]:
-    """Return the results of an operation, on the values that it reads.
+    """Return the results of an operation, given the arrays of the values that it reads.
 
-    Raise InvalidComputation where its rule refuses them, or returns other types than it inferred.
+    Raise InvalidComputation if its rule refuses them, or returns other types than it inferred.
     """
 
     def read(x: Any) -> Any:
@@ -147,7 +155,7 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
 def apply_rule(operation: Operation, context: Context, operands: Mapping[str, Any]) -> Any:
     """Return the results of an operation's rule on operands by name, as the rule returns them.
 
-    Raise InvalidComputation where the rule refuses them.
+    Raise InvalidComputation if the rule refuses them.
     """
     rule = operation.rule or rules[operation.kind]
     arguments = {python_name(n): x for n, x in ({**operands} | dict(operation.attributes)).items()}
@@ -162,29 +170,29 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
         raise InvalidComputation(message, operation, error.hint) from error
 
 
-def _is_staged(attribute: Any) -> bool:
-    """Tell whether an attribute keeps all from the host: a symbolic extent, a repeated graph."""
+def _is_staged(attribute: object) -> bool:
+    """Tell whether an attribute needs tracing: a symbolic extent, or the graph of a loop."""
     if isinstance(attribute, tuple):
         return any(map(_is_staged, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return is_symbolic(attribute) or isinstance(attribute, Graph)
 
 
 def _checked(
-    operation: Operation, declared: Result | tuple[Result, ...], found: Any, what: str
+    operation: Operation, declared: Result | tuple[Result, ...], returned: Any, noun: str
 ) -> Iterator[Any]:
-    """Yield the arrays that a rule returned, one after the other, in their inferred types."""
+    """Yield the arrays that a rule returned, in order, converted to the inferred types."""
     if isinstance(declared, Value):
-        yield _typed(operation, declared, found)
+        yield _typed(operation, declared, returned)
         return
-    items: Sequence[Any] = found if isinstance(found, list | tuple) else (found,)
+    items: Sequence[Any] = returned if isinstance(returned, list | tuple) else (returned,)
     if len(items) != len(declared):
-        raise _invalid(operation, f"{len(items)} {what}, it inferred {len(declared)}")
+        raise _invalid(operation, f"{len(items)} {noun}, it inferred {len(declared)}")
     for result, item in zip(declared, items, strict=True):
         yield from _checked(operation, result, item, "tensors in a list")
 
 
 def _typed(operation: Operation, value: Value, array: Any) -> Any:
-    """Return the array in the inferred type; convert a weakly typed one, of literals alone."""
+    """Return an array of the inferred type; arrays of a weak type, from literals, are converted."""
     inferred = value.type
     if isinstance(array, bool | int | float):
         array = jnp.asarray(array)
@@ -197,21 +205,21 @@ def _typed(operation: Operation, value: Value, array: Any) -> Any:
             array = jnp.asarray(array, dtype)
     if array.dtype == dtype and array.shape == inferred.shape:
         return array
-    # The graph does not know symbolic extents.
+    # The inferred shape has UNKNOWN for symbolic extents.
     pairs = zip(inferred.shape, array.shape, strict=False)
     if (
         array.dtype != dtype
         or len(array.shape) != len(inferred.shape)
         or any(differ(n, m) for n, m in pairs if not is_symbolic(m))
     ):
-        found = f"{array.dtype}{show(array.shape)}"
-        raise _invalid(operation, f"{found} for '{value.name}', it inferred {inferred}")
+        returned = f"{array.dtype}{show(array.shape)}"
+        raise _invalid(operation, f"{returned} for '{value.name}', it inferred {inferred}")
     return array
 
 
-def _invalid(operation: Operation, found: str) -> InvalidComputation:
+def _invalid(operation: Operation, returned: str) -> InvalidComputation:
     return InvalidComputation(
-        f"the rule of '{operation.kind}' returns {found}",
+        f"the rule of '{operation.kind}' returns {returned}",
         operation,
         hint="correct `infer` or `lower` of the rule",
     )
@@ -223,11 +231,11 @@ def _note(operation: Operation) -> str:
     return f"{place}{operation.name} = {operation.kind}({types})"
 
 
-def _call_at(operation: Operation, run: Callable[[], Any]) -> Any:
-    """Return the result of `run`, called by a frame at the operation's place in the document.
+def _call_at(operation: Operation, run: Callable[[], T]) -> T:
+    """Return the result of `run`, called from a frame at the operation's place in the document.
 
-    jax takes the place of an operation from the frames of Python that trace it. So HLO, profiles
-    and tracebacks say which line of the document computes what, as templating languages do it.
+    jax takes the source of an equation from the Python frames that trace it. With such a frame HLO,
+    profiles and tracebacks name the line of the document, as in templating languages.
     """
     _leave_out_packages()
     return run() if operation.span is None else _frame(operation.span, operation.name)(run)
@@ -235,11 +243,11 @@ def _call_at(operation: Operation, run: Callable[[], Any]) -> Any:
 
 @cache
 def _leave_out_packages() -> None:
-    """Make frames of these packages no places in a user's program; those around them are.
+    """Keep jax from naming files of these packages as the source of equations.
 
-    What it imports takes 15 ms, which a process that finds all in a cache does without.
+    The import takes 15 ms; processes that find all executables in a cache do without it.
     """
-    # A later jax may lack what is needed, and names a file of ours instead.
+    # A later jax may lack the names: then it names files of these packages.
     with suppress(ImportError, AttributeError):
         from lowering.jaxprs import leave_out
 
@@ -248,7 +256,7 @@ def _leave_out_packages() -> None:
 
 
 def _frame(span: Span, name: str) -> Callable[..., Any]:
-    """Return a function of this name that calls its argument, at this place."""
+    """Return a function that calls its argument, with this name and place in tracebacks."""
     line, column = span.source.position(span.offset)
     start, end = column - 1, column - 1 + span.length
     place: Any = {"lineno": line, "col_offset": start, "end_lineno": line, "end_col_offset": end}

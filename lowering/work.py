@@ -1,13 +1,14 @@
-"""Counts multiply-adds as rules tell them: of products, convolutions, interpolation and bodies."""
+"""Counts the multiply-adds of operations and graphs by the `work` functions of rules."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from lowering.extents import known
-from lowering.graph import Graph, Operation, TensorType, Value, mapped, python_name
+from lowering.graph import Graph, Operation, Scalar, TensorType, Value, mapped, python_name
 from lowering.kernels.precision import is_bfloat16
 from lowering.ops import rules
 
@@ -30,8 +31,8 @@ def total(graph: Graph) -> int:
     return sum([multiply_adds(operation) for operation in graph.operations])
 
 
-def is_mostly_bfloat16(graph: Graph, precision: Any) -> bool:
-    """Tell whether most products of a graph are of bfloat16."""
+def is_mostly_bfloat16(graph: Graph, precision: lax.PrecisionLike) -> bool:
+    """Tell whether most multiply-adds of a graph are in bfloat16, by types or by `precision`."""
     if is_bfloat16(precision):
         return True
     narrow = list(filter(_is_narrow, graph.operations))
@@ -42,7 +43,7 @@ def _is_narrow(operation: Operation) -> bool:
     return any(value.type.dtype == "bfloat16" for value in operation.writes())
 
 
-def _type(operand: Any) -> TensorType:
+def _type(operand: Value | Scalar) -> TensorType:
     if isinstance(operand, Value):
         return TensorType(known(operand.type.shape), operand.type.dtype)
     return TensorType((), np.asarray(operand).dtype.name)

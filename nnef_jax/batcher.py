@@ -215,7 +215,7 @@ def _program(execution: Execution, size: int) -> Program:
     labels = execution.definition.labels
     own = [execution.arrays.stored(label) for label in labels]
     own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
-    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(own, types)
+    traced = jaxprs.make_jaxpr(execution.outputs.of_lists(labels), own, types)
     return Program(jaxprs.spliced(traced, "plain"), len(own))
 
 

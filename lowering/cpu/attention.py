@@ -112,7 +112,7 @@ def _attention(
     part = program.part([*dict.fromkeys(operands)], end.outvars)
     run = _function(part, masks, first, last, *_division(program, last, made))
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
-    closed = jaxprs.inlined(jax.make_jaxpr(run)(*jax.eval_shape(laid_out, *types)))
+    closed = jaxprs.inlined(jaxprs.make_jaxpr(run, *jax.eval_shape(laid_out, *types)))
     attended, keys = part.with_closed(closed).pruned(), first.invars[1].aval
     is_large = math.prod(keys.shape) * keys.dtype.itemsize >= _MANY
     is_narrow = keys.dtype.itemsize <= _NARROW

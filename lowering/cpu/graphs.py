@@ -62,5 +62,5 @@ def _found(graph: Graph) -> list[str]:
         values = trace(graph, Context(), parameters, states, inputs, wanted)
         return [values[value] for value in wanted]
 
-    closed = jax.make_jaxpr(function)(parameters, states, [typed(x) for x in graph.inputs])
+    closed = jaxprs.make_jaxpr(function, parameters, states, [typed(x) for x in graph.inputs])
     return names_of_products(jaxprs.spliced(closed, "cpu"))

@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
@@ -127,7 +126,7 @@ def _scan(program: Program, equation: Any, *views: View) -> list[View] | None:
     constants, start = (list(map(tensor, x)) for x in (views[:count], views[count:][:carried]))
     stacks = [laid_out(view, 0) for view in views[count + carried :]]
     items = [item_of(stack) for stack in stacks]
-    closed, (_, made) = jax.make_jaxpr(step, return_shape=True)(constants, start, items)
+    closed, (_, made) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}

@@ -1,4 +1,4 @@
-"""Passes: a rewrite a file, `run(program, target)` returns the program that takes its place.
+"""The passes for any platform, a file each: `run(program, target)` returns the rewritten program.
 
-A pass says in its docstring what it earns. `lowering.targets` lists them in order.
+The docstring of a pass states its gain. `lowering.targets` lists the passes in order.
 """

@@ -1,8 +1,8 @@
-"""Says a traced function without detours, for platforms that get a network as it is written.
+"""Removes redundant reshapes, transpositions and conversions, for platforms without kernels.
 
-Rules and derivatives work on one operation at a time: a vector becomes (1,C) by the document's
-`unsqueeze`, (1,C,1,1) beside a picture and a vector again. Here such steps are one, or none. What
-is computed stays the same, to the last bit where sums are taken in the same order.
+Rules and derivatives work on one operation at a time: a vector is reshaped to (1,C) by the
+document's `unsqueeze`, to (1,C,1,1) beside an image, and to a vector again. This pass replaces such
+steps by one, or none. Results are equal to the last bit, if sums are taken in the same order.
 """
 
 from __future__ import annotations
@@ -15,35 +15,43 @@ from jax import lax
 
 from lowering.extents import is_symbolic, volume
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
-from lowering.program import Matcher, Program, Rules, rewritten
+from lowering.jaxprs import (
+    CONVOLUTION,
+    PRODUCT,
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    is_literal,
+    primitive,
+)
+from lowering.program import Matcher, Program, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 
 _RULES = Rules()
 
 
 def run(program: Program, target: Target) -> Program:
-    """Compute the same in fewer steps, in all functions that are called too."""
+    """Rewrite a program, and all functions that it calls, to fewer equations."""
     return program.with_closed(_direct(program.closed, {}))
 
 
-def _direct(closed: Any, done: dict[int, tuple[Any, Any]]) -> Any:
-    if id(closed) not in done:  # a function that is called several times stays one
+def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]]) -> ClosedJaxpr:
+    if id(closed) not in done:  # a function that is called twice stays one object
         program = Program(closed).pruned().with_inner(lambda _, inner: _direct(inner, done))
         done[id(closed)] = closed, rewritten(program, _RULES).closed
     return done[id(closed)][1]
 
 
-def _shapes(equation: Any) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shapes of the one operand and the one result; None where extents are open."""
+def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the shapes of the only operand and result, or None for others or symbolic extents."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
     before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
     return None if any(map(is_symbolic, (*before, *after))) else (before, after)
 
 
-def _keeps_items(equation: Any) -> bool:
-    """Tell whether the result holds the items of the operand, in their order, in another shape."""
+def _keeps_items(equation: Equation) -> bool:
+    """Tell whether the result has the items of the operand in the same order."""
     shapes, name = _shapes(equation), primitive(equation)
     orders = name == "transpose" or equation.params.get("dimensions") is not None
     if (orders and name != "squeeze") or not (facts(equation).shapes or name == "reduce_sum"):
@@ -52,8 +60,8 @@ def _keeps_items(equation: Any) -> bool:
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
-def _reshaped(matcher: Matcher, equation: Any) -> Any:
-    """Reshape the source of a reshaped operand, or return it."""
+def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Merge two reshapes into one, or into none if the shape is the first one's again."""
     if not _keeps_items(equation):
         return _broadcast(matcher, equation) if primitive(equation) == "broadcast_in_dim" else None
     before = matcher.maker(equation.invars[0])
@@ -69,8 +77,8 @@ def _reshaped(matcher: Matcher, equation: Any) -> Any:
     return equation.replace(primitive=lax.reshape_p, invars=[source], params=params)
 
 
-def _broadcast(matcher: Matcher, equation: Any) -> Any:
-    """Broadcast the source of a reshaped operand, if that added or removed axes of 1 alone."""
+def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Merge a reshape that adds or removes axes of extent 1 into the broadcast of its result."""
     before = matcher.maker(equation.invars[0])
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
@@ -92,8 +100,8 @@ def _broadcast(matcher: Matcher, equation: Any) -> Any:
 
 
 @_RULES("cond")
-def _chosen(matcher: Matcher, equation: Any) -> Any:
-    """Return the operand that all platforms but a CPU return as it is."""
+def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Replace a choice by platform by its operand, if the branch for other than CPUs returns it."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
@@ -104,8 +112,8 @@ def _chosen(matcher: Matcher, equation: Any) -> Any:
 
 
 @_RULES("convert_element_type")
-def _converted(matcher: Matcher, equation: Any) -> Any:
-    """Return the operand if it has the dtype, or its source if that was widened and narrowed."""
+def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Remove a conversion to the same dtype, and one to 32 bits that is followed by its reverse."""
     (operand,), (result,) = equation.invars, equation.outvars
     if is_literal(operand):
         return None
@@ -115,19 +123,19 @@ def _converted(matcher: Matcher, equation: Any) -> Any:
     if before is None or is_literal(before.invars[0]):
         return None
     (source,) = before.invars
-    widened = _widens(source.aval.dtype, operand.aval.dtype)
-    return source if widened and source.aval.dtype == result.aval.dtype else None
+    is_widened = _widens(source.aval.dtype, operand.aval.dtype)
+    return source if is_widened and source.aval.dtype == result.aval.dtype else None
 
 
-def _widens(source: Any, result: Any) -> bool:
+def _widens(source: np.dtype[Any], result: np.dtype[Any]) -> bool:
     return source in (jnp.bfloat16, jnp.float16) and result == np.float32
 
 
 @_RULES(CONVOLUTION)
-def _narrow(matcher: Matcher, equation: Any) -> Any:
-    """Multiply numbers of 16 bits without widening them first: in float32 both give the same."""
+def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Remove the widening of 16-bit operands: XLA multiplies them in float32 in any case."""
     (result,) = equation.outvars
-    sources: list[Any] = []
+    sources: list[Atom] = []
     for operand in equation.invars:
         before = matcher.maker(operand, "convert_element_type")
         source = before.invars[0] if before else operand
@@ -143,9 +151,11 @@ def _narrow(matcher: Matcher, equation: Any) -> Any:
 
 
 @_RULES(PRODUCT)
-def _product(matcher: Matcher, equation: Any) -> Any:
-    """Multiply by what was transposed for it, along other axes."""
-    ends = [*zip(*equation.params["dimension_numbers"], strict=True)]  # sums, batch of each side
+def _product(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Merge transpositions of the operands into the dimension numbers of a product."""
+    ends = [
+        *zip(*equation.params["dimension_numbers"], strict=True)
+    ]  # for each operand: axes of sums, axes of the batch
     operands = list(equation.invars)
     for side, operand in enumerate(operands):
         before = matcher.maker(operand, "transpose")
@@ -163,8 +173,8 @@ def _product(matcher: Matcher, equation: Any) -> Any:
 
 
 @_RULES("transpose")
-def _transposed(matcher: Matcher, equation: Any) -> Any:
-    """Return the source of an operand transposed the other way, converted if that came between."""
+def _transposed(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Remove two inverse transpositions; keep a conversion between them."""
     (operand,) = equation.invars
     between = matcher.maker(operand, "convert_element_type")
     before = matcher.maker(between.invars[0] if between else operand, "transpose")

@@ -1,20 +1,18 @@
-"""Put the equations of called functions in the place of calls, so that patterns reach over them."""
+"""Inlines called functions, so that the patterns of later passes match across calls."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from lowering import jaxprs
-from lowering.jaxprs import PRODUCT
-from lowering.program import Matcher, Program, in_loops, rewritten
+from lowering.jaxprs import PRODUCT, Equation
+from lowering.program import Matcher, Program, Rewrite, in_loops, rewritten
 from lowering.targets.target import Target
 
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Inline calls, and what a choice of platforms has for the target's, if it has one.
+    """Inline calls, and the branch for the target's platform of a choice by platform.
 
-    Functions that have derivatives of their own stay where derivatives are taken.
+    If the target keeps derivatives, functions with custom derivatives stay calls.
     """
     keeps = target.keeps_derivatives
     closed = jaxprs.spliced(program.closed, target.platform, keeps_derivatives=keeps)
@@ -22,8 +20,8 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {PRODUCT: _bare}) if target.has_kernels else program
 
 
-def _bare(matcher: Matcher, equation: Any) -> Any:
-    """Multiply without a barrier before the left operand: kernels of a target put their own."""
+def _bare(matcher: Matcher, equation: Equation) -> Rewrite:
+    """Remove a barrier before the left operand of a product: kernels add their own."""
     left, right = equation.invars
     barrier = matcher.maker(left, "optimization_barrier")
     if barrier is None or len(barrier.invars) > 1:

@@ -1,8 +1,9 @@
-"""Divide a program over a mesh, so that what is divided stays so.
+"""Divides a program over a mesh, and keeps divided factors divided in all tensors.
 
-Where a divided factor is not the first of its axis, the axis is several: of 3 * heads * items two,
-3 and heads * items. Nothing needs to be gathered then, and each axis is sharded or is not. Results
-of products with parameters are told how they are sharded; between them XLA's partitioner sees it.
+If a divided factor is not the first of its axis, the pass splits the axis before the factor: 3 *
+heads * items becomes two axes, 3 and heads * items. Each axis is then sharded or not, and nothing
+is gathered. Results of products with parameters get a sharding constraint; XLA's partitioner
+derives the shardings between them.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax import Array, lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of, cuts, number
 from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import renumbered, spanned
-from lowering.jaxprs import PRODUCT, SCAN, primitive
+from lowering.jaxprs import PRODUCT, SCAN, Atom, Equation, Variable, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target
 
 _FREE = PartitionSpec.UNCONSTRAINED
-Groups = list[list[int]]  # the extents of the axes that each axis is
+Names = Any  # an item of a PartitionSpec: a name, a tuple of names, None or UNCONSTRAINED
+Groups = list[list[int]]  # for each axis of a variable, the extents of its split axes
+Results = Sequence[Array] | None  # of a rule; None if it cannot evaluate the split equation
 
 
 def run(program: Program, target: Target) -> Program:
-    """Divide a program over the target's mesh, as its arguments are divided."""
+    """Divide a program over the target's mesh by `target.divided`."""
     plan = target.divided
     if plan is None:
         return program
@@ -40,7 +43,7 @@ def run(program: Program, target: Target) -> Program:
         if division.before > 1:
             unite(axis, [Factor(division.before), Factor(extent // division.before)])
     walk.through()
-    divided: dict[Factor, Any] = {}
+    divided: dict[Factor, Names] = {}
     for along, name in ((plan.batch, _FREE), (plan.parameters, _along_one(plan.parameters.names))):
         count = math.prod(plan.mesh.shape[name] for name in along.names)
         for i, division in along.divisions.items():
@@ -50,7 +53,7 @@ def run(program: Program, target: Target) -> Program:
     spread = _Spread(walk, divided, plan.mesh)
     divided_arguments = {i: v for i, v in enumerate(program.arguments) if i in parameters}
 
-    def evaluated(*arguments: Any) -> list[Any]:
+    def evaluated(*arguments: Array) -> list[Array]:
         arrays = list(arguments)
         for i, v in divided_arguments.items():
             if parameters[i].follows:
@@ -60,13 +63,13 @@ def run(program: Program, target: Target) -> Program:
     return program.retraced(evaluated)
 
 
-def _along_one(names: Sequence[str]) -> Any:
-    """Return the names of axes of a mesh as an item of a PartitionSpec."""
+def _along_one(names: Sequence[str]) -> Names:
+    """Return the item of a PartitionSpec for axes of a mesh."""
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _at(axis: list[Factor], before: int) -> Factor | None:
-    """Return the factor behind those of an extent."""
+    """Return the factor behind leading factors whose product is `before`, or None."""
     extent = 1
     for factor in leaves(axis):
         if extent == before:
@@ -76,26 +79,28 @@ def _at(axis: list[Factor], before: int) -> Factor | None:
 
 
 class _Spread:
-    def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Any], mesh: Any) -> None:
+    """Evaluates a program on arrays with split axes."""
+
+    def __init__(self, walk: FactorWalk, divided: Mapping[Factor, Names], mesh: Mesh) -> None:
         self.walk, self.divided, self.mesh = walk, divided, mesh
 
-    def evaluated(self, arguments: Sequence[Any]) -> list[Any]:
-        """Evaluate the program; arguments and results have one axis for each of their own."""
+    def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
+        """Evaluate the program on arguments, and to results, without split axes."""
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
         return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
 
-    def groups(self, operand: Any) -> Groups:
-        """Return the axes that each axis of a variable is."""
+    def groups(self, operand: Atom) -> Groups:
+        """Return the extents of the split axes of a variable."""
         return [
             [math.prod(f.extent for f in group) for group in axis] for axis in self._of(operand)
         ]
 
-    def shape(self, operand: Any) -> tuple[int, ...]:
-        """Return the shape that a variable has here."""
+    def shape(self, operand: Atom) -> tuple[int, ...]:
+        """Return the shape of a variable with split axes."""
         return tuple(n for axis in self.groups(operand) for n in axis)
 
-    def _of(self, operand: Any) -> Iterator[list[list[Factor]]]:
+    def _of(self, operand: Atom) -> Iterator[list[list[Factor]]]:
         for axis in self.walk.of(operand):
             groups: list[list[Factor]] = [[]]
             for factor in leaves(axis):
@@ -104,18 +109,22 @@ class _Spread:
                 groups[-1].append(factor)
             yield groups
 
-    def sharded(self, variable: Any, x: Any, whole: Collection[int]) -> Any:
-        """Say how an array is sharded: along divided factors, and not along axes that are whole."""
-        names: list[Any] = []
+    def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
+        """Constrain the sharding of an array.
+
+        It is sharded along divided factors, and not sharded along the other axes in `fixed`. XLA
+        chooses the sharding along the rest.
+        """
+        names: list[Names] = []
         for i, axis in enumerate(self._of(variable)):
             for group in axis:
                 name = self.divided.get(group[0]) if group else None
-                name = _FREE if name is None and i not in whole else name
+                name = _FREE if name is None and i not in fixed else name
                 names.append(None if name is not _FREE and name in names else name)
         place = NamedSharding(self.mesh, PartitionSpec(*names))
         return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), place)
 
-    def _compute(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+    def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
         variables = [*equation.invars, *equation.outvars]
         arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
         if primitive(equation) == SCAN:
@@ -137,7 +146,9 @@ class _Spread:
             return [self.sharded(result, results[0], self.walk.columns[result])]
         return results
 
-    def _scanned(self, equation: Any, body: FactorWalk, arrays: Sequence[Any]) -> list[Any]:
+    def _scanned(
+        self, equation: Equation, body: FactorWalk, arrays: Sequence[Array]
+    ) -> list[Array]:
         inside = _Spread(body, self.divided, self.mesh)
         constants, start, stacks = jaxprs.scan_parts(equation, arrays)
         _, before, _ = jaxprs.scan_parts(equation, equation.invars)
@@ -147,7 +158,7 @@ class _Spread:
         pairs = zip(stacks, items, strict=True)
         stacks = [_shaped(x, (length, *inside.shape(v))) for x, v in pairs]
 
-        def step(*operands: Any) -> Sequence[Any]:
+        def step(*operands: Array) -> Sequence[Array]:
             results = body.program.evaluated(operands, inside._compute)
             pairs = [*zip(results, body.program.results, strict=True)]
             carried = [_shaped(x, v.aval.shape) for x, v in pairs[: len(start)]]
@@ -156,12 +167,12 @@ class _Spread:
         return jaxprs.scanned(equation, step, constants, start, stacks)
 
 
-def _shaped(x: Any, shape: Sequence[int]) -> Any:
+def _shaped(x: Array, shape: Sequence[int]) -> Array:
     return x if getattr(x, "shape", shape) == tuple(shape) else jnp.reshape(x, shape)
 
 
 def _places(groups: Groups) -> list[list[int]]:
-    """Return the numbers of the axes that each axis is."""
+    """Return the numbers of the split axes of each axis."""
     ends = [sum(map(len, groups[: i + 1])) for i in range(len(groups))]
     return [[*range(end - len(axis), end)] for end, axis in zip(ends, groups, strict=True)]
 
@@ -171,8 +182,8 @@ _RULES = Rules()
 
 @_RULES(PRODUCT, "transpose")
 @_RULES(removes=True, along=True, across=True, per_axis=True)
-def _at_other_places(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
-    """Evaluate an equation at the axes that its axes are, if linked ones are the same."""
+def _at_other_places(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    """Evaluate an equation with renumbered axes, if linked axes are split in the same way."""
     groups = list(map(spread.groups, equation.invars))
     counts = {tuple(map(len, axes)) for axes in groups if axes}
     if len(counts) > 1 and primitive(equation) != PRODUCT:
@@ -186,10 +197,10 @@ def _at_other_places(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> A
 
 
 @_RULES(by_item=True)
-def _by_item(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
-    """Give axes of one item as many axes as the result has there."""
+def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    """Evaluate an equation; axes of one item are split into 1s as the result's axis is split."""
     target = spread.groups(equation.outvars[0])
-    operands: list[Any] = []
+    operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
         groups = spread.groups(v)
         pairs = zip(groups, target, strict=True) if groups else ()
@@ -201,32 +212,32 @@ def _by_item(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
 
 
 @_RULES("optimization_barrier")
-def _barrier(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+def _barrier(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     return equation.primitive.bind(*arrays)
 
 
 @_RULES("reshape", "squeeze", "expand_dims")
-def _reshape(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
-    return [arrays[0]]  # of its factors nothing moves
+def _reshape(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    return [arrays[0]]  # a reshape does not move factors
 
 
 @_RULES("broadcast_in_dim")
-def _broadcast(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
+def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
     groups, target = spread.groups(equation.invars[0]), spread.groups(equation.outvars[0])
     axes, places = equation.params["broadcast_dimensions"], _places(target)
-    kept = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
-    if any(groups[i] != target[axes[i]] for i in kept):
+    long = [i for i, axis in enumerate(groups) if math.prod(axis) > 1]
+    if any(groups[i] != target[axes[i]] for i in long):
         return None
-    x = _shaped(arrays[0], [n for i in kept for n in groups[i]])
+    x = _shaped(arrays[0], [n for i in long for n in groups[i]])
     shape = spread.shape(equation.outvars[0])
-    return [lax.broadcast_in_dim(x, shape, spanned(places, [axes[i] for i in kept]))]
+    return [lax.broadcast_in_dim(x, shape, spanned(places, [axes[i] for i in long]))]
 
 
 @_RULES("slice", "split")
-def _slice(spread: _Spread, equation: Any, arrays: Sequence[Any]) -> Any:
-    """Cut the first of the axes that an axis is."""
+def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    """Slice the first of the split axes of each axis."""
     groups = spread.groups(equation.invars[0])
-    results: list[Any] = []
+    results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
         part, x, place = spread.groups(result), arrays[0], 0
         for axis, fits, start in zip(groups, part, starts, strict=True):

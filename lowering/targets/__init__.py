@@ -1,4 +1,4 @@
-"""What programs are lowered for: a list of passes for each kind of device."""
+"""The targets that programs are lowered for, each with its list of passes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ def target_of(
     *,
     is_open: bool = False,
 ) -> Target:
-    """Return the target for devices of a platform, by jax's name, as `Target` says.
+    """Return the target for devices of a platform.
 
-    `devices` is their number: give it where arguments are sharded. Platforms without passes of
-    their own share some; a name that jax does not know is one of these.
+    Args:
+        platform: jax's name. All platforms other than "cpu" have the same passes.
+        devices: the number of devices, or None if it is unknown. Give it if arguments are sharded.
+        rates: the machine's rates; None for the current profile when a program is lowered.
+        is_open: whether programs for other shapes read the same parameters.
     """
     if platform == "cpu":
         from lowering.targets.cpu import CPU
@@ -34,10 +37,10 @@ def target_of(
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
-    """Return the target for a mesh of such devices, over which arguments are divided if they are.
+    """Return the target for a mesh of devices, for `differentiable` as in the example of `Divided`.
 
-    It is for `differentiable`, as `Divided` shows; what that returns is called under `jax.jit`.
-    Choices of platforms are made first, since they would hide axes from the pass that follows them.
+    The resulting program is called under `jax.jit`. Choices by platform are inlined first: the pass
+    `spread` cannot follow axes through them.
     """
     from lowering.passes import inlining, spread
 

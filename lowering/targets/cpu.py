@@ -1,4 +1,4 @@
-"""A CPU: the passes that make a network fast there, in order."""
+"""The target for CPUs: its passes in order, and the kernels that they choose."""
 
 from __future__ import annotations
 
@@ -41,46 +41,47 @@ CPU = Target(
 
 
 class Choice(NamedTuple):
-    """A kernel's purpose, and its gain: a call's time without it, divided by that with all.
+    """The purpose and the gain of a kernel or pass.
 
-    Two cores with AVX-512 ran these calls; further figures are of other machines.
+    The gain is the time of a call without it, divided by the time with all, on two cores with
+    AVX-512. A second figure for a network is from another machine.
     """
 
     does: str
     earns: str
 
 
-# What the last passes do and choose; `python -m benchmarks --passes` leaves each out in turn.
+# The choices of the last passes, by name. `python -m benchmarks --passes` leaves each out in turn.
 KERNELS: dict[str, Choice] = {
     # The batch
     "chunks": Choice(
-        "computes a large batch a few items at a time, so that all of one fits the caches",
+        "computes a large batch a few items at a time, so that their tensors fit the caches",
         "MobileNetV2, batch 8: 1.59",
     ),
     "stages": Choice(
-        "lets later layers, which have little memory and large matrices, take more items at a time",
+        "computes more items at a time in later layers, with small tensors and large matrices",
         "MobileNetV2, batch 8: 1.12",
     ),
-    # Layouts, and what they let become one
+    # Layouts and fusions
     "layouts": Choice(
-        "chooses all kernels, and leaves transpositions pending until one needs them done",
+        "chooses all kernels, and delays transpositions until a kernel needs them",
         "ResNet-18, batch 8: 1.98",
     ),
     "attention": Choice(
-        "lays out scores of attention for softmax, divides by its sums last, and takes those that "
-        "leave the caches by blocks",
+        "lays out scores of attention for softmax, divides by the sums last, and computes scores "
+        "that exceed the caches by blocks",
         "12 heads of 64 items, 1024 tokens: 2.9; 128 tokens: 1.3",
     ),
     "hidden": Choice(
-        "reads no keys that masks hide from all queries, if they are many",
+        "skips keys that masks hide from all queries, if they are many",
         "causal, 12 heads of 64 items, 2048 tokens: 1.23; GPT's step in bfloat16: 1.19",
     ),
     "scan": Choice(
-        "lays out the body of a loop, and computes before it what depends on parameters alone",
+        "lays out the body of a loop, and computes values of parameters alone before it",
         "LSTM, batch 1: 7.2; batch 8: 1.8",
     ),
     "items": Choice(
-        "reads an item of a loop before the kernels that read parts of it, which are vectors then",
+        "reads an item of a loop once, before the kernels that slice it, which are then vectorised",
         "LSTM as OpenVINO saves it, batch 8: 1.7",
     ),
     # Kernels
@@ -89,27 +90,27 @@ KERNELS: dict[str, Choice] = {
         "ResNet-18, batch 1: 1.10; MobileNetV2, batch 1: 1.08 and 1.04",
     ),
     "pairs": Choice(
-        "computes a product of one row on two threads, where the machine gains by it",
-        "LSTM, batch 1: 1.25; on a machine that loses by it LSTM and GRU: 0.95",
+        "computes a product of one row on two threads, on machines that are faster with it",
+        "LSTM, batch 1: 1.25; on a machine that is slower with it LSTM and GRU: 0.95",
     ),
     "pointwise": Choice(
         "makes a convolution of one cell a product",
         "ResNet-18, batch 1: 1.06; MobileNetV2, batch 8: 1.04",
     ),
     "patches": Choice(
-        "multiplies filters that vary, as they lie, by what their windows cover, if these are few",
-        "ResNet-50, batch 1, its parameters being arguments: 2.3",
+        "multiplies filters that are not prepared by the patches of the input, if these are few",
+        "ResNet-50, batch 1, with parameters as arguments: 2.3",
     ),
     "depthwise": Choice(
         "makes a convolution with a group for each channel a sum of shifted inputs",
         "MobileNetV2, batch 8: 15",
     ),
     "rows": Choice(
-        "computes narrow channels of several positions as one long row, which makes vectors",
-        "of 24 channels at 93x98 positions 3x3 windows with silu: 1.8",
+        "computes few channels of several positions as one long row, which is vectorised",
+        "3x3 windows of 24 channels at 93x98 positions, with silu: 1.8",
     ),
     "grouped": Choice(
-        "makes other groups convolutions of their own, narrow ones several at a time",
+        "makes other groups separate convolutions, several narrow groups at a time",
         "ResNeXt-50, batch 8: 1.16",
     ),
     "tiled": Choice(
@@ -118,14 +119,14 @@ KERNELS: dict[str, Choice] = {
     ),
     "narrow": Choice(
         "computes windows of bfloat16 by products with sums of 32 bits",
-        "in bfloat16 ResNet-50, batch 8: 1.8",
+        "ResNet-50 in bfloat16, batch 8: 1.8",
     ),
     "winograd": Choice(
         "computes 3x3 windows by minimal filtering",
         "ResNet-18, batch 8: 1.22; U-Net, batch 1: 1.18",
     ),
     "summed": Choice(
-        "makes a window of few items a sum of shifted channels", "MobileNetV2, batch 8: 1.11"
+        "makes a window of few cells a sum of shifted channels", "MobileNetV2, batch 8: 1.11"
     ),
     "stacked": Choice(
         "makes a window of many channels to few one product with all its cells",
@@ -136,11 +137,11 @@ KERNELS: dict[str, Choice] = {
         "3x3 at 2x2 positions of 512 channels, 32 items: 41",
     ),
     "sliced": Choice(
-        "makes windows of three axes ones of two, whose channels are those of all cells before",
+        "makes windows of three axes windows of two, with the cells of the first as channels",
         "3x3x3 of 16 channels to 32 at 32x32x32 positions: 5.7",
     ),
     "lanes": Choice(
-        "sums rows by parts, with what is computed of them, as in a layer norm",
+        "sums rows by parts, fused with the functions of the sums, as in a layer norm",
         "ConvNeXt-T, batch 1: 1.05 to 1.14; transformers: 1.0",
     ),
     "pooling": Choice(
@@ -149,17 +150,17 @@ KERNELS: dict[str, Choice] = {
     ),
     # Derivatives
     "gradients": Choice(
-        "gives derivatives of windows and matrices, and sums over positions, kernels of their own",
+        "computes derivatives of windows and matrices, and sums over positions, by kernels",
         "training step of MobileNetV2: 1.9; of ResNet-18: 1.3; of ConvNeXt-T: 1.75; "
         "EfficientNet-B0, batch 1: 1.06",
     ),
     "in_memory": Choice(
-        "keeps XLA from computing in each loop anew what several read",
+        "keeps XLA from computing a value again in each loop that reads it",
         "training step of MobileNetV2: 1.80; of ConvNeXt-T: 1.2; batch 8: 1.07",
     ),
     # The compiler
     "eigen": Choice(
-        "lets the compiler call Eigen instead of YNNPACK, which runs many products on one thread",
+        "lets XLA call Eigen instead of YNNPACK, which runs many products on one thread",
         "MobileNetV2, batch 1: 1.34; ResNet-18, batch 8: 1.14",
     ),
 }

@@ -1,10 +1,10 @@
-"""The passes of networks whose platform is not known yet, or has no kernels of its own."""
+"""The targets for an unknown platform, and for platforms without kernels of their own."""
 
 from __future__ import annotations
 
 from lowering.passes import detours, folding, inlining
 from lowering.targets.target import Target
 
-# Derivatives are taken of what these give.
+# The passes before derivatives are taken.
 DIFFERENTIABLE = Target(None, (inlining.run, folding.run), keeps_derivatives=True)
 PLAIN = Target("plain", (detours.run,))

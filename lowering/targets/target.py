@@ -1,4 +1,4 @@
-"""What programs are lowered for."""
+"""Defines a target: the devices that a program is lowered for, and their passes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """Says for which devices a program is lowered: their platform, their number, their rates.
+    """The devices that a program is lowered for: their platform, number, passes and rates.
 
-    Who lowers a program gives one: nobody asks jax for its device.
+    The caller chooses the target; lowering never asks jax for the devices of the process.
 
     Args:
-        platform: as jax names it; None for a network whose platform is not known yet.
+        platform: jax's name; None if the platform is unknown.
         passes: functions `run(program, target)`, in order.
-        options: returns the compiler's options for a program before its passes, the call that is
-            split of it, and whether this is all that is compiled; None where there are none.
-        keeps_derivatives: whether derivatives are taken of what the passes give.
-        has_kernels: whether it has kernels of its own: parameters are prepared for them, and they
-            need items and extents that are numbers.
-        devices: on how many a program runs; None where that is not known.
-        is_open: whether programs of other shapes read the same parameters: then matrices are read
-            as they lie, since each layout is one more copy.
-        divided: how arguments are divided over a mesh of these devices; None where they are not.
-        candidates: returns all options of the compiler that may be the best for a network.
-        in_order: returns options for parameters that are gathered when they are read.
-        in_integers: returns the names of a graph's operations that are computed in integers, if
-            that gains something, or in any case.
-        measure: measures the rates of the process's machine, by so many threads.
-        rates: of the machine, by which kernels are chosen; None for those that hold already.
+        options: returns the compiler's options, given the program before its passes, the call that
+            is split from it, and whether the call is compiled alone; None for no options.
+        keeps_derivatives: whether the program is differentiated after the passes.
+        has_kernels: whether the platform has kernels of its own. They read prepared parameters, and
+            need extents that are numbers, and arguments with items.
+        devices: the number of devices; None if it is unknown.
+        is_open: whether programs for other shapes read the same parameters. Kernels then read
+            matrices in the stored layout, since each other layout is one more copy.
+        divided: the division of arguments over a mesh of these devices; None for no division.
+        candidates: returns all sets of compiler options that may be the fastest for a network.
+        in_order: returns the compiler's options for parameters that are gathered when they are
+            read.
+        in_integers: returns the names of a graph's operations that are computed in integers; the
+            flag tells whether products of 8 bits are faster than those of float32.
+        measure: measures the rates of the process's machine, with this number of threads.
+        rates: the machine's rates, for choices of kernels; None for the current profile.
     """
 
     platform: str | None

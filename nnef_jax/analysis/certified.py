@@ -149,7 +149,7 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
                 return first, scores[:1]
             return first, scores[:1, None] - alone.entries(outputs)[:1]
 
-        closed, shapes = jax.make_jaxpr(compared, return_shape=True)(low)
+        closed, shapes = jaxprs.make_jaxpr_and_types(compared, low)
         linear = {"linear": method != "interval", "sharp": method == "crown"}
         found = Walk(jaxprs.inlined(closed), [Interval(low, high)], **linear).results
         found = [jax.tree.map(lambda y: y[0], interval(y)) for y in found]

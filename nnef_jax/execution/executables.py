@@ -210,7 +210,8 @@ class Executables:
         """
         definition = self.definition
         function, parameters = entry.of_lists([*arrays]), [*arrays.values()]
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
+        pair: Any = jax.make_jaxpr(function, return_shape=True)(parameters, *arguments)
+        closed, shapes = pair
 
         def by_passes() -> tuple[Split, Callable[..., Any]]:
             from lowering import Program, differentiable, lower

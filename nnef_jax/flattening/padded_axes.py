@@ -56,7 +56,7 @@ class CountedEmission(Emission):
         Its rule is traced for that. An extent that is not known is a number that many divide.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
-        from lowering.jaxprs import is_literal
+        from lowering.jaxprs import is_literal, make_jaxpr
 
         reads = list(dict.fromkeys(operation.reads()))
 
@@ -65,7 +65,7 @@ class CountedEmission(Emission):
             return jax.tree.leaves(values)
 
         types = [jax.ShapeDtypeStruct(self._shape(x), jnp.dtype(x.type.dtype)) for x in reads]
-        program = Program(jax.make_jaxpr(results)(*types))
+        program = Program(make_jaxpr(results, *types))
         pairs = zip(program.arguments, reads, strict=True)
         padded = {v: self.counts[x].axis for v, x in pairs if x in self.counts}
         try:

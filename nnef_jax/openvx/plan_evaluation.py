@@ -45,7 +45,7 @@ class Evaluation:
         read = [v for operation in operations for v in operation.reads() if v in plan.fixed]
         nothing = [None for _ in plan.graph.inputs]
         with computing():
-            values = trace(plan.graph, self.context, params, {}, nothing, wanted=read)
+            values = trace(plan.graph, self.context, params, {}, nothing, values=read)
         known = {value: values[value] for value in read}
         return {step.name: weights_of(step, known) for step in plan.needed}
 

@@ -73,7 +73,7 @@ def test_known_values_are_moved_without_a_compiler(kind: str, attributes, expect
 def test_wanted_and_edits() -> None:
     graph = small()
     y, z = graph.values["y"], graph.values["z"]
-    values = trace(graph, Context(), {}, {}, [X], wanted=[y])
+    values = trace(graph, Context(), {}, {}, [X], values=[y])
     assert z not in values
     edits = {y: lambda y: y * 0}
     values = trace(graph, Context(), {"weights": X}, {}, [X], edits=edits)
@@ -117,10 +117,10 @@ def test_errors_have_notes() -> None:
     graph = builder.graph("g", [x], ["x"])
     wanted = [next(o.writes()) for o in graph.operations]
     with pytest.raises(KeyError) as found:
-        trace(graph, Context(), {}, {}, [X, X[:0]], wanted=wanted[:1])
+        trace(graph, Context(), {}, {}, [X, X[:0]], values=wanted[:1])
     assert found.value.__notes__ == ["y = own(float32[2])"]
     with pytest.raises(InvalidComputation, match=r"'none' is empty, it is \[0\]"):
-        trace(graph, Context(), {}, {}, [X, X[:0]], wanted=wanted[1:])
+        trace(graph, Context(), {}, {}, [X, X[:0]], values=wanted[1:])
 
 
 def test_work() -> None:
