@@ -53,7 +53,7 @@ class Preparation:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConstantParameters:
-    """Parameters that are concrete arrays when a network is traced, as one opaque object for jax.
+    """Parameters with concrete arrays at trace time, as one opaque object for jax.
 
     As operands they would become constants of the caller's executable, in addition to the values
     that are prepared from them. In this object they become constants only if they are needed.
@@ -66,7 +66,7 @@ _NOTHING = ConstantParameters()
 
 
 def network(
-    function: Callable[..., Any], preparation: Preparation | None = None, about: About = NONE
+    function: Callable[..., object], preparation: Preparation | None = None, about: About = NONE
 ) -> Callable[..., Any]:
     """Return a function that computes `function` as one primitive.
 
@@ -79,7 +79,7 @@ def network(
     The result takes the same arguments, under any transformation of jax.
     """
 
-    def run(parameters: Any, *arguments: Any) -> Any:
+    def run(parameters: object, *arguments: object) -> Any:
         program, leaves, tree = traced(function, parameters, *arguments)
         program = differentiable(program)
         results = _bind(program, leaves, about, preparation=preparation, as_constants=True)
@@ -89,7 +89,7 @@ def network(
 
 
 def preparation(
-    target: Target, function: Callable[..., Any], parameters: Any, *arguments: Any
+    target: Target, function: Callable[..., object], parameters: object, *arguments: object
 ) -> Preparation | None:
     """Prepare parameters for calls of a function with arguments of these types, on a target.
 
@@ -109,7 +109,7 @@ def preparation(
 
 def _bind(
     program: Program,
-    operands: Sequence[Any],
+    operands: Sequence[Array],
     about: About,
     *,
     linear: int = 0,
@@ -180,11 +180,11 @@ def _lowering_rule(
     count = len(jaxpr.in_avals)
     program = Program(jaxpr, parameters, prepares=False, role=role)
 
-    def with_arrays(parts: Split, *operands: Any) -> list[Any]:
+    def with_arrays(parts: Split, *operands: Array) -> list[Array]:
         values = assemble(parts.sources, operands[:parameters], operands[count:])
         return parts.call(values, operands[parameters:count])
 
-    def with_constants(*operands: Any) -> list[Any]:
+    def with_constants(*operands: Array) -> list[Array]:
         return _bind(program, [*constants.arrays, *operands], about)
 
     def with_prepared() -> Callable[..., list[Any]]:
@@ -221,7 +221,7 @@ mlir.register_lowering(_network, partial(_lowering_rule, platform="cpu"), platfo
 
 
 def _jvp(
-    operands: Sequence[Any],
+    operands: Sequence[Array],
     tangents: Sequence[Any],
     *,
     jaxpr: ClosedJaxpr,
@@ -252,8 +252,8 @@ def _jvp(
     real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
     pulled: list[Any] = []  # the tree of the linear function
 
-    def with_residuals(*operands: Any) -> tuple[list[Any], list[Any], list[Any]]:
-        def parted(*changing: Any) -> tuple[list[Any], list[Any]]:
+    def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
+        def parted(*changing: Array) -> tuple[list[Any], list[Any]]:
             results = jaxprs.as_function(jaxpr)(*_merged(operands, moved, changing))
             return list(compress(results, real)), list(compress(results, map(not_, real)))
 
@@ -268,7 +268,7 @@ def _jvp(
     results, integers = ([next(computed) for _ in part] for part in shapes[:2])
     residuals = [next(computed) if i is None else operands[i] for i in sources]
 
-    def push(residuals: Sequence[Any], changes: Sequence[Any]) -> Any:
+    def push(residuals: Sequence[Array], changes: Sequence[Array]) -> Any:
         return jax.tree.unflatten(pulled[0], residuals)(*changes)
 
     backward = Program(jaxprs.make_jaxpr(push, residuals, changes), role="backward")
@@ -309,8 +309,8 @@ def _transpose(
     nonzero = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
     types = [operands[i].aval for i in linear]
 
-    def turned(fixed: Sequence[Any], moved: Sequence[Any]) -> list[Any]:
-        def function(*varying: Any) -> list[Any]:
+    def turned(fixed: Sequence[Array], moved: Sequence[Array]) -> list[Array]:
+        def function(*varying: Array) -> list[Array]:
             arguments = _merged(_merged([None] * count, stay, fixed), linear, varying)
             return jaxprs.as_function(jaxpr)(*arguments)
 
@@ -327,8 +327,8 @@ ad.primitive_transposes[_network] = _transpose
 
 
 def _batched(
-    operands: Sequence[Any],
-    axes: Sequence[Any],
+    operands: Sequence[Array],
+    axes: Sequence[int | None],
     *,
     jaxpr: ClosedJaxpr,
     role: Role,

@@ -34,6 +34,7 @@ _CALLS = {
 _Jaxpr: Any = core.Jaxpr
 _ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # one class since jax 0.12
 _Literal: Any = core.Literal
+_Variable: Any = core.Var
 
 Params = dict[str, Any]  # of an equation, by name: each primitive has its own types
 
@@ -85,7 +86,7 @@ class Primitive(Protocol):
     name: str
     multiple_results: bool
 
-    def bind(self, *operands: object, **params: Any) -> Any:
+    def bind(self, *operands: object, **params: object) -> Any:
         """Return the result, or a list if there are several; a trace gets an equation."""
         ...
 
@@ -101,7 +102,7 @@ class Equation(Protocol):
     ctx: object  # jax's context: memory, metadata for XLA
     source_info: Any  # jax's record of the place in the source; this module alone reads it
 
-    def replace(self, **changes: Any) -> Equation:
+    def replace(self, **changes: object) -> Equation:
         """Return the equation with other attributes."""
         ...
 
@@ -116,7 +117,7 @@ class Jaxpr(Protocol):
     debug_info: Any
     effects: Set[object]
 
-    def replace(self, **changes: Any) -> Jaxpr:
+    def replace(self, **changes: object) -> Jaxpr:
         """Return the function with other attributes."""
         ...
 
@@ -219,7 +220,7 @@ def primitive(equation: Equation) -> str:
     return equation.primitive.name
 
 
-def closed_jaxpr(jaxpr: Jaxpr, constants: Iterable[Any]) -> ClosedJaxpr:
+def closed_jaxpr(jaxpr: Jaxpr, constants: Iterable[object]) -> ClosedJaxpr:
     """Return a traced function with these values of its constants."""
     return _ClosedJaxpr(jaxpr, list(constants))
 
@@ -289,7 +290,7 @@ def retyped(
     `shapes` has the new shapes by variable. Other variables keep their shapes.
     """
     types: dict[Atom, Variable] = {
-        v: _variable(v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()
+        v: _retyped(v, v.aval.update(shape=tuple(shape))) for v, shape in shapes.items()
     }
 
     def mapped(operands: Iterable[Atom]) -> list[Atom]:
@@ -338,20 +339,22 @@ def of_equations(
     return closed_jaxpr(pruned, constants.values())
 
 
-def make_jaxpr(function: Callable[..., Any], *arguments: Any) -> ClosedJaxpr:
+def make_jaxpr(function: Callable[..., object], *arguments: object) -> ClosedJaxpr:
     """Trace a function for arguments of these types, which are pytrees."""
     closed: Any = jax.make_jaxpr(function)(*arguments)
     return closed
 
 
-def make_jaxpr_and_types(function: Callable[..., Any], *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+def make_jaxpr_and_types(
+    function: Callable[..., object], *arguments: object
+) -> tuple[ClosedJaxpr, Any]:
     """Trace a function; return also its result as a pytree of `jax.ShapeDtypeStruct`."""
     pair: Any = jax.make_jaxpr(function, return_shape=True)(*arguments)
     return pair
 
 
 def trace_at(
-    equation: Equation, function: Callable[..., Any], operands: Sequence[Any]
+    equation: Equation, function: Callable[..., object], operands: Sequence[object]
 ) -> tuple[list[Equation], Any, dict[Variable, Any]]:
     """Trace a function of pytrees of variables and literals; a literal becomes a numpy array.
 
@@ -487,14 +490,14 @@ def _spliced(
     return closed_jaxpr(jaxpr, constants.values())
 
 
-def _variable(aval: Aval) -> Variable:
-    variable: Any = core.Var
-    return variable(aval)
+def _retyped(variable: Variable, aval: Aval) -> Variable:
+    kind: Any = type(variable)  # jax marks variables that nothing reads by a class
+    return kind(aval)
 
 
 def _renewed(variable: Variable) -> Variable:
     """Return another variable of the same type."""
-    return _variable(variable.aval)
+    return _retyped(variable, variable.aval)
 
 
 def _called_function(equation: Equation) -> ClosedJaxpr | None:
@@ -583,7 +586,7 @@ def bind(equation: Equation, operands: Sequence[Any], **params: object) -> list[
     """
     equation = unnamed(equation).replace(params=equation.params | params)
     # Literals become arguments too: `operands` may hold other values.
-    arguments = [_variable(v.aval) for v in equation.invars]
+    arguments = [_Variable(v.aval) for v in equation.invars]
     equation, name = equation.replace(invars=arguments), primitive(equation)
     paths = tuple("" for _ in equation.outvars)
     info = core.DebugInfo(name, name, tuple("" for _ in arguments), paths)

@@ -46,7 +46,7 @@ def watched(watch: Watch) -> AbstractContextManager[None]:
 
 
 def traced(
-    function: Callable[..., Any], parameters: Any, *arguments: Any
+    function: Callable[..., object], parameters: object, *arguments: object
 ) -> tuple[Program, list[Any], Any]:
     """Return the unoptimised program of a function, the leaves of its arguments, and a tree.
 

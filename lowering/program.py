@@ -292,7 +292,7 @@ class Matcher:
         return not is_literal(operand) and self._uses[operand] == 1
 
     def trace(
-        self, function: Callable[..., Any], *operands: Any, at: Equation | None = None
+        self, function: Callable[..., object], *operands: Any, at: Equation | None = None
     ) -> Any:
         """Add the equations of a function before the current equation, or in its place.
 

@@ -1,1 +1,1 @@
-"""Computes the hard operations on any platform."""
+"""Functions of arrays that compute hard operations on any platform; rules and passes call them."""

@@ -1,15 +1,17 @@
-"""Exact sums of products of 8-bit integers less their zero points, computed on the bytes.
+"""Computes exact sums of products of 8-bit codes, less their zero points, in int32.
 
-With codes p and q and zero points y and z, the sum of (p - y) * (q - z) is that of p * q, less
-those of y * (q - z) and of p * z, all in int32. Two cores with AVX-512 VNNI take 2.5 ms for windows
-of 3x3 from 64 to 64 channels at 56x56, 8.5 ms where the factors are int32.
+For codes p and q with zero points y and z:
+
+    sum((p - y) * (q - z)) = sum(p * q) - sum(y * (q - z)) - sum(p * z)
+
+3x3 windows from 64 to 64 channels at 56x56 positions take 2.5 ms on two cores with AVX-512 VNNI,
+instead of 8.5 ms with factors of int32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,32 +20,36 @@ from jax import Array, lax
 from lowering.kernels import contraction
 from lowering.kernels.correlation import Slide
 
-_CELLS = 32  # of a window at a time: each is a copy of the input
+_CELLS = 32  # cells of a window at a time; each is a copy of the input
 _BYTE, _SUM = np.dtype(np.int8), np.dtype(np.int32)
 
 
-def is_byte(*arrays: Any) -> bool:
+def is_byte(*arrays: Array) -> bool:
     """Tell whether arrays are int8 or uint8."""
     return all(str(jnp.asarray(x).dtype) in ("int8", "uint8") for x in arrays)
 
 
 def contract(
-    operands: Sequence[Any], zero_points: Sequence[Array], terms: Sequence[str], result: str
+    operands: Sequence[Array], zero_points: Sequence[Array], terms: Sequence[str], result: str
 ) -> Array:
-    """Subtract zero points from two operands of 8 bits, and contract them to int32."""
+    """Subtract zero points from two operands of 8 bits, and contract them to int32.
+
+    `terms` and `result` name axes, as in `contraction.contract`.
+    """
     pairs = [_signed(x, zero) for x, zero in zip(operands, zero_points, strict=True)]
     (p, y), (q, z) = pairs
 
-    def total(left: Any, right: Any) -> Array:
+    def total(left: Array, right: Array) -> Array:
         return contraction.contract((left, right), terms, result, _SUM, None)
 
     return total(p, q) - total(_laid(y, p), q.astype(_SUM) - z) - total(p.astype(_SUM), _laid(z, q))
 
 
-def correlate(x: Any, filter: Any, zero_points: Sequence[Array], slide: Slide) -> Array:
+def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:
     """Correlate (B,C,X...) with a filter (c,C/G,f...), both of 8 bits, to (B,c,x...) in int32.
 
-    Padding is the input's zero point, a scalar. The filter's is a scalar or (c,1,1...).
+    The input's zero point is a scalar, which pads the input. The filter's zero point is a scalar or
+    (c,1,1...).
     """
     (p, y), (q, z) = (_signed(v, zero) for v, zero in zip((x, filter), zero_points, strict=True))
     p = lax.pad(p, y.astype(_BYTE), [(0, 0, 0)] * 2 + [(*edges, 0) for edges in slide.padding])
@@ -69,8 +75,8 @@ def correlate(x: Any, filter: Any, zero_points: Sequence[Array], slide: Slide) -
     return total - y * of_filter.reshape(channels) - of_input
 
 
-def _signed(x: Any, zero: Array) -> tuple[Array, Array]:
-    """Return codes as int8, and their zero point."""
+def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
+    """Return codes as int8, and their zero point for int8."""
     x = jnp.asarray(x)
     if x.dtype == _BYTE:
         return x, zero

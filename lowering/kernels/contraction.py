@@ -1,7 +1,7 @@
-"""Sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
+"""Computes sums of products over named axes, as in `ij,kj->ik` (Einstein's convention).
 
-Letters that the result lacks are summed over; a letter twice in an operand takes its diagonal.
-Extents along an axis are equal or 1. A letter of the result alone is an axis of 1.
+Axes whose letter the result lacks are summed over. A repeated letter in an operand takes the
+diagonal. The extents of a letter are equal, or 1. A letter of the result alone is an axis of 1.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, common, show, volume
-from lowering.kernels.precision import left_operand_anywhere, precision_of
+from lowering.kernels.precision import DType, left_operand_anywhere, precision_of
 
 
 def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
-    """Return the letters of each operand and of the result, with new ones for `...`."""
+    """Return the letters of each operand and of the result, with unused letters for `...`."""
     left, arrow, output = expr.replace(" ", "").partition("->")
     if not arrow or "," in output:
         raise InvalidOperation(
@@ -45,7 +45,7 @@ def parse(expr: str, ranks: Sequence[int]) -> tuple[list[str], str]:
 
 
 def contracted_shape(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> Shape:
-    """Return the shape of the result; raise InvalidOperation or InvalidShape for none."""
+    """Return the shape of the result; raise InvalidOperation or InvalidShape if there is none."""
     if len(shapes) != len(terms):
         raise InvalidOperation(
             f"'expr' names the axes of {len(terms)} input(s), there are {len(shapes)}"
@@ -78,7 +78,10 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the products that `contract` takes, by pairs in its order, after lone sums."""
+    """Return the multiply-adds of `contract`, which multiplies pairs of operands in its order.
+
+    Axes of one operand alone are summed before and count nothing.
+    """
     extents = _extents(shapes, terms)
     left = [
         {x for x, extent in zip(term, shape, strict=True) if extent == extents[x]}
@@ -87,45 +90,48 @@ def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) ->
     total = 0
     for pair in _order(left, output, extents):
         operands = [left.pop(place) for place in sorted(pair, reverse=True)]
-        others = set(output).union(*left)
+        needed = set(output).union(*left)
         letters = set[str]()
         for k, operand in enumerate(operands):
-            letters |= operand & others.union(*operands[:k], *operands[k + 1 :])
+            letters |= operand & needed.union(*operands[:k], *operands[k + 1 :])
         if len(operands) > 1:
             total += volume(extents[letter] for letter in letters)
-        left.append(letters & others)
+        left.append(letters & needed)
     return total
 
 
-def _order(terms: Sequence[set[str]], output: str, extents: dict[str, int]) -> list[Any]:
+def _order(
+    terms: Sequence[set[str]], output: str, extents: dict[str, int]
+) -> list[tuple[int, ...]]:
+    """Return the pairs of operands that `jnp.einsum` multiplies, by index among those left."""
     shapes = ([extents[letter] for letter in term] for term in terms)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jnp.einsum_path(_equation(terms, output, extents), *arrays)[0]
 
 
 def _equation(terms: Iterable[Iterable[str]], output: str, extents: dict[str, int]) -> str:
-    """Return an equation of the letters that `jnp.einsum` takes."""
+    """Return the equation for `jnp.einsum`, in ASCII letters."""
     names = dict(zip(extents, string.ascii_letters, strict=False))
     equation = ",".join(map("".join, terms)) + "->" + "".join(x for x in output if x in extents)
     return "".join(names.get(character, character) for character in equation)
 
 
 def contract(
-    operands: Sequence[Any],
+    operands: Sequence[Array],
     terms: Sequence[str],
     output: str,
-    accumulator: Any,
-    precision: Any,
+    accumulator: DType,
+    precision: lax.PrecisionLike,
 ) -> Array:
-    """Contract operands of one dtype in that of the accumulator."""
+    """Contract operands of one dtype, with sums in the dtype `accumulator`."""
     arrays, precision = [jnp.asarray(x) for x in operands], precision_of(accumulator, precision)
     extents = _extents([x.shape for x in arrays], terms)
     letters: list[str] = []
     for k, (x, term) in enumerate(zip(arrays, terms, strict=True)):
-        # An axis of extent 1 counts for all items of the others and is left out.
-        kept = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
-        arrays[k] = jnp.squeeze(x, tuple(axis for axis, keep in enumerate(kept) if not keep))
-        letters.append("".join(itertools.compress(term, kept)))
+        # An axis of extent 1 that other operands have with more items is broadcast: leave it out.
+        is_full = [extent == extents[letter] for extent, letter in zip(x.shape, term, strict=True)]
+        arrays[k] = jnp.squeeze(x, tuple(axis for axis, full in enumerate(is_full) if not full))
+        letters.append("".join(itertools.compress(term, is_full)))
     new = tuple(axis for axis, letter in enumerate(output) if letter not in extents)
     if not _is_product(letters, output):
         arrays = [x.astype(accumulator) for x in arrays]
@@ -138,9 +144,13 @@ def contract(
 
 
 def _product(
-    arrays: Sequence[Array], terms: Sequence[str], output: str, accumulator: Any, precision: Any
+    arrays: Sequence[Array],
+    terms: Sequence[str],
+    output: str,
+    accumulator: DType,
+    precision: lax.PrecisionLike,
 ) -> Array:
-    """Multiply as written: `jnp.einsum` would choose the left operand."""
+    """Multiply in the written order, for the barrier; `jnp.einsum` may swap the operands."""
     (left, right), (x, y) = terms, arrays
     batch = [letter for letter in left if letter in right and letter in output]
     sums = [letter for letter in left if letter in right and letter not in output]
@@ -152,8 +162,8 @@ def _product(
         ([order.index(x) for x in batch], [right.index(x) for x in batch]),
     )
     result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
-    made = [*batch, *free, *(letter for letter in right if letter not in left)]
-    return result.transpose([made.index(letter) for letter in output if letter in made])
+    letters = [*batch, *free, *(letter for letter in right if letter not in left)]
+    return result.transpose([letters.index(letter) for letter in output if letter in letters])
 
 
 def _is_product(terms: Sequence[str], output: str) -> bool:

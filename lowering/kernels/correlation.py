@@ -1,24 +1,27 @@
-"""Correlates inputs (B,C,X...) with filters (c,C/G,f...): convolutions, and their reverse."""
+"""Computes convolutions and deconvolutions of inputs (B,C,X...) with filters (c,C/G,f...).
+
+B is the batch, C and c are channels, G groups, X and f extents of the input and the filter.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from lowering.kernels.precision import narrowed
+from lowering.kernels.precision import DType, narrowed
 from lowering.kernels.windows import Padding, Windows, extend, spans
 
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """How a filter slides over an input (B,C,X...), whose items are spread first.
+    """How a filter slides over an input (B,C,X...).
 
-    Each tuple has an entry for each X. Negative padding cuts.
+    Each tuple has an item for each axis X. First the input's items are spread `spread` apart, with
+    zeros between them, then it is padded. Negative padding cuts items off.
     """
 
     stride: tuple[int, ...] = ()
@@ -34,18 +37,20 @@ class Slide:
         return lax.pad(x, none, [(0, 0, 0)] * 2 + steps) if any(map(any, steps)) else x
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
-        """Return how many places windows of a size have along each axis of such an input."""
+        """Return the number of positions of a filter of this size along each axis of an input."""
         axes = zip(extents, spans(size, self.dilation), self.stride, strict=True)
         return tuple((extent - span) // s + 1 for extent, span, s in axes)
 
     def items(self, cell: Sequence[int], places: Sequence[int]) -> tuple[slice, ...]:
-        """Return the items of such an input that a cell of the window covers at so many places."""
+        """Return the slices of an input that one cell of the filter covers at all positions."""
         axes = zip(cell, self.dilation, places, self.stride, strict=True)
         return tuple(slice(j * d, j * d + (n - 1) * s + 1, s) for j, d, n, s in axes)
 
 
-def correlate(x: Array, filter: Array, slide: Slide, precision: Any, wide: Any = None) -> Array:
-    """Return (B,c,x...), summed in the type `wide`."""
+def correlate(
+    x: Array, filter: Array, slide: Slide, precision: lax.PrecisionLike, wide: DType | None = None
+) -> Array:
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), with sums in dtype `wide`."""
     x, filter, precision = narrowed(x, filter, precision)
     return lax.conv_general_dilated(
         x,
@@ -60,11 +65,11 @@ def correlate(x: Array, filter: Array, slide: Slide, precision: Any, wide: Any =
     )
 
 
-def by_cells(x: Array, filter: Array, slide: Slide, wide: Any) -> Array:
-    """Compute `correlate` of integers by a product for each cell of the window.
+def by_cells(x: Array, filter: Array, slide: Slide, wide: DType) -> Array:
+    """Compute `correlate` of integers by a product for each cell of the filter.
 
-    XLA's own does not run on every GPU. On CPUs, 3x3 windows of int32 take 1.5 times (3 to 16
-    channels) to 50 times (32 plane-wise planes) as long.
+    XLA's convolution of integers does not run on every GPU. On CPUs it takes 1.5 times (3x3 windows
+    of int32, 3 to 16 channels) to 50 times (32 groups of one channel) as long.
     """
     x, groups, (count, depth, *size) = slide.spread_out(x), slide.groups, filter.shape
     batch, _, *extents = x.shape
@@ -79,9 +84,14 @@ def by_cells(x: Array, filter: Array, slide: Slide, wide: Any) -> Array:
 
 
 def conv(
-    x: Array, filter: Array, windows: Windows, groups: int, precision: Any, wide: Any
+    x: Array,
+    filter: Array,
+    windows: Windows,
+    groups: int,
+    precision: lax.PrecisionLike,
+    wide: DType,
 ) -> Array:
-    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), summed in the type `wide`."""
+    """Correlate (B,C,X...) with a filter (c,C/G,f...) to (B,c,x...), with sums in dtype `wide`."""
     x, padding = bordered(x, windows)
     slide = Slide(windows.stride, padding, (1,) * len(padding), windows.dilation, groups)
     if jnp.issubdtype(wide, jnp.integer):
@@ -90,7 +100,7 @@ def conv(
 
 
 def transposed_filter(filter: Array, groups: int) -> Array:
-    """Turn a deconvolution's filter (c,C/G,f...) into one that correlates: (C,c/G,f...)."""
+    """Turn a deconvolution's filter (c,C/G,f...) into a filter for `deconv`: (C,c/G,f...)."""
     c, per_group, *size = filter.shape
     grouped = filter.reshape(groups, c // groups, per_group, *size)
     swapped = jnp.swapaxes(grouped, 1, 2).reshape(groups * per_group, c // groups, *size)
@@ -98,18 +108,23 @@ def transposed_filter(filter: Array, groups: int) -> Array:
 
 
 def deconv(
-    x: Array, filter: Array, windows: Windows, groups: int, precision: Any, wide: Any
+    x: Array,
+    filter: Array,
+    windows: Windows,
+    groups: int,
+    precision: lax.PrecisionLike,
+    wide: DType,
 ) -> Array:
-    """Reverse `conv`: (B,c,x...) with a transposed filter (C,c/G,f...) gives (B,C,X...)."""
+    """Deconvolve (B,c,x...) with a transposed filter (C,c/G,f...) to (B,C,X...)."""
     x, padding = spread(x, windows)
     slide = Slide((1,) * len(padding), padding, windows.stride, windows.dilation, groups)
     return correlate(x, filter, slide, precision, wide)
 
 
 def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Return an input with a border of anything but zeros, and the padding that is left for zeros.
+    """Extend an input by a border other than zeros; return it, and the remaining zero padding.
 
-    Windows are on its last axes.
+    Windows slide along its last axes.
     """
     if windows.border in ("constant", "ignore"):
         return x, windows.padding
@@ -118,9 +133,10 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Return the input of a reverse operation, extended as far as windows reach, and its padding.
+    """Extend the input of a reverse operation by the reach of the windows; return its padding too.
 
-    That applies once items are spread `stride` apart; where the output is cut it is negative.
+    The padding applies after items are spread `stride` apart. It is negative where the output is
+    cut.
     """
     first, padding, reach = x.ndim - len(windows.size), list[tuple[int, int]](), windows.reach
     if windows.border in ("constant", "ignore"):

@@ -1,7 +1,7 @@
-"""Notes on traced arrays: which few levels a tensor is rounded to.
+"""Notes in a trace the few levels that a tensor is rounded to.
 
-A note returns its array as it is, on every platform and for every derivative. What computes in
-integers, `lowering.cpu.integers`, reads it.
+The note is a primitive that returns its operand unchanged, on every platform and in derivatives.
+`lowering.cpu.integers` reads it to compute products in integers.
 """
 
 from __future__ import annotations
@@ -15,20 +15,24 @@ import numpy as np
 from jax import Array
 from jax.core import Tracer
 from jax.interpreters import ad, batching, mlir
+from numpy.typing import ArrayLike
 
 from lowering.jaxprs import operation
 
 NOTE = "levels"
-MOST = 256  # levels that a byte has codes for
+MOST = 256  # levels; a byte has no more codes
 
 _levels = operation(NOTE)
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Says of a tensor's levels: the lowest number, the highest, and which is exactly 0, if known.
+    """The levels of a tensor: integers q, which stand for q * step + start.
 
-    Level q stands for q * step + start.
+    Args:
+        lowest: the lowest level.
+        highest: the highest level.
+        zero: the level that stands for 0, or None if it is unknown or there is none.
     """
 
     lowest: int
@@ -36,12 +40,14 @@ class Levels:
     zero: int | None
 
 
-def noted(x: Array, level: Any, step: Any, start: Any, lowest: int, highest: int) -> Array:
-    """Return x, noting that it is `level * step + start`.
+def noted(
+    x: Array, level: Array, step: ArrayLike, start: ArrayLike, lowest: int, highest: int
+) -> Array:
+    """Return x with a note that it equals `level * step + start`.
 
-    `level` holds whole numbers from the lowest to the highest, in the shape of x; `step` and
-    `start` broadcast to it. Real numbers of 16 bits, more levels than a byte has, and what is known
-    on the host get no note.
+    `level` has integers from `lowest` to `highest`, in the shape of x; `step` and `start` broadcast
+    to that shape. There is no note for dtypes other than float32, for more than 256 levels, and
+    outside of a trace.
     """
     if highest - lowest >= MOST or not isinstance(x, Tracer) or x.dtype != jnp.float32:
         return x
@@ -52,46 +58,50 @@ def noted(x: Array, level: Any, step: Any, start: Any, lowest: int, highest: int
     return result
 
 
-# How far a level may be from 0, in steps, to be taken as 0: that of the standard's own formula, in
-# float32, is as far.
+# Steps between 0 and the nearest level that counts as 0. The standard's formula in float32 has an
+# error of this size.
 _NEAR = 3e-5
 
 
-def _level_of_zero(step: Any, start: Any, lowest: int, highest: int) -> int | None:
-    """Return the level that stands for 0 in all channels, where numbers on the host tell."""
+def _level_of_zero(step: ArrayLike, start: ArrayLike, lowest: int, highest: int) -> int | None:
+    """Return the level that stands for 0 in all channels; None if there is none, or for tracers."""
     if any(isinstance(v, Tracer) for v in (step, start)):
         return None
     steps, starts = np.asarray(step, np.float64), np.asarray(start, np.float64)
     if not (steps.size and np.all(steps) and np.all(np.isfinite(steps) & np.isfinite(starts))):
         return None
-    found = -starts / steps
-    level = int(np.clip(np.rint(found.ravel()[0]), lowest, highest))
-    return level if np.all(np.abs(found - level) <= _NEAR) else None
+    zeros = -starts / steps
+    level = int(np.clip(np.rint(zeros.ravel()[0]), lowest, highest))
+    return level if np.all(np.abs(zeros - level) <= _NEAR) else None
 
 
 @_levels.def_impl
 @_levels.def_abstract_eval
-def _as_it_is(x: Any, *_: Any, **__: Any) -> list[Any]:
+def _as_it_is(x: Array, *_: object, **__: object) -> list[Array]:
     return [x]
 
 
-def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+def _jvp(
+    primals: Sequence[Array], tangents: Sequence[Array], **params: object
+) -> tuple[Any, list[Array]]:
     return _levels.bind(*primals, **params), [tangents[0]]
 
 
-def _batched(operands: Sequence[Any], axes: Sequence[Any], **params: Any) -> Any:
-    """Put the axis of a batch first in all that have one; scalars have none."""
+def _batched(
+    operands: Sequence[Array], axes: Sequence[int | None], **params: object
+) -> tuple[Any, list[int]]:
+    """Move the batch axis of all operands to the front; unbatched scalars have none."""
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
     rank = operands[0].ndim + (axes[0] is None)
 
-    def placed(x: Any, axis: int | None, whole: bool) -> Any:
+    def placed(x: Array, axis: int | None, repeats: bool) -> Array:
         if axis is None:
-            return jnp.broadcast_to(x, (size, *x.shape)) if whole else x[None] if x.ndim else x
+            return jnp.broadcast_to(x, (size, *x.shape)) if repeats else x[None] if x.ndim else x
         first = jnp.moveaxis(x, axis, 0)
         return first.reshape(size, *(1,) * (rank - x.ndim), *first.shape[1:])
 
-    made = map(placed, operands, axes, (True, True, False, False))
-    return _levels.bind(*made, **params), [0]
+    batched = map(placed, operands, axes, (True, True, False, False))
+    return _levels.bind(*batched, **params), [0]
 
 
 mlir.register_lowering(_levels, mlir.lower_fun(_as_it_is, multiple_results=True))

@@ -1,4 +1,4 @@
-"""Tells in which dtype to compute: numbers of fewer than 32 bits are widened."""
+"""Chooses the dtype and the precision to compute in: numbers below 32 bits are widened."""
 
 from __future__ import annotations
 
@@ -8,58 +8,68 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
+
+from lowering.graph import TensorType
+
+DType = np.dtype[Any] | type[Any] | str
 
 
-def accumulator(dtype: Any) -> Any:
-    """Return the dtype to sum a dtype's items in: at least 32 bits, signed for integers."""
+def accumulator(dtype: DType) -> np.dtype[Any]:
+    """Return the dtype for sums of a dtype's items: at least 32 bits, signed for integers."""
     dtype = np.dtype(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
         return np.dtype(np.int64 if dtype.itemsize == 8 else np.int32)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 
 
-def wide_dtype(*arrays: Any) -> np.dtype[Any]:
-    """Return the common real (or complex) dtype, of 32 bits at least."""
+def wide_dtype(*arrays: Array | NDArray[Any] | TensorType) -> np.dtype[Any]:
+    """Return the common real or complex dtype of tensors, of at least 32 bits."""
     dtypes = (np.dtype(x.dtype) for x in arrays if jnp.issubdtype(x.dtype, jnp.inexact))
     return functools.reduce(np.promote_types, dtypes, np.dtype(np.float32))
 
 
 def widened(x: Array) -> Array:
-    """Widen real numbers of 16 bits, which lose digits or overflow."""
+    """Widen real numbers of 16 bits, which would lose digits or overflow."""
     return x.astype(wide_dtype(x))
 
 
-def left_operand(x: Array, sums: Any) -> Array:
-    """Keep XLA from transposing the left operand of a product, whose sums run along its last axis.
+def left_operand(x: Array, sums: DType | None) -> Array:
+    """Keep XLA from merging a transposition into the left operand of a product.
 
-    XLA decides early that YNNPACK takes a bfloat16 product with float32 sums on a CPU, then may
-    merge a transposition into it, as under `jax.vmap`; the call ends in JaxRuntimeError. A barrier
-    prevents it. 128x384 times 384x1536 takes 0.26 ms so, and 1.4 when widened instead.
+    On a CPU, XLA first chooses YNNPACK for a bfloat16 product with float32 sums. Then it may merge
+    a transposition into the product, as under `jax.vmap`, and the call raises JaxRuntimeError. A
+    barrier prevents this. 128x384 times 384x1536 takes 0.26 ms with it, 1.4 ms in float32.
     """
     narrow = (x.dtype, sums) in ((jnp.bfloat16, jnp.float32), (jnp.int8, jnp.int32))
     return lax.optimization_barrier(x) if narrow else x
 
 
-def left_operand_anywhere(x: Array, sums: Any) -> Array:
-    """Do the same in what any platform may run: a barrier on CPUs alone."""
+def left_operand_anywhere(x: Array, sums: DType | None) -> Array:
+    """Do as `left_operand` on CPUs, in a program for any platform."""
     if x.dtype != jnp.bfloat16:
         return x
     return lax.platform_dependent(x, cpu=lambda x: left_operand(x, sums), default=lambda x: x)
 
 
-def is_bfloat16(precision: Any) -> bool:
-    """Tell whether products of float32 are those of its items in bfloat16, summed in float32."""
+def is_bfloat16(precision: lax.PrecisionLike) -> bool:
+    """Tell whether a precision rounds float32 factors to bfloat16, with float32 sums."""
     return getattr(precision, "name", precision) == "BF16_BF16_F32"
 
 
-def precision_of(dtype: Any, precision: Any) -> Any:
-    """Return the precision of products of a dtype: bfloat16 is for real numbers alone."""
+def precision_of(dtype: DType, precision: lax.PrecisionLike) -> lax.PrecisionLike:
+    """Return the precision for products of a dtype; integers are not rounded to bfloat16."""
     is_real = jnp.issubdtype(dtype, jnp.floating)
     return None if is_bfloat16(precision) and not is_real else precision
 
 
-def narrowed(x: Array, filter: Array, precision: Any) -> tuple[Array, Array, Any]:
-    """Return the operands of a convolution and its precision, for which XLA takes no algorithm."""
+def narrowed(
+    x: Array, filter: Array, precision: lax.PrecisionLike
+) -> tuple[Array, Array, lax.PrecisionLike]:
+    """Round the operands of a convolution, which takes no algorithm as precision, to bfloat16.
+
+    Return the operands, and the precision for XLA.
+    """
     if is_bfloat16(precision) and x.dtype == jnp.float32:
         return x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), None
     return x, filter, precision

@@ -1,4 +1,4 @@
-"""Resizing along one axis: where items of the result lie, and what they are made of.
+"""Resizes along one axis: places of the result's items in the input, and weights of input items.
 
 An axis of extent e and length e * scale gets n = floor(length) items. Item x lies at
 
@@ -11,8 +11,8 @@ An axis of extent e and length e * scale gets n = floor(length) items. Item x li
     'tf_crop_and_resize'     start (e - 1) + x (end - start) (e - 1) / (length - 1),
                              or (start + end) (e - 1) / 2 where length = 1
 
-with scale = length / e, as in ONNX Resize. The outer items continue the input. Places and weights
-are numpy arrays unless start and end of the region are traced.
+with scale = length / e, as in ONNX Resize. Outside of the input the nearest item continues it.
+Places and weights are numpy arrays, or traced if start and end of the region are traced.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidShape
 from lowering.extents import Shape, along, volume
+from lowering.kernels.precision import DType
 from lowering.kernels.windows import extend
+
+Places = Array | NDArray[Any]
 
 CROP = "tf_crop_and_resize"
 COORDINATES = (
@@ -41,36 +45,36 @@ COORDINATES = (
     CROP,
 )
 INTERPOLATORS = ("nearest", "linear", "cubic")
-# The item nearest to a place of uncertainty `t`.
+# The item nearest to a place, whose error is at most `t`.
 _ROUND: dict[str, Callable[[Any, Any, Any], Any]] = {
     "floor": lambda xp, place, t: xp.floor(place + t),
     "ceil": lambda xp, place, t: xp.ceil(place - t),
     "round_prefer_floor": lambda xp, place, t: xp.ceil(place - 0.5 - t),
     "round_prefer_ceil": lambda xp, place, t: xp.floor(place + 0.5 + t),
 }
-SIMPLE = "simple"  # up along axes that shrink, down along others
+SIMPLE = "simple"  # "ceil" along axes that shrink, "floor" along others
 ROUNDINGS = (*_ROUND, SIMPLE)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
-# Gathering an item takes as long as this many products of a matrix: on CPUs about 25 forwards, 200
-# backwards, where it is a scatter.
+# Multiply-adds of a matrix product in the time of gathering an item: on CPUs about 25, and 200 in a
+# backward pass, where the gather becomes a scatter.
 _PRODUCTS = 32
 
-_WORK = 8  # arrays of 64 bits, of places, items and weights
-_UNROLLED = 32  # phases of an output that are computed one by one
-_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, with a shift or without
-# Whether items of a linear interpolation lie a shift from those of the input.
+_WORK = 8  # arrays of 64 bits on the host: places, items, weights
+_UNROLLED = 32  # phases of an output; more are computed together
+_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, by shift
+# Whether upsampling has a shift, as in `upsample_linear`.
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
 
-# Scales have single precision: 1.7 is a little more there, 17 / 1.7 less than 10.
+# Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """Says how a resize interpolates, in the terms of ONNX Resize; `cubic` is cubic_coeff_a.
+    """The attributes of ONNX Resize: how it interpolates; `cubic` is cubic_coeff_a.
 
-    `nearest_mode` may be "simple" too, as in Interpolate of OpenVINO.
+    `nearest_mode` may also be "simple", as in OpenVINO's Interpolate.
     """
 
     coordinates: str
@@ -82,18 +86,21 @@ class Method:
 
 
 def length(extent: int, scale: float) -> float:
-    """Return extent * scale, as a whole number where that is within the precision of scales."""
+    """Return extent * scale, rounded to an integer within the precision of scales."""
     exact = extent * scale
     if not math.isfinite(exact):
         raise InvalidShape(f"an axis of {extent} items is too long once it is resized by {scale}")
-    whole = float(round(exact))
-    return whole if abs(exact - whole) <= whole * _PRECISION else exact
+    nearest = float(round(exact))
+    return nearest if abs(exact - nearest) <= nearest * _PRECISION else exact
 
 
 def places(
     extent: int, length: float, coordinates: str, region: Any, count: int | None = None
 ) -> Any:
-    """Return where items lie in an axis; `region` is (start, end) of a crop."""
+    """Return the places of items in an axis; `region` is (start, end) of a crop, or unused.
+
+    `count` is the number of items, by default floor(length).
+    """
     count, scale = int(length) if count is None else count, length / extent
     x = np.arange(count, dtype=np.float64)
     match coordinates:
@@ -117,12 +124,12 @@ def places(
             return (x + 0.5) / scale - 0.5
 
 
-def _corners(x: Any, extent: int, length: float) -> Any:
+def _corners(x: Places, extent: int, length: float) -> Places:
     return x * (extent - 1) / (length - 1) if len(x) > 1 else x
 
 
-def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> Array:
-    """Interpolate floats at places along an axis; numbers of any dtype if nearest."""
+def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -> Array:
+    """Interpolate floats at places along an axis; "nearest" takes any dtype."""
     extent = x.shape[axis]
     is_known = isinstance(where, np.ndarray) and len(where) == extent
     if is_known and np.array_equal(where, np.arange(extent)):
@@ -140,17 +147,17 @@ def resample(x: Array, axis: int, where: Any, scale: float, method: Method) -> A
 
 
 def multiply_adds(shape: Shape, lengths: Sequence[float], method: Method) -> int:
-    """Count the products with weights in resizing axis by axis, unchanged axes left out."""
+    """Count the multiply-adds of resizing axis by axis, without unchanged axes."""
     total, result = 0, list(shape)
-    for axis, (extent, wanted) in enumerate(zip(shape, lengths, strict=True)):
-        result[axis] = int(wanted)
-        if method.interpolator != "nearest" and extent not in (0, wanted):
-            total += volume(result) * len(_taps(wanted / extent, method))
+    for axis, (extent, length) in enumerate(zip(shape, lengths, strict=True)):
+        result[axis] = int(length)
+        if method.interpolator != "nearest" and extent not in (0, length):
+            total += volume(result) * len(_taps(length / extent, method))
     return total
 
 
 def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
-    """Return how many items `places` and `resample` compute on the host, and how many gathers."""
+    """Return the number of items that resizing computes on the host, and of traced operations."""
     count = int(length)
     if method.interpolator == "nearest":
         return _WORK * count, 1
@@ -159,11 +166,11 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
     return _WORK * count * (taps + extent * is_product), 1 if is_product else taps
 
 
-def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
+def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
     xp, extent = where.__array_namespace__(), x.shape[axis]
     items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _PRECISION)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
-    if isinstance(items, np.ndarray):  # without a gather the gradient is fast
+    if isinstance(items, np.ndarray):  # the gradient of a slice is faster than that of a gather
         count = len(items)
         if count % extent == 0 and np.array_equal(items, np.arange(count) // (count // extent)):
             return jnp.repeat(x, count // extent, axis)
@@ -173,8 +180,8 @@ def _nearest(x: Array, axis: int, where: Any, mode: str) -> Array:
     return jnp.take(x, items, axis, mode="clip")
 
 
-def _weights(where: Any, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
-    """Return the items that each place is made of and their weights, both (count, taps)."""
+def _weights(where: Places, extent: int, scale: float, method: Method) -> tuple[Any, Any]:
+    """Return the input items for each place, and their weights, both (count, taps)."""
     xp = where.__array_namespace__()
     shrink = _shrink(scale, method)
     taps = np.array(_taps(scale, method))[None, :]
@@ -201,15 +208,15 @@ def _taps(scale: float, method: Method) -> range:
     return range(first, 2 - first)
 
 
-def cubic_kernel(distance: Any, a: float) -> Any:
-    """Return the weight at a distance, not negative, in Keys' cubic convolution."""
+def cubic_kernel(distance: Places, a: float) -> Any:
+    """Return the weight at a distance of at least 0, in Keys' cubic convolution."""
     xp, t = distance.__array_namespace__(), distance
     near = ((a + 2) * t - (a + 3)) * t * t + 1
     far = ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
     return xp.where(t <= 1, near, xp.where(t < 2, far, 0.0))
 
 
-def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
+def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
         rows = np.arange(len(items), dtype=np.int32)[:, None]
@@ -229,12 +236,12 @@ def _weighted(x: Array, axis: int, items: Any, weights: Any) -> Array:
 
 
 def merged(x: Array, axis: int) -> Array:
-    """Merge an axis with the next."""
+    """Merge an axis with the next one."""
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
 def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) -> Array:
-    """Interpolate output i at i / factor, with `shift` at (i - (factor - 1) / 2) / factor."""
+    """Interpolate output i at place i / factor, or with `shift` (i - (factor - 1) / 2) / factor."""
     extent = x.shape[axis]
     edges = [(0, 0)] * x.ndim
     edges[axis] = (int(shift), 1)
@@ -257,23 +264,23 @@ def upsample_linear(x: Array, axis: int, factor: int, shift: bool, border: str) 
     for r in range(factor):
         # The place is k + doubled / (2 * factor).
         doubled = 2 * r - (factor - 1) if shift else 2 * r
-        left, rest = divmod(doubled, 2 * factor)
-        a, b, weight = neighbour(left), neighbour(left + 1), rest / (2 * factor)
+        left, remainder = divmod(doubled, 2 * factor)
+        a, b, weight = neighbour(left), neighbour(left + 1), remainder / (2 * factor)
         phases.append(a * (1 - weight) + b * weight if weight else a)
     return merged(jnp.stack(phases, axis + 1), axis)
 
 
 def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], None]) -> Array:
-    """Interpolate where the first and the last items of output and input coincide.
+    """Interpolate linearly; the first and the last items of output and input coincide.
 
-    `fold` is told how many items are computed on the host.
+    `fold` is called with the number of items that are computed on the host.
     """
     extent = x.shape[axis]
     fold(_WORK * extent * factor)
     place = np.arange(extent * factor) * (extent - 1)
-    left, rest = np.divmod(place, max(extent * factor - 1, 1))
+    left, remainder = np.divmod(place, max(extent * factor - 1, 1))
     right = np.minimum(left + 1, extent - 1)
-    weight = (rest / max(extent * factor - 1, 1)).reshape(along(axis, x.ndim))
+    weight = (remainder / max(extent * factor - 1, 1)).reshape(along(axis, x.ndim))
     a, b = (jnp.take(x, places, axis, mode="clip") for places in (left, right))
     return a * (1 - weight).astype(x.dtype) + b * weight.astype(x.dtype)
 
@@ -281,8 +288,8 @@ def upsample_aligned(x: Array, axis: int, factor: int, fold: Callable[[int], Non
 def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     """Sample images (B,C,H,W) bilinearly on N grids; return (N,C,h,w).
 
-    Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. Places outside of
-    the image take its nearest value.
+    Grid n has rows `row[n]` (h) and columns `column[n]` (w) in image `batch[n]`. A place outside of
+    the image has the value at the nearest place inside.
     """
     top, bottom, down = neighbours(row, x.shape[2], x.dtype)
     left, right, across = neighbours(column, x.shape[3], x.dtype)
@@ -297,8 +304,8 @@ def bilinear(x: Array, batch: Array, row: Array, column: Array) -> Array:
     return jnp.moveaxis(upper * (1 - down) + lower * down, -1, 1)
 
 
-def neighbours(place: Array, extent: int, dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """Return the items on both sides of places, and the weight of the second."""
+def neighbours(place: Array, extent: int, dtype: DType) -> tuple[Array, Array, Array]:
+    """Return the items before and after each place, and the weight of the item after it."""
     place = jnp.clip(place, 0, extent - 1)
     first = jnp.floor(place)
     index = first.astype(jnp.int32)

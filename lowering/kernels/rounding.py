@@ -1,4 +1,4 @@
-"""Rounds real numbers to fewer bits: as a Cast does, or as what is stored is narrowed."""
+"""Rounds real numbers to fewer bits, in a trace or on the host."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import NDArray
 
-from lowering.kernels.precision import wide_dtype
+from lowering.kernels.precision import DType, wide_dtype
 
 HALVES = ("float16", "bfloat16")
 
 
 @jax.custom_jvp
 def straight_through(result: Array, x: Array) -> Array:
-    """Return the result, which has the derivative of x here.
+    """Return `result` with the derivative of x instead of its own.
 
     Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
     """
@@ -25,15 +25,18 @@ def straight_through(result: Array, x: Array) -> Array:
 
 
 @straight_through.defjvp
-def _straight_through_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    return straight_through(*primals), tangents[1]  # itself, for derivatives of derivatives
+def _straight_through_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    return straight_through(*primals), tangents[1]  # the call itself, for second derivatives
 
 
-def rounded_to(x: Array, dtype: Any) -> Array:
-    """Return x in a dtype of 16 bits, rounded even where a platform computes such in 32.
+def rounded_to(x: Array, dtype: DType) -> Array:
+    """Round x to a dtype of 16 bits, also on platforms that compute this dtype in 32 bits.
 
-    XLA and the passes for CPUs may leave out a conversion to fewer bits and back. They keep
-    `reduce_precision`. It gives 0 below the least normal number: such numbers are rounded by steps.
+    XLA and the passes for CPUs may remove a conversion to fewer bits and back, but not
+    `reduce_precision`. That turns subnormal numbers into 0: they are rounded to multiples of the
+    smallest one instead.
     """
     wide, narrow = x.astype(wide_dtype(x)), jnp.finfo(dtype)
     result = lax.reduce_precision(wide, narrow.nexp, narrow.nmant)
@@ -44,10 +47,10 @@ def rounded_to(x: Array, dtype: Any) -> Array:
     return straight_through(result, wide).astype(dtype)
 
 
-def saturated(x: Any, dtype: Any) -> NDArray[Any]:
-    """Return an array in a dtype, finite real numbers beyond its range at the ends of it.
+def saturated(x: object, dtype: DType) -> NDArray[Any]:
+    """Convert an array to a dtype; finite real numbers beyond its range become its extremes.
 
-    The least number of 32 bits, as masks have it, stays finite in 16: times 0 it is 0, not NaN.
+    The lowest number of float32, as in masks, stays finite in 16 bits: times 0 it is 0, not NaN.
     """
     if not jnp.issubdtype(dtype, jnp.floating):
         return np.asarray(x, dtype)
@@ -59,7 +62,7 @@ def saturated(x: Any, dtype: Any) -> NDArray[Any]:
 
 
 def saturate(result: NDArray[Any], array: NDArray[Any]) -> None:
-    """Put infinite items of a result, finite in the array, at the ends of the result's dtype."""
+    """Replace infinite items that are finite in `array` by the extremes of the result's dtype."""
     if not jnp.issubdtype(result.dtype, jnp.floating) or array.dtype == object:
         return
     beyond = np.isinf(result)

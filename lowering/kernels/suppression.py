@@ -1,23 +1,31 @@
-"""Greedy suppression of boxes that overlap better ones, of a fixed size."""
+"""Selects boxes greedily by score, and suppresses boxes that overlap them.
+
+The selected boxes are padded to a fixed number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
 
 _State = tuple[Array, ...]
-Overlap = Callable[[Array, Array], Array]  # of a box [1,k] and each box [n,k]: [n], -inf for none
+# Returns the overlap [n] of a box [1,k] with each of the boxes [n,k], -inf for none.
+Overlap = Callable[[Array, Array], Array]
 
 
 def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True) -> Array:
-    """Return intersection over union of a box [1,4] and each box, -inf for none.
+    """Return intersection over union [n] of a box [1,4] with each of the boxes [n,4].
 
-    Rows are two corners, the lower first; `offset` is what an extent has more than the difference
-    of its ends: 1 where these are pixels that belong to the box. Boxes whose ends are apart by
-    less than that overlap if `touches`.
+    Disjoint boxes have -inf.
+
+    Args:
+        box: two corners, the lower first.
+        boxes: such boxes.
+        offset: an extent is the difference of its ends + `offset`: 1 if the ends are pixels that
+            belong to the box.
+        touches: whether boxes with a distance below `offset` overlap.
     """
     low = jnp.maximum(box[:, :2], boxes[:, :2])
     high = jnp.minimum(box[:, 2:], boxes[:, 2:])
@@ -36,13 +44,15 @@ def _area(boxes: Array, offset: float) -> Array:
 
 
 def rotated_overlap(box: Array, boxes: Array) -> Array:
-    """Return intersection over union of a box [1,5] and each box, -inf for none.
+    """Return intersection over union [n] of a box [1,5] with each of the boxes [n,5].
 
-    Rows are centre x, y, width, height, and the angle from x to y in radians.
+    Disjoint boxes have -inf. Rows are centre x, y, width, height, and the angle from x to y in
+    radians.
 
-    Each box is the frame, in which the other is a polygon. What the frame covers of it is the area
-    that it has once its points are moved to the next ones of the frame. Its sides are bent where
-    they cross the lines that bound the frame.
+    The intersection with `boxes[i]` is computed in the coordinates of `boxes[i]`, which is a
+    rectangle there, and `box` a polygon. The polygon's sides are split at the rectangle's edge
+    lines, and all vertices are clamped to the rectangle. The resulting polygon has the area of the
+    intersection.
     """
     cos, sin = jnp.cos(boxes[:, 4]), jnp.sin(boxes[:, 4])
 
@@ -61,7 +71,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     crossings = [(end - polygon) / jnp.where(still, 1, step) for end in (-half, half)]
     bends = jnp.concatenate([jnp.where(still, 0, at) for at in crossings], axis=2)
     bends = jnp.sort(jnp.clip(bends, 0, 1), axis=2)
-    bends = jnp.pad(bends, ((0, 0), (0, 0), (1, 0)))  # the corner, then four places of its side
+    bends = jnp.pad(bends, ((0, 0), (0, 0), (1, 0)))  # a corner, then four points of its side
     path = polygon[:, :, None] + step[:, :, None] * bends[..., None]
     path = jnp.clip(path, -half[:, None], half[:, None]).reshape(len(boxes), -1, 2)
     following = jnp.roll(path, -1, axis=1)
@@ -75,15 +85,15 @@ def suppressed(
     scores: Array,
     eligible: Array,
     most: int,
-    threshold: Any,
+    threshold: Array | float,
     overlap: Overlap = overlap,
     decay: float = 1.0,
 ) -> Array:
-    """Return the indices of at most `most` boxes [n,k] by falling score, then -1.
+    """Return the indices [most] of selected boxes by falling score, padded by -1.
 
-    The best eligible box is taken, and those whose overlap with it is above the threshold are left
-    out, again and again; of equal scores the first index wins. With `decay` below 1 the threshold
-    is multiplied by it for each box that is taken, as long as it is above 0.5.
+    The eligible box with the highest score is selected, the first of equal ones. Boxes whose
+    overlap with it is above the threshold are left out. This is repeated. After each selection a
+    threshold above 0.5 is multiplied by `decay`.
     """
     if not len(scores) or not most:
         return jnp.full(most, -1, jnp.int32)
@@ -112,15 +122,15 @@ def softened(
     scores: Array,
     eligible: Array,
     most: int,
-    least: Any,
+    least: Array | float,
     sigma: float,
     overlap: Overlap = overlap,
 ) -> tuple[Array, Array]:
-    """Return the indices of at most `most` boxes [n,k], then -1, and their scores.
+    """Return the indices [most] of selected boxes, padded by -1, and their scores [most].
 
-    The best box is taken, and the scores of others are multiplied by exp(-o^2 / (2 sigma)) for
-    their overlap o with it, again and again; what is not above `least` then is left out (Bodla et
-    al. 2017, arXiv:1704.04503).
+    The box with the highest score is selected. The scores of the other boxes are multiplied by
+    exp(-o^2 / (2 sigma)), where o is the overlap with the selected box. Boxes with scores of at
+    most `least` are left out. This is repeated (Bodla et al. 2017, arXiv:1704.04503).
     """
 
     def more(state: _State) -> Array:
@@ -145,6 +155,6 @@ def softened(
 
 
 def first(rows: Array, filled: Array) -> tuple[Array, Array]:
-    """Put filled rows before the others; return them, and whether each is filled."""
+    """Move filled rows to the front; return the rows, and whether each is filled."""
     order = jnp.argsort(~filled, stable=True)
     return rows[order], filled[order]

@@ -1,7 +1,8 @@
-"""Window arithmetic of sliding-window operations (spec 4.3).
+"""Computes shapes, padding and cells of sliding windows (spec 4.3).
 
-Basic operations (conv, box, max_pool) map the up-scaled shape to the down-scaled one, reverse ones
-back. Padding, stride and dilation count in the up-scaled space. The border extends the input.
+Basic operations (conv, box, max_pool) map the up-scaled shape to the down-scaled one, reverse
+operations map it back. Padding, stride and dilation count items of the up-scaled shape. The border
+is the values that extend the input.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ from jax import Array, lax
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_EXTENT, Shape, along, differ, is_symbolic, padded, volume
+from lowering.kernels.precision import DType
 
 Padding = tuple[tuple[int, int], ...]
 
 BORDERS = ("constant", "replicate", "reflect", "reflect-even")
 POOL_BORDERS = ("ignore", *BORDERS)
 
-PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}  # numpy's
+# Modes of `numpy.pad` by border.
+PAD_MODES = {"replicate": "edge", "reflect": "reflect", "reflect-even": "symmetric"}
 
-_WORK = 8  # arrays that counting cells makes on the host, each of 64 bits
-_UNROLLED = 64  # cells of a window along an axis; more are taken in a loop, which is traced once
+_WORK = 8  # arrays of 64 bits on the host to count cells
+_UNROLLED = 64  # cells of a window along an axis; more are computed in a loop
 
 
 class Sliding(TypedDict):
-    """The attributes of windows that all operations with windows have."""
+    """The attributes that all operations with windows have."""
 
     border: str
     padding: Padding
@@ -38,17 +41,17 @@ class Sliding(TypedDict):
 
 
 class Pool(Sliding):
-    """The attributes of windows whose size is one of them."""
+    """The attributes of operations whose window size is an attribute."""
 
     size: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Describes sliding windows fully, with an entry for each dimension.
+    """Sliding windows, with an item for each axis.
 
-    `upscaled` is the shape under them, `downscaled` that of their positions. Extents and computed
-    padding may be UNKNOWN.
+    `upscaled` is the shape that they slide over, `downscaled` the shape of their positions. Extents
+    and computed padding may be UNKNOWN.
     """
 
     size: Shape
@@ -61,7 +64,7 @@ class Windows:
 
     @property
     def dilated(self) -> Shape:
-        """Return the extents that a window spans, gaps included."""
+        """Return the number of items that a window spans along each axis, gaps included."""
         return spans(self.size, self.dilation)
 
     @property
@@ -71,7 +74,7 @@ class Windows:
 
     @property
     def reach(self) -> Padding:
-        """Return how far windows of a reverse operation read beyond each edge of its input."""
+        """Return the items that a reverse operation reads beyond each edge of its input."""
         return tuple(
             (max((span - 1 - p) // s, 0), max((up - 1 + p) // s - (down - 1), 0))
             for up, down, span, s, (p, _) in zip(
@@ -79,19 +82,24 @@ class Windows:
             )
         )
 
-    def cell(self, x: Array, axis: int, index: Any) -> Array:
-        """Return one cell of each window along an axis of an extended array."""
-        start, stride = index * self.dilation[axis], self.stride[axis]
+    def cell(self, x: Array, axis: int, index: Array | int) -> Array:
+        """Return cell `index` along an axis, of each window of an extended array."""
+        dilation, stride, start = self.dilation[axis], self.stride[axis], 0
         span = (self.downscaled[axis] - 1) * stride + 1
-        if not isinstance(index, int):
-            x, start = lax.dynamic_slice_in_dim(x, start, span, axis), 0
+        if isinstance(index, int):
+            start = index * dilation
+        else:
+            x = lax.dynamic_slice_in_dim(x, index * dilation, span, axis)
         return lax.slice_in_dim(x, start, start + span, stride, axis)
 
 
 def basic(
     shape: Shape, size: Shape, border: str, padding: Padding, stride: Shape, dilation: Shape
 ) -> Windows:
-    """Return the windows of an operation that maps `shape` down; default padding is automatic."""
+    """Return the windows of a basic operation on an input of this shape.
+
+    Axes without padding get automatic padding.
+    """
     size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
     automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     dilated = spans(size, dilation)
@@ -103,9 +111,12 @@ def basic(
 
 
 def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]) -> Windows:
-    """Return the windows of an operation that maps `shape` up, to the shape `output` if not ()."""
-    given, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
-    size, stride, dilation = (padded(values, len(shape)) for values in given)
+    """Return the windows of a reverse operation on an input of this shape.
+
+    `output` is the shape of the result, or () to compute it.
+    """
+    tuples, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
+    size, stride, dilation = (padded(values, len(shape)) for values in tuples)
     dilated = spans(size, dilation)
     automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
     axes = zip(shape, stride, dilated, padding, strict=False)
@@ -116,7 +127,7 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
 
 
 def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
-    """Return the extents that a window of a size spans, gaps included."""
+    """Return the number of items that a window spans along each axis, gaps included."""
     return tuple([(f - 1) * d + 1 for f, d in zip(size, dilation, strict=True)])
 
 
@@ -127,7 +138,7 @@ def _complete(padding: Padding, up: Shape, down: Shape, dilated: Shape, stride: 
 
 
 def extend(x: Array, padding: Padding, border: str, fill: float = 0.0) -> Array:
-    """Put a border around the array, `fill` in the modes 'constant' and 'ignore'."""
+    """Extend an array by a border, with `fill` in the modes 'constant' and 'ignore'."""
     if not any(p or q for p, q in padding):
         return x
     if border == "replicate":
@@ -145,8 +156,8 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
         pads = [(0, 0)] * x.ndim
         pads[axis] = before, after
         return jnp.pad(x, pads, mode=PAD_MODES[border])
-    # jnp.pad writes out each turn from edge to edge.
-    edge = 0 if border == "reflect" else 1  # an edge itself is mirrored by 'reflect-even'
+    # jnp.pad would trace an operation for each reflection from edge to edge.
+    edge = 0 if border == "reflect" else 1  # 'reflect-even' repeats the edge
     period = 2 * (extent - 1 + edge)
     place = (lax.iota(np.int32, before + extent + after) - before) % period
     place = jnp.where(place < extent, place, period - edge - place)
@@ -154,9 +165,9 @@ def _mirrored(x: Array, axis: int, before: int, after: int, border: str) -> Arra
 
 
 def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
-    """Count the cells of each window on the input; the array fits `downscaled`.
+    """Count the cells of each window that lie on the input; the array broadcasts to `downscaled`.
 
-    `fold` is told how many items are computed on the host.
+    `fold` is called with the number of items that are computed on the host.
     """
     rank = len(windows.size)
     counts = np.ones((1,) * rank)
@@ -173,17 +184,23 @@ def valid_counts(windows: Windows, fold: Callable[[int], None]) -> Any:
     return counts
 
 
-def lowest(dtype: Any) -> Any:
-    """Return the maximum's identity; `reduce_window` needs a numpy scalar to have a gradient."""
+def lowest(dtype: DType) -> Any:
+    """Return the lowest number of a dtype, the initial value of a maximum, as a numpy scalar.
+
+    `reduce_window` has a gradient only for numpy scalars.
+    """
     is_real = jnp.issubdtype(dtype, jnp.floating)
     return np.array(-np.inf if is_real else jnp.iinfo(dtype).min, dtype)
 
 
 def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array, Array]:
-    """Return each window's maximum and its first row-major index; NaN counts as the greatest."""
+    """Return each window's maximum and its index in the window, the first in row-major order.
+
+    NaN counts as the greatest number.
+    """
     x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
     index, volume = jnp.zeros(x.shape, jnp.int32), 1
-    # Each dimension, from the last, keeps the first of the rows with the greatest maximum.
+    # Along each axis, from the last, the first of the greatest items is selected.
     for axis in reversed(range(x.ndim)):
         x, index = _first_of_cells(x, index, windows, axis, volume)
         volume *= windows.size[axis]
@@ -193,7 +210,7 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
 def _first_of_cells(
     x: Array, index: Array, windows: Windows, axis: int, volume: int
 ) -> tuple[Array, Array]:
-    def chosen(best: tuple[Array, Array], j: Any) -> tuple[tuple[Array, Array], None]:
+    def chosen(best: tuple[Array, Array], j: Array | int) -> tuple[tuple[Array, Array], None]:
         candidate = windows.cell(x, axis, j)
         better = (candidate > best[0]) | ((candidate != candidate) & (best[0] == best[0]))
         later = windows.cell(index, axis, j) + j * volume
@@ -209,19 +226,19 @@ def _first_of_cells(
 
 
 def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the place, on the extended input, of the cell that each window's index names."""
-    rest = jnp.clip(index, 0, windows.volume - 1)
+    """Return the coordinates in the extended input of the cell with each window's index."""
+    remaining = jnp.clip(index, 0, windows.volume - 1)
     cells: list[Array] = []
     for axis in reversed(range(index.ndim)):
         size = windows.size[axis]
         start = lax.broadcasted_iota(index.dtype, index.shape, axis) * windows.stride[axis]
-        cells.append(start + rest % size * windows.dilation[axis])
-        rest = rest // size
+        cells.append(start + remaining % size * windows.dilation[axis])
+        remaining = remaining // size
     return tuple(reversed(cells))
 
 
 def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
-    """Refuse attributes of windows that are too long or have an item out of range."""
+    """Raise InvalidOperation for attributes that are too long or have an item out of range."""
     for name in ("size", "stride", "dilation", "padding"):
         values = attributes.get(name, ())
         if len(values) > rank:
@@ -240,13 +257,13 @@ def require_attributes(rank: int, attributes: Mapping[str, Any]) -> None:
 
 
 def require_positive(name: str, values: Shape) -> None:
-    """Refuse an array with an item below 1."""
+    """Raise InvalidOperation for an array with an item below 1."""
     if any([item < 1 for item in values]):
         raise InvalidOperation(f"items of '{name}' must be at least 1, it is {list(values)}")
 
 
 def require_basic(windows: Windows, first_axis: int = 0) -> None:
-    """Refuse windows that do not fit on the padded input, and impossible borders."""
+    """Raise InvalidShape for windows larger than the padded input, and for impossible borders."""
     axes = zip(windows.upscaled, windows.dilated, windows.padding, strict=True)
     for axis, (extent, span, (p, q)) in enumerate(axes, first_axis):
         is_empty_batch = extent == p == q == 0 and span == 1
@@ -263,19 +280,19 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
 
 
 def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
-    """Refuse an output that is empty or does not map down to the input's shape."""
+    """Raise InvalidShape for an output that is empty or does not map to the input's shape."""
     w = windows
     again = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
     axes = zip(w.upscaled, w.downscaled, again.downscaled, w.padding, strict=True)
-    for axis, (up, down, found, pads) in enumerate(axes, first_axis):
+    for axis, (up, down, count, pads) in enumerate(axes, first_axis):
         if up < 1 and not up == down == 0:
             raise InvalidShape(
                 f"the output has extent {up} at axis {axis}: "
                 f"'padding' {pads} takes away all that the windows cover"
             )
-        if differ(down, found):
+        if differ(down, count):
             raise InvalidShape(
-                f"'output_shape' has extent {up} at axis {axis}, on which the windows have {found} "
+                f"'output_shape' has extent {up} at axis {axis}, on which the windows have {count} "
                 f"positions, but the input has extent {down}",
                 hint="the output shape must be one that the basic operation with the same "
                 "attributes maps to the shape of the input",
@@ -285,7 +302,7 @@ def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> 
 
 
 def _require_countable(windows: Windows) -> None:
-    """Refuse windows, and inputs with their padding, of more places than 32 bits count."""
+    """Raise InvalidShape for windows or padded inputs with more items than 32 bits can index."""
     counts = [windows.volume, *windows.dilated, *windows.stride, *windows.dilation]
     axes = zip(windows.upscaled, windows.downscaled, windows.stride, windows.padding, strict=True)
     for up, down, s, (p, q) in axes:
@@ -298,7 +315,7 @@ def _require_countable(windows: Windows) -> None:
 
 
 def require_reflection(shape: Shape, padding: Padding, border: str, first_axis: int) -> None:
-    """Refuse border 'reflect' of an extent 1, which has nothing to reflect."""
+    """Raise InvalidShape for the border 'reflect' of an extent of 1."""
     if border != "reflect":
         return
     for axis, (extent, pads) in enumerate(zip(shape, padding, strict=True), first_axis):
