@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN
 from lowering.graph import Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.emission import Emission, Given, ends_of
+from nnef_jax.flattening.emission import ByName, Emission, ends_of
 from nnef_jax.formats.base import ExtentNeeded
 
 
@@ -40,7 +40,7 @@ class PaddedOperation:
 
     def __init__(
         self, graph: Emission, known: Mapping[Value, Count], kind: str, operands: dict[str, Any],
-        attributes: Given, span: Span | None,
+        attributes: ByName, span: Span | None,
     ) -> None:  # fmt: skip
         self.graph, self.kind, self.operands = graph, kind, operands
         self.attributes, self.span = attributes, span

@@ -21,7 +21,7 @@ from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
 from nnef_jax.limits import EXTENT, OPERATION, raising
 
-Given = Mapping[str, Any]  # by parameter
+ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
 _TAKEN = _ARRAYS | {float}
@@ -66,8 +66,8 @@ class Emission:
     def add(
         self,
         kind: str,
-        operands: Given,
-        attributes: Given,
+        operands: ByName,
+        attributes: ByName,
         names: Sequence[str],
         span: Span | None,
         calls: tuple[Call, ...] = (),
@@ -165,28 +165,28 @@ def located(
     what: str,
     span: Span | None,
     calls: tuple[Call, ...] = (),
-    said: Callable[[str], str] = str,
+    translate: Callable[[str], str] = str,
     more: str = "",
 ) -> NnefError:
     """Return the error, with its place, of an operation that does not take what it is given.
 
-    `said` puts its texts in words of the document, `more` follows them.
+    `translate` puts its texts in words of the document, `more` follows them.
     """
-    message = f"{what}: {said(error.message)}{more}"
-    return family_of(error)(message, span=span, calls=calls, hint=said(error.hint))
+    message = f"{what}: {translate(error.message)}{more}"
+    return family_of(error)(message, span=span, calls=calls, hint=translate(error.hint))
 
 
 def refused(
     error: InvalidOperation,
     kind: str,
-    operands: Given,
+    operands: ByName,
     span: Span | None,
     calls: tuple[Call, ...],
-    said: Callable[[str], str] = str,
+    translate: Callable[[str], str] = str,
 ) -> NnefError:
     """Return the located error of an operation that refuses its operands, which it shows."""
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
-    return located(error, f"'{kind}'", span, calls, said, f" ({pairs})" if pairs else "")
+    return located(error, f"'{kind}'", span, calls, translate, f" ({pairs})" if pairs else "")
 
 
 def show_operand(operand: Any) -> str:

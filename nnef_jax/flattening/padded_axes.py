@@ -18,7 +18,7 @@ from lowering.extents import UNKNOWN
 from lowering.graph import Operation, Value, is_float, is_integer
 from lowering.location import Span
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
-from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
 from nnef_jax.trimming import length_name
@@ -34,7 +34,7 @@ class CountedEmission(Emission):
         self.counts: dict[Value, Count] = {}
 
     def add(
-        self, kind: str, operands: Given, attributes: Given, names: Sequence[str],
+        self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str],
         span: Span | None, *calls: Any, **options: Any,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation, and note which axes of its results are padded; see `Emission`."""

@@ -11,7 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import TensorType, Value
 from nnef_jax.errors import LimitError, NnefError
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 
@@ -84,7 +84,7 @@ class RepeatedBody:
         after: Sequence[Tensor],
         values: Sequence[Tensor],
         how: Outputs,
-        given: Given | None = None,
+        given: ByName | None = None,
         limit: int = -1,
     ) -> list[Value]:
         """Add a scan, or a loop `given` what it starts with; return results of values.

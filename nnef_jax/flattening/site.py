@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape, is_known, is_symbolic
 from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import LARGEST, NotFolded, evaluate
 from nnef_jax.flattening.operators.site import OperatorSite
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
@@ -93,7 +93,7 @@ class Site(OperatorSite[_Graph]):
         found = self.operand(x) if isinstance(x, int) else x
         return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
 
-    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         def operand(x: Any) -> Any:
             if isinstance(x, list | tuple):
                 return tuple(operand(item) for item in cast("list[Any]", x))
@@ -108,7 +108,7 @@ class Site(OperatorSite[_Graph]):
 
     # What is known
 
-    def folded(self, kind: str, operands: Iterable[Any], attributes: Given) -> Any:
+    def folded(self, kind: str, operands: Iterable[Any], attributes: ByName) -> Any:
         """Return an operation's result on known tensors. Raises NotFolded."""
         operands = list(operands)
         if kind == "cast":
@@ -188,7 +188,7 @@ class Site(OperatorSite[_Graph]):
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
-    def chain(self, x: Any, *steps: tuple[str, Sequence[Any], Given]) -> Any:
+    def chain(self, x: Any, *steps: tuple[str, Sequence[Any], ByName]) -> Any:
         """Add operations one after the other; the last one is the layer or the node itself.
 
         A step is a kind, operands besides the tensor, and attributes. Those of no kind are left

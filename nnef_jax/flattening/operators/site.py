@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import Shape
 from lowering.location import Span
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.emission import Emission, Given
+from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.similar import did_you_mean
 
 ON_ITEMS = ("clamp", "prelu", "select")  # kinds on items, besides those of x and y
@@ -151,11 +151,11 @@ class OperatorSite(ABC, Generic[_Graph]):
         """Count steps before they are done while it is read; raise LimitError for too many."""
         self.graph.meter.spend(steps, self.title, self.span)
 
-    def emit(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
+    def emit(self, kind: str, operands: ByName, /, **attributes: Any) -> Any:
         """Add the operation that it is; return its result, several as a tuple."""
         return self._emit(kind, operands, attributes, False)
 
-    def insert(self, kind: str, operands: Given, /, **attributes: Any) -> Any:
+    def insert(self, kind: str, operands: ByName, /, **attributes: Any) -> Any:
         """Add an operation before it; return its result, several as a tuple."""
         return self._emit(kind, operands, attributes, True)
 
@@ -174,5 +174,5 @@ class OperatorSite(ABC, Generic[_Graph]):
         return self.last if is_last else self.step
 
     @abstractmethod
-    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add the operator's own operation, or insert one before it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.nnef import values as v
 from nnef_jax.formats.syntax import standard as library
@@ -43,7 +43,7 @@ class Evaluator(Emitter, ABC):
         """Return the result of an operation, or a generator that finds it."""
 
     def _emit(
-        self, kind: str, operands: Given, attributes: Given, place: CallPlace, *, least: int = 1
+        self, kind: str, operands: ByName, attributes: ByName, place: CallPlace, *, least: int = 1
     ) -> tuple[Any, ...]:
         """Add an operation whose operands are all known to the graph.
 

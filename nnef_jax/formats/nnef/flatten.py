@@ -14,7 +14,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Value, is_integer
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Step
 from nnef_jax.formats.nnef.expressions import Calls
@@ -229,7 +229,7 @@ class _Flattener(Evaluator):
         return kept_kind(fragment)
 
     def _again(
-        self, kind: str, operands: Given, attributes: Given, place: CallPlace
+        self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
         """Add the operation that was kept, under its own name."""
         try:
@@ -242,7 +242,7 @@ class _Flattener(Evaluator):
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
-    def _of_one_dtype(self, operands: Given) -> Given:
+    def _of_one_dtype(self, operands: ByName) -> ByName:
         """Return operands with whole numbers in the one dtype of the integer tensors among them."""
         tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         dtypes = set(filter(is_integer, tensors))
@@ -273,7 +273,7 @@ class _Flattener(Evaluator):
     # Operations that introduce tensors
 
     def _introduce(
-        self, kind: str, arguments: Given, generic: str | None, place: CallPlace
+        self, kind: str, arguments: ByName, generic: str | None, place: CallPlace
     ) -> Value:
         node, frame, names = place
         name = names[0] if names else frame.prefix + kind

@@ -19,7 +19,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.emission import Given, computed
+from nnef_jax.flattening.emission import ByName, computed
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.operators.site import ON_ITEMS
 from nnef_jax.flattening.site import Site, Tensor, decides
@@ -214,7 +214,7 @@ class NodeSite(Site[NodeGraph]):
         first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
         return self.prefix + first
 
-    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation, unless its operands are known and decide shapes: it is computed.
 
         Operands of one on items broadcast as in numpy, and numbers take the tensors' dtype.

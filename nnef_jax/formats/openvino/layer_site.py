@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import MAX_RANK, volume
 from lowering.graph import TensorType, Value, is_float
 from lowering.location import Span
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
@@ -166,7 +166,7 @@ class LayerSite(Site[LayerGraph]):
                 return _unplaced(meaning(replace(self, folds=True)))
         return meaning(self)
 
-    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation, or compute it where the layer folds."""
         if self.folds:
             return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))

@@ -10,7 +10,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Call, Rule, Value
 from lowering.location import Source
 from nnef_jax.errors import NnefError, SemanticError
-from nnef_jax.flattening.emission import Emission, Given, refused
+from nnef_jax.flattening.emission import ByName, Emission, refused
 from nnef_jax.formats.syntax import tree as s
 
 
@@ -68,8 +68,8 @@ class Emitter(Emission):
     def emit(
         self,
         kind: str,
-        operands: Given,
-        attributes: Given,
+        operands: ByName,
+        attributes: ByName,
         place: CallPlace,
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ class Emitter(Emission):
         return value
 
     def invalid(
-        self, error: InvalidOperation, kind: str, operands: Given, node: s.SyntaxNode, frame: Frame
+        self, error: InvalidOperation, kind: str, operands: ByName, node: s.SyntaxNode, frame: Frame
     ) -> NnefError:
         """Return the located error of an operation that refuses its arguments."""
         return refused(error, kind, operands, s.span_in(frame.source, node), frame.calls)

@@ -11,7 +11,7 @@ from lowering.errors import InvalidOperation
 from lowering.extents import volume
 from lowering.graph import Rule, Value
 from nnef_jax.flattening import hostvalues as h
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
@@ -51,7 +51,7 @@ def apply(site: CallSite, kind: str, /, *names: str, **arguments: Any) -> Any:
 
 
 def applied(
-    site: CallSite, kind: str, arguments: Given, names: Sequence[str], rule: Rule | None = None
+    site: CallSite, kind: str, arguments: ByName, names: Sequence[str], rule: Rule | None = None
 ) -> Any:
     """Return an operation's result, on the host if all is known; `rule` is a user's own."""
     site.graph.meter.spend(_APPLICATION)
@@ -137,7 +137,7 @@ def _one_operand(site: CallSite, value: Any, name: str) -> Value | h.Host:
         raise InvalidOperation(f"'{name}': {error.message}") from None
 
 
-def _folded(site: CallSite, kind: str, operands: Given, attributes: Given) -> Any:
+def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
     if any(map(_is_known, operands.values())):  # parameters beside known values may be shapes
         operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
@@ -157,7 +157,7 @@ def _folded(site: CallSite, kind: str, operands: Given, attributes: Given) -> An
 
 
 def _applied_at(
-    site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str], *,
+    site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
     folds: bool = False,
 ) -> CallSite:  # fmt: skip
     return CallSite(
@@ -181,7 +181,7 @@ def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
 
 
 def _unified(
-    site: CallSite, kind: str, items: Mapping[str, str | None], operands: Given
+    site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
     """Return operands of one item type in one dtype; nonzero numbers are logically true."""
     graph = site.graph
@@ -207,7 +207,7 @@ def _unified(
 
 
 def _added(
-    site: CallSite, kind: str, operands: Given, attributes: Given, names: Sequence[str]
+    site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str]
 ) -> tuple[Any, ...]:
     """Add the operations to the graph that one of the dialect means."""
     operator = OPERATORS.get(kind)

@@ -20,7 +20,7 @@ from lowering.ops import rules
 from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.flattening.by_kind import ByKind
-from nnef_jax.flattening.emission import Given, refused
+from nnef_jax.flattening.emission import ByName, refused
 from nnef_jax.flattening.hostvalues import NotFolded, evaluate, host, is_plain
 from nnef_jax.flattening.operators.site import ON_ITEMS, OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
@@ -34,7 +34,7 @@ from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
-_NOTHING: Given = {}
+_NOTHING: ByName = {}
 # What `CallSite.located` gives a place in the text.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
@@ -44,17 +44,19 @@ class _Evaluator(Protocol):
 
     unit: Unit
     graph: FlatGraph
-    inputs: Given  # of the unit's header, with what they are given
+    inputs: ByName  # of the unit's header, with what they are given
 
     def into(self, graph: FlatGraph) -> _Evaluator: ...
 
-    def submodel(self, unit: Unit, extents: Given, inputs: Given, frame: Frame) -> list[Value]: ...
+    def submodel(
+        self, unit: Unit, extents: ByName, inputs: ByName, frame: Frame
+    ) -> list[Value]: ...
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any: ...
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any: ...
 
-    def enter(self, fragment: s.Fragment, arguments: Given, site: CallSite) -> Frame:
+    def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
         """Evaluate the body of a fragment, and return its frame."""
         ...
 
@@ -77,7 +79,7 @@ class CallSite(OperatorSite[FlatGraph]):
     node: s.SyntaxNode
     frame: Frame
     names: Sequence[str] = ()
-    arguments: Given = field(default_factory=dict[str, Any])
+    arguments: ByName = field(default_factory=dict[str, Any])
     operation: str = ""
     operands: Sequence[Any] = ()
     words: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -209,7 +211,7 @@ class CallSite(OperatorSite[FlatGraph]):
             hint=EXPORT_KNOWN,
         )
 
-    def invalid(self, error: InvalidOperation, kind: str, operands: Given = _NOTHING) -> NnefError:
+    def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
         """Return the located error of an operation that refuses its arguments, in its words."""
         words = self.words if kind == self.operation else dict[str, str]()
         named = {words.get(name, name): x for name, x in operands.items()}
@@ -222,7 +224,7 @@ class CallSite(OperatorSite[FlatGraph]):
     # What it adds
 
     def add(
-        self, kind: str, operands: Given, attributes: Given, names: Sequence[str], *,
+        self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
         shown: str = "", rule: Rule | None = None, inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation to the graph; return its results, result arrays as lists.
@@ -244,7 +246,7 @@ class CallSite(OperatorSite[FlatGraph]):
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
         )
 
-    def _typed(self, kind: str, operands: Given) -> Given:
+    def _typed(self, kind: str, operands: ByName) -> ByName:
         """Return the operands of a kind on items, numbers in the dtype of the tensors."""
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         builder = self.graph.builder
@@ -255,7 +257,7 @@ class CallSite(OperatorSite[FlatGraph]):
         number = jnp.dtype(dtypes[-1]).type
         return {n: number(x) if type(x) in (int, float) else x for n, x in operands.items()}
 
-    def _insert(self, kind: str, operands: Given, attributes: Given, part: str) -> Any:
+    def _insert(self, kind: str, operands: ByName, attributes: ByName, part: str) -> Any:
         if self.folds:
             return self._folded(kind, operands, attributes)
         operands = self._typed(kind, operands)
@@ -263,7 +265,7 @@ class CallSite(OperatorSite[FlatGraph]):
         results = self.add(kind, operands, attributes, names, inserted=True)
         return results[0] if len(results) == 1 else results
 
-    def _emit(self, kind: str, operands: Given, attributes: Given, inserted: bool) -> Any:
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
         """Add an operation. The last one takes arguments that it lacks from the call, by name."""
         if inserted:
             return self._insert(kind, operands, attributes, kind)
@@ -278,7 +280,7 @@ class CallSite(OperatorSite[FlatGraph]):
         results = self.add(kind, operands, attributes, self.names, shown=self.operation)
         return results[0] if len(results) == 1 else results
 
-    def _folded(self, kind: str, operands: Given, attributes: Given) -> Any:
+    def _folded(self, kind: str, operands: ByName, attributes: ByName) -> Any:
         """Return an operation's host value. Raises NotFolded, and NnefError where none can be."""
         if not all(isinstance(x, np.ndarray) for x in operands.values()):
             raise NotFolded

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.base import GIVE_SHAPES, Options
 from nnef_jax.formats.syntax import tree as s
@@ -53,7 +53,7 @@ _DEEPEST = 100  # fragment calls: none calls itself, so that real ones are few
 
 
 def flatten(
-    unit: Unit, options: Options, extents: Given, data: dict[str, NDArray[Any] | None]
+    unit: Unit, options: Options, extents: ByName, data: dict[str, NDArray[Any] | None]
 ) -> tuple[Graph, Said]:
     """Return the flat graph of a network, given the extents of its symbols, and how it is said.
 
@@ -102,14 +102,14 @@ class _UnitFlattener:
 
     unit: Unit
     graph: FlatGraph
-    extents: Given
-    inputs: Given
+    extents: ByName
+    inputs: ByName
     shown: Set[str] = frozenset()  # operations that are not supported, and need not be
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
 
-    def submodel(self, unit: Unit, extents: Given, inputs: Given, frame: Frame) -> list[Value]:
+    def submodel(self, unit: Unit, extents: ByName, inputs: ByName, frame: Frame) -> list[Value]:
         return _UnitFlattener(unit, self.graph, extents, inputs).outputs(frame)
 
     # Statements
@@ -317,7 +317,7 @@ class _UnitFlattener:
             raise LimitError(f"fragments call each other more than {_DEEPEST} deep")
         return (*calls, Call(fragment.name, site.span))
 
-    def enter(self, fragment: s.Fragment, arguments: Given, site: CallSite) -> Frame:
+    def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
         names, calls = site.names, self._calls(fragment, site)
         prefix = f"{names[0] if names else site.frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)

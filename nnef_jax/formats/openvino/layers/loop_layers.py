@@ -12,7 +12,7 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count
-from nnef_jax.flattening.emission import Given
+from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.repetition import RepeatedBody, both, branch
 from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
@@ -150,7 +150,7 @@ class _Repetition:
         return self._emit(going, {"count": most, "condition": starts}, limit)
 
     def _emit(
-        self, going: End | None = None, start: Given | None = None, limit: int = -1
+        self, going: End | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
         """Add the operation: a loop that starts with some operands, or a scan without any."""
         site, inner, body, is_loop = self.site, self.repeated.at, self.body, start is not None
