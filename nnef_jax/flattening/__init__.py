@@ -1,1 +1,1 @@
-"""What all formats share when they flatten: operations into a graph, values known before a run."""
+"""Flattening that formats share: adding operations to a graph, and values known before a run."""

@@ -1,4 +1,4 @@
-"""Operations by kind, as steps of the meaning of an operator."""
+"""A shorthand to add operations by their kind, as `step.mul(x, y)`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from lowering.ops import rules
 
 
 class ByKind:
-    """Adds operations by kind: `steps.mul(x, y)` has operands in the order of the kind's rule.
+    """Adds operations by kind: `step.pad(x, border="constant")`.
 
-    What is given by name is an attribute. Kinds that are words of Python end with `_`.
+    Positional arguments are operands, in the order of the rule's parameters. Keyword arguments are
+    attributes. Kinds that are keywords of Python end with `_`.
     """
 
     __slots__ = ("_add",)
@@ -26,7 +27,7 @@ class ByKind:
             raise AttributeError(f"there is no kind '{kind}'")
         names = rule.parameters
 
-        def add(*operands: Any, **attributes: Any) -> Any:
+        def add(*operands: object, **attributes: object) -> Any:
             return self._add(kind, dict(zip(names, operands, strict=False)), **attributes)
 
         return add

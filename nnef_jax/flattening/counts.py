@@ -1,4 +1,4 @@
-"""Numbers of items along axes that are padded, and an operation that reads such tensors."""
+"""Counts of the items along padded axes, and the operation that reads padded tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from nnef_jax.formats.base import ExtentNeeded
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Count:
-    """How many items along an axis there are, a tensor [1]; what is behind them is padding.
+    """The number of items along the padded axis of a tensor. Padding follows the items.
 
-    It is `marked` where padding can be told from items already.
+    Args:
+        axis: the padded axis.
+        items: a tensor of integers [1].
+        marked: whether the values of the padding tell it from items.
     """
 
     axis: int
@@ -27,7 +30,7 @@ class Count:
 
 
 def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
-    """Return the error of what reads the padding of a tensor."""
+    """Return the error of `reader`, which would read the padding of a tensor."""
     return InvalidOperation(
         f"axis {count.axis} of '{name}' has as many items as values say, and is padded: "
         f"{reader} would take padding for items",
@@ -36,33 +39,39 @@ def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
 
 
 class PaddedOperation:
-    """An operation that reads padded tensors: `counts` are by operand."""
+    """An operation before it is added to the graph. Its `counts` are those of padded operands.
+
+    A count has the operand's name; for an item of an operand array, that is "values[0]".
+    """
 
     def __init__(
-        self, graph: Emission, known: Mapping[Value, Count], kind: str, operands: dict[str, Any],
+        self, graph: Emission, counts: Mapping[Value, Count], kind: str, operands: dict[str, Any],
         attributes: ByName, span: Span | None,
     ) -> None:  # fmt: skip
         self.graph, self.kind, self.operands = graph, kind, operands
         self.attributes, self.span = attributes, span
         self.counts: dict[str, Count] = {}
         for name, x in operands.items():
-            found = [(name, x)]
+            named = [(name, x)]
             if isinstance(x, list | tuple):
                 items = cast("Sequence[Any]", x)
-                found = [(f"{name}[{i}]", item) for i, item in enumerate(items)]
-            self.counts |= {k: known[v] for k, v in found if isinstance(v, Value) and v in known}
+                named = [(f"{name}[{i}]", item) for i, item in enumerate(items)]
+            self.counts |= {k: counts[v] for k, v in named if isinstance(v, Value) and v in counts}
 
     @property
     def first(self) -> Count:
-        """Return the count of one of the padded operands."""
+        """Return the count of the first padded operand."""
         return next(iter(self.counts.values()))
 
     def refusal(self) -> InvalidOperation:
-        """Return the error of an operation that reads padding."""
+        """Return the error that the operation would read padding."""
         return refusal(*next(iter(self.counts.items())), f"'{self.kind}'")
 
     def only(self, *names: str) -> Count:
-        """Return the count of some operands; raise where others are padded, or none of them."""
+        """Return the count of the first named operand.
+
+        Raises InvalidOperation unless exactly the named operands are padded.
+        """
         if set(self.counts) != set(names):
             raise self.refusal()
         return self.counts[names[0]]
@@ -72,13 +81,14 @@ class PaddedOperation:
         return self.operands[name].type.shape
 
     def insert(self, kind: str, operands: Mapping[str, Any], **attributes: Any) -> Value:
-        """Add an operation before it."""
+        """Insert an operation before this one."""
         names = [self.graph.builder.unreserved(f"counted.{kind}")]
-        add = Emission.add  # which follows nothing: what is behind the items is about to change
+        # `CountedEmission.add` would follow the padding, which these operations replace.
+        add = Emission.add
         return add(self.graph, kind, operands, attributes, names, self.span, inserted=True)[0]
 
-    def masked(self, name: str, padding: Any) -> Value:
-        """Return an operand with something else behind its items."""
+    def masked(self, name: str, padding: float) -> Value:
+        """Return an operand whose padding has the value `padding`, in the operand's dtype."""
         x, count = self.operands[name], self.counts[name]
         rank, dtype, axis = len(x.type.shape), x.type.dtype, count.axis
         extent = x.type.shape[axis]
@@ -87,35 +97,35 @@ class PaddedOperation:
                 raise ExtentNeeded
             extent = self.graph.symbolic.of(x)[axis]
         numbers = {"start": 0, "end": extent, "step": 1, "dtype": count.items.type.dtype}
-        places = self.insert("range", {}, **numbers)
-        others = tuple(i for i in range(rank) if i != axis)
-        places = self.insert("unsqueeze", {"input": places}, axes=others)
+        indices = self.insert("range", {}, **numbers)
+        new_axes = tuple(i for i in range(rank) if i != axis)
+        indices = self.insert("unsqueeze", {"input": indices}, axes=new_axes)
         items = self.spread(count.items, rank)
         padding = bool(padding) if dtype == "bool" else (float if is_float(dtype) else int)(padding)
-        is_nan = padding != padding  # no document says it, but all say the root of -1
+        is_nan = padding != padding  # documents have no literal for NaN: it is the root of -1
         value = -1.0 if is_nan else padding
         constant = {"shape": (1,) * rank, "value": (value,), "dtype": dtype}
-        other = self.insert("constant", {}, **constant)
+        filling = self.insert("constant", {}, **constant)
         if is_nan:
-            other = self.insert("sqrt", {"x": other})
-        is_item = self.insert("lt", {"x": places, "y": items})
-        given = {"condition": is_item, "true_value": x, "false_value": other}
-        return self.insert("select", given)
+            filling = self.insert("sqrt", {"x": filling})
+        is_item = self.insert("lt", {"x": indices, "y": items})
+        operands = {"condition": is_item, "true_value": x, "false_value": filling}
+        return self.insert("select", operands)
 
     def spread(self, items: Value, rank: int) -> Value:
-        """Return a number [1] with more axes."""
+        """Return a tensor [1] with `rank` axes of extent 1."""
         return self.insert("unsqueeze", {"input": items}, axes=tuple(range(1, rank)))
 
-    def mask(self, name: str, padding: Any) -> None:
-        """Put something else behind the items of an operand."""
+    def mask(self, name: str, padding: float) -> None:
+        """Replace an operand by the one whose padding has the value `padding`."""
         self.operands[name] = self.masked(name, padding)
 
     def at_most(self, axis: int, count: Count, most: int) -> Count:
-        """Return a count with no more items than some."""
+        """Return the count min(items, most) of a result, whose padded axis is `axis`."""
         dtype = count.items.type.dtype
         limit = self.insert("constant", {}, shape=(1,), value=(most,), dtype=dtype)
         return Count(axis, self.insert("min", {"x": count.items, "y": limit}))
 
     def ends(self, name: str) -> tuple[Any, Any]:
-        """Return the least and the greatest finite number that an operand can have."""
+        """Return the least and the greatest finite number in the dtype of an operand."""
         return ends_of(self.operands[name].type.dtype)

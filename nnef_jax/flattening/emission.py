@@ -1,4 +1,4 @@
-"""Adds operations to a graph, within limits, for all formats."""
+"""Adds operations to a graph within the limits of a load, and gives errors their place."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from nnef_jax.limits import EXTENT, OPERATION, raising
 ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
-_TAKEN = _ARRAYS | {float}
-_MADE = 4  # tensors of a node that are named instead of one that it reads
+_CHECKED = _ARRAYS | {float}
+_MOST_RESULTS = 4  # results of a node that are named for each folded tensor that it reads
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
 def computed(dtype: str, real: str) -> str:
-    """Return the dtype that tensors of a stored one are computed in: `real` for float32.
+    """Return the dtype in which tensors with the stored `dtype` are computed.
 
-    Without jax's x64 mode whole numbers of 64 bits have 32, and real ones of 64 bits are `real`.
+    float32 becomes `real`. Without jax's x64 mode, 64-bit integers have 32 bits, and float64
+    becomes `real`.
     """
     if dtype == "float32":
         return real
@@ -50,7 +51,7 @@ def ends_of(dtype: str) -> tuple[Any, Any]:
 
 
 class Emission:
-    """A graph that operations are added to. `integer` is the dtype of whole numbers without one."""
+    """A graph under construction. `integer` is the dtype of integers that have none."""
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
         self.options = options
@@ -58,10 +59,10 @@ class Emission:
         self._most = float(jnp.finfo(options.real).max)
         self.meter = options.meter
         self.limits = options.meter.limits
-        # Where `jax.export` keeps extents open.
+        # None unless `jax.export` keeps extents open.
         self.symbolic = SymbolicShapes(self.builder) if options.symbolic_shapes else None
-        self.is_body = False  # whether its inputs are those of a body, not of the network
-        self._within: set[Shape] = set()  # shapes that `bound` has let pass
+        self.is_body = False  # True for the body of a loop, scan or branch
+        self._within: set[Shape] = set()  # shapes within the limits
 
     def add(
         self,
@@ -75,9 +76,11 @@ class Emission:
         rule: Rule | None = None,
         inserted: bool = False,
     ) -> tuple[Any, ...]:
-        """Add an operation; return its results, result arrays as lists.
+        """Add an operation; return its results. A result array is a list.
 
-        `rule` is a user's own; for `inserted` see `Value`. Raises InvalidOperation, NnefError.
+        `rule` is the user's rule for the kind. `inserted` is explained in `Value`.
+
+        Raises InvalidOperation, NnefError.
         """
         if len(self.builder.operations) >= self.limits.operations:
             message = f"the flat graph has more than {self.limits.operations} operations"
@@ -85,7 +88,7 @@ class Emission:
         arrays = [len(x) for x in attributes.values() if type(x) in _SEQUENCES]
         arrays += [_extents(x) for x in operands.values() if type(x) in _SEQUENCES]
         self.meter.spend(OPERATION + sum(arrays), "the network", span, calls)
-        operands = {k: self._taken(x) if type(x) in _TAKEN else x for k, x in operands.items()}
+        operands = {k: self._checked(x) if type(x) in _CHECKED else x for k, x in operands.items()}
         attributes = {k: _plain(x) for k, x in attributes.items()}
         results = self.builder.operation(
             kind, operands, attributes, names, span, calls, rule=rule, inserted=inserted
@@ -95,14 +98,14 @@ class Emission:
                 self.require_bounds(value, span, calls)
         return tuple([list(result) if isinstance(result, tuple) else result for result in results])
 
-    def _taken(self, x: Any) -> Any:
-        """Return an operand, hashable, its numbers within the range of real tensors."""
+    def _checked(self, x: Any) -> Any:
+        """Return a hashable operand, with finite numbers clipped to the range of real tensors."""
         if isinstance(x, float):
             return math.copysign(self._most, x) if self._most < abs(x) < math.inf else x
-        return tuple([self._taken(item) if type(item) in _TAKEN else item for item in x])
+        return tuple([self._checked(item) if type(item) in _CHECKED else item for item in x])
 
     def require_bounds(self, value: Value, span: Span | None, calls: tuple[Call, ...] = ()) -> None:
-        """Raise NnefError for a tensor larger than any may be; extents open or 0 count as 1."""
+        """Raise NnefError for a tensor beyond the limits. Open and empty extents count as 1."""
         shape = value.type.shape
         rank = len(shape)
         self.meter.steps += EXTENT * rank
@@ -120,42 +123,43 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the names of constants, each with the tensors that are computed from it.
+        """Note the names of folded constants, each with the tensors that are computed from it.
 
-        A step is the names of the tensors that it reads, and of those that it makes.
+        A step is the names of the tensors that a node reads, and of its results.
         """
         taken = self.builder.is_taken
         readers: dict[str, list[str]] = {name: [] for name in constants if not taken(name)}
-        for reads, makes in steps:
+        for reads, results in steps:
             for name in reads:
                 if name in readers:
-                    readers[name] += makes[:_MADE]
+                    readers[name] += results[:_MOST_RESULTS]
         self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint that fixes what tensors follow from, if that is lists and numbers.
+        """Return the hint to fix the inputs of the network that tensors are computed from.
 
-        It is '' for tensors of a body, or that follow from inputs of more axes.
+        It is "" in a body, and where one of the origins is a variable, or an input with two axes or
+        more that is not among `values`.
         """
-        behind = self.origins(values)
-        inputs = (x for x in behind if self.builder.is_input(x))
-        known = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
-        if self.is_body or not known or len(known) < len(behind):
+        origins = self.origins(values)
+        inputs = (x for x in origins if self.builder.is_input(x))
+        names = sorted(x.name for x in inputs if x in values or len(x.type.shape) < 2)
+        if self.is_body or not names or len(names) < len(origins):
             return ""
-        return f"load(..., values={{{known[0]!r}: ...}}) makes it known"
+        return f"load(..., values={{{names[0]!r}: ...}}) makes it known"
 
     def origins(self, values: Iterable[Value]) -> set[Value]:
-        """Return the inputs and variables that tensors follow from."""
-        behind = set(values)
+        """Return the inputs and variables that tensors are computed from."""
+        origins = set(values)
         for operation in reversed(self.builder.operations):
-            if not behind.isdisjoint(operation.writes()):
-                behind = behind.difference(operation.writes()).union(operation.reads())
-        return behind
+            if not origins.isdisjoint(operation.writes()):
+                origins = origins.difference(operation.writes()).union(operation.reads())
+        return origins
 
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
-        """Return the error of what is beyond a limit."""
+        """Return the error of a limit that is exceeded, with a hint how to raise it."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
 
@@ -168,9 +172,9 @@ def located(
     translate: Callable[[str], str] = str,
     more: str = "",
 ) -> NnefError:
-    """Return the error, with its place, of an operation that does not take what it is given.
+    """Return the error of `what`, an operation or an input, with its place in the source.
 
-    `translate` puts its texts in words of the document, `more` follows them.
+    `translate` puts the message and the hint in the document's words. The message ends with `more`.
     """
     message = f"{what}: {translate(error.message)}{more}"
     return family_of(error)(message, span=span, calls=calls, hint=translate(error.hint))
@@ -184,33 +188,35 @@ def refused(
     calls: tuple[Call, ...],
     translate: Callable[[str], str] = str,
 ) -> NnefError:
-    """Return the located error of an operation that refuses its operands, which it shows."""
+    """Return the error of an operation that refuses its operands. The message shows these."""
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
     return located(error, f"'{kind}'", span, calls, translate, f" ({pairs})" if pairs else "")
 
 
-def show_operand(operand: Any) -> str:
-    """Return an operand as messages show it: a tensor by its type."""
+def show_operand(operand: object) -> str:
+    """Return an operand as text for messages. Tensors are shown by their type."""
     match operand:
         case Value():
             return str(operand.type)
         case tuple() | list():
-            return f"[{', '.join(map(show_operand, cast('Sequence[Any]', operand)))}]"
+            return f"[{', '.join(map(show_operand, cast('Sequence[object]', operand)))}]"
         case _:
             return repr(operand)
 
 
-class placed:  # a class takes a quarter of the time of a generator's context
-    """Gives a place to errors of a layer, a node or an input. Raises NnefError, ExtentNeeded.
+class placed:  # a class: a quarter of the time of a generator's context
+    """A context that gives errors of a layer, a node or an input their place in the source.
 
-    Where it has fewer parts, axes or items than any writer gives it, Python says so: there are
-    hundreds of types.
+    An error of Python counts as an error of the file. Meanings of operators do not check for fewer
+    inputs, axes or items than any writer makes.
+
+    Raises NnefError, ExtentNeeded.
     """
 
-    __slots__ = ("_parts", "_span", "_what")
+    __slots__ = ("_parts", "_span", "_title")
 
-    def __init__(self, what: str, span: Span | None, parts: str = "inputs") -> None:
-        self._what, self._span, self._parts = what, span, parts
+    def __init__(self, title: str, span: Span | None, parts: str = "inputs") -> None:
+        self._title, self._span, self._parts = title, span, parts
 
     def __enter__(self) -> None:
         pass
@@ -220,25 +226,26 @@ class placed:  # a class takes a quarter of the time of a generator's context
             case None | ExtentNeeded() | NnefError():
                 pass
             case InvalidOperation():
-                raise located(error, self._what, self._span) from None
+                raise located(error, self._title, self._span) from None
             case InconclusiveDimensionOperation():
                 why = "depends on more of an extent than is known while it is symbolic"
-                message = f"{self._what} {why}"
+                message = f"{self._title} {why}"
                 raise UnsupportedError(message, span=self._span, hint=EXPORT_KNOWN) from None
             case ArithmeticError() | AttributeError() | LookupError() | TypeError() | ValueError():
                 message = f"its {self._parts} and attributes do not go together: {error}"
-                raise located(InvalidOperation(message), self._what, self._span) from error
+                raise located(InvalidOperation(message), self._title, self._span) from error
             case _:
                 pass
 
 
-def _extents(values: Sequence[Any]) -> int:
-    """Return the steps for operands that are in an array: their shapes are compared."""
-    return len(values) + sum([EXTENT * len(x.type.shape) for x in values if isinstance(x, Value)])
+def _extents(operands: Sequence[object]) -> int:
+    """Return the number of steps in which the shapes of an operand array are compared."""
+    tensors = [x for x in operands if isinstance(x, Value)]
+    return len(operands) + sum([EXTENT * len(x.type.shape) for x in tensors])
 
 
 def _plain(attribute: Any) -> Any:
-    """Return an attribute of Python's own types, hashable."""
+    """Return a hashable attribute of Python's types, without numpy's and lists."""
     if type(attribute) in _ARRAYS:
         return tuple([_plain(x) for x in attribute])
     return attribute.item() if isinstance(attribute, np.generic) else attribute

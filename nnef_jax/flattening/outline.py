@@ -1,12 +1,12 @@
-"""Adds operations without a rule to a network that is shown and not run.
+"""Adds unsupported operators to a graph that is shown and not run, as operations without a rule.
 
-Their results have no type. Nor have results of operations that read these.
+Results have no type, and neither have results of operations that read these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn, TypeGuard
 
 from lowering.graph import UNTYPED, Graph, Rule, Value
 from lowering.location import Span
@@ -17,30 +17,29 @@ from nnef_jax.limits import OPERATION
 _UNKNOWN = " (unknown)"
 
 
-def has_untyped(operands: Iterable[Any]) -> bool:
-    """Tell whether there is a tensor without a type among operands, or in lists of them."""
+def has_untyped(operands: Iterable[object]) -> bool:
+    """Tell whether a tensor without a type is among the operands, or in lists of operands."""
     return any(
         has_untyped(x) if isinstance(x, list | tuple) else _is_untyped(x)  # pyright: ignore[reportUnknownArgumentType]
         for x in operands
     )
 
 
-def _is_untyped(x: Any) -> bool:
+def _is_untyped(x: object) -> bool:
     return isinstance(x, Value) and x.type.dtype == UNTYPED.dtype
 
 
 def add_untyped(
-    graph: Emission, kind: str, operands: Iterable[Any], names: Sequence[str], span: Span
+    graph: Emission, kind: str, operands: Iterable[object], names: Sequence[str], span: Span
 ) -> list[Value]:
-    """Add an operation of a kind of the document's; return results of these names.
+    """Add an operation of a kind that only the document has; return its results, by `names`.
 
-    The operation reads the tensors among the operands, and constants that are weights.
+    The operation reads the tensors and the weights among the operands.
     """
     if not names:
         return []
     if isinstance(graph, TensorGraph):
-        weights = (x if not _is_weight(x) else graph.tensor(x, x.label, span) for x in operands)
-        operands = [*weights]
+        operands = [graph.tensor(x, x.label, span) if _is_weight(x) else x for x in operands]
     graph.meter.spend(OPERATION, "the network", span)
     types = tuple([UNTYPED] * len(names))
     rule = Rule(kind, lambda: types, _refuse, ("**",), wants_context=False, infer_reads=frozenset())
@@ -49,21 +48,21 @@ def add_untyped(
     return [value for value in results if isinstance(value, Value)]
 
 
-def _is_weight(x: Any) -> bool:
+def _is_weight(x: object) -> TypeGuard[Constant]:
     return isinstance(x, Constant) and bool(x.label)
 
 
 def unknown(operator: str) -> str:
-    """Return the kind of operations whose operator is not supported."""
+    """Return the kind of the operation that an unsupported operator is shown as."""
     return operator + _UNKNOWN
 
 
 def unknown_operators(graph: Graph) -> list[str]:
-    """Return the operators of a graph that are not supported, each once."""
+    """Return the names of the unsupported operators in a graph, each once."""
     kinds = (x.kind for x in graph.operations if has_untyped(x.writes()))
     operators = (kind.removesuffix(_UNKNOWN) for kind in kinds if kind.endswith(_UNKNOWN))
     return list(dict.fromkeys(operators))
 
 
-def _refuse(**_: Any) -> NoReturn:
+def _refuse(**_: object) -> NoReturn:
     raise NotImplementedError("the network was read to be shown")

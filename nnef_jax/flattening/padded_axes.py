@@ -1,13 +1,15 @@
-"""Tensors with as many items along an axis as values say: padded to the most there can be.
+"""Follows padded axes through a graph: axes whose number of items depends on values.
 
-What makes one notes it in `counts`. The axis is followed from operation to operation, by kind. One
-that would take padding for items raises. What is behind the items is -1 in whole numbers and NaN in
-real ones where it is `ended`, and anything before.
+The axis is padded to the largest possible number of items. The meaning that makes such a tensor
+notes its count in `counts`. Each operation that reads the tensor passes the axis on to its results,
+by its kind, or raises InvalidOperation if it would take padding for items. The values of padding
+are arbitrary. In outputs of the network they are -1 for integers and NaN for real numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lowering.extents import UNKNOWN
-from lowering.graph import Operation, Value, is_float, is_integer
+from lowering.graph import Call, Operation, Rule, Value, is_float, is_integer
 from lowering.location import Span
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import ByName, Emission
@@ -23,11 +25,14 @@ from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
 from nnef_jax.trimming import length_name
 
-_DIVISIBLE = 5040  # by all numbers up to 10
+_DIVISIBLE = 5040  # an extent that all numbers up to 10 divide
 
 
 class CountedEmission(Emission):
-    """A graph in the making, in which padded axes are followed. `counts` has those there are."""
+    """A graph under construction in which padded axes are followed.
+
+    `counts` has the counts of padded tensors.
+    """
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
         super().__init__(options, integer)
@@ -35,32 +40,34 @@ class CountedEmission(Emission):
 
     def add(
         self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str],
-        span: Span | None, *calls: Any, **options: Any,
+        span: Span | None, calls: tuple[Call, ...] = (), *, rule: Rule | None = None,
+        inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation, and note which axes of its results are padded; see `Emission`."""
+        """Add an operation as `Emission.add` does, and note the counts of its results."""
+        add = partial(super().add, calls=calls, rule=rule, inserted=inserted)
         if not self.counts:
-            return super().add(kind, operands, attributes, names, span, *calls, **options)
+            return add(kind, operands, attributes, names, span)
         step = PaddedOperation(self, self.counts, kind, dict(operands), attributes, span)
-        where = followed(step) if step.counts else None
-        results = super().add(kind, step.operands, attributes, names, span, *calls, **options)
-        if where == TABLE:
+        axis = followed(step) if step.counts else None
+        results = add(kind, step.operands, attributes, names, span)
+        if axis == TABLE:
             self._pass(step, self.builder.operations[-1])
-        elif where is not None:
+        elif axis is not None:
             for result in results:
-                self.counts.update(dict.fromkeys(_listed(result), where))
+                self.counts.update(dict.fromkeys(_listed(result), axis))
         return results
 
     def _pass(self, step: PaddedOperation, operation: Operation) -> None:
-        """Note the axes of an operation's results in which items of padded operands stay apart.
+        """Note the padded axes of an operation's results by tracing its rule.
 
-        Its rule is traced for that. An extent that is not known is a number that many divide.
+        Tracing takes `_DIVISIBLE` for an extent that is unknown.
         """
         from lowering import Context, NotSeparableError, Program, batch_axes, compute
         from lowering.jaxprs import is_literal, make_jaxpr
 
         reads = list(dict.fromkeys(operation.reads()))
 
-        def results(*arrays: Any) -> list[Any]:
+        def results(*arrays: jax.Array) -> list[jax.Array]:
             values = compute(operation, Context(), dict(zip(reads, arrays, strict=True)))
             return jax.tree.leaves(values)
 
@@ -73,25 +80,26 @@ class CountedEmission(Emission):
         except NotSeparableError:
             raise step.refusal() from None
         for x, v in zip(operation.writes(), program.results, strict=True):
-            if is_literal(v) or v not in axes:  # made from the padded extent alone
+            if is_literal(v) or v not in axes:  # computed from the padded extent
                 raise step.refusal()
             self.counts[x] = Count(axes[v], step.first.items)
 
-    def require_items(self, x: Any, axes: Collection[int]) -> None:
-        """Raise InvalidOperation where a tensor is padded along one of some axes."""
-        count = self.counts.get(x)
-        if count is not None and count.axis in axes:
+    def require_items(self, x: object, axes: Collection[int]) -> None:
+        """Raise InvalidOperation if `x` is a tensor that is padded along one of the axes."""
+        count = self.counts.get(x) if isinstance(x, Value) else None
+        if isinstance(x, Value) and count is not None and count.axis in axes:
             raise refusal(x.name, count, "it")
 
-    def _shape(self, x: Value) -> Sequence[Any]:
+    def _shape(self, x: Value) -> Sequence[int]:
         if self.symbolic is not None:
             return self.symbolic.of(x)
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def ended(self, x: Value, name: str, span: Span) -> Value:
-        """Return an output of the network, with its length under a name of its own.
+        """Return an output of the network, whose padding has values that tell it from items.
 
-        Where its items leave a number for that, its padding can be told from these too.
+        The padding is NaN, or -1 in signed integers. It is 0 in dtypes without such a value. The
+        count can be captured by the name that `length_name` returns.
         """
         count = self.counts.get(x)
         if count is None:
@@ -103,14 +111,14 @@ class CountedEmission(Emission):
         signed = is_integer(dtype) and not dtype.startswith("u")
         padding = np.nan if is_float(dtype) else -1 if signed else 0
         step = PaddedOperation(self, self.counts, "copy", {"x": x}, {}, span)
-        self.builder.aliases[name] = found = step.masked("x", padding)
-        return found
+        self.builder.aliases[name] = output = step.masked("x", padding)
+        return output
 
     def items_of(self, x: Value) -> list[int | Value]:
-        """Return the extents that a tensor has without its padding: tensors [1] where computed."""
+        """Return the shape of a padded tensor without padding. The count is a tensor [1]."""
         count = self.counts[x]
         return [count.items if i == count.axis else n for i, n in enumerate(x.type.shape)]
 
 
-def _listed(x: Any) -> list[Value]:
-    return [x] if isinstance(x, Value) else [v for v in x if isinstance(v, Value)]
+def _listed(result: Value | Sequence[Value]) -> Sequence[Value]:
+    return [result] if isinstance(result, Value) else result

@@ -1,6 +1,6 @@
-"""What kinds do with a padded axis that they work along, or that chooses items.
+"""Rules for padded axes by kind of operation: kinds that work along such an axis, or index it.
 
-Every other kind has its rule traced, and the table of axes asked: padding stays beside the items.
+All other kinds are traced, and `batch_axes` follows the axis.
 """
 
 from __future__ import annotations
@@ -14,13 +14,18 @@ from lowering.extents import UNKNOWN, volume
 from lowering.graph import Value
 from nnef_jax.flattening.counts import Count, PaddedOperation
 
-TABLE: Final = "table"  # says that the table of axes is to be asked
+TABLE: Final = "table"  # `batch_axes` follows the axis
 Place = Count | Literal["table"] | None
 _FAR = 2**31 - 1  # an index beyond any axis
 
 
 def followed(step: PaddedOperation) -> Place:
-    """Return where the axis is in the results, None if it ends; raise where padding is read."""
+    """Return the count of an operation's results, None if they are not padded.
+
+    It is `TABLE` if the operation's rule must be traced. Operands may be replaced in `step`.
+
+    Raises InvalidOperation if the operation would read padding.
+    """
     follow = _FOLLOWED.get(step.kind)
     differ = any(count.items is not step.first.items for count in step.counts.values())
     if differ and follow is not _gathered:
@@ -29,7 +34,7 @@ def followed(step: PaddedOperation) -> Place:
 
 
 def _sliced(step: PaddedOperation) -> Place:
-    """Take the first items of an axis, no more than there are."""
+    """Slice the padded axis from its first item on."""
     count, axes = step.only("input"), list(step.attributes["axes"])
     if count.axis not in axes:
         return TABLE
@@ -45,7 +50,7 @@ def _sliced(step: PaddedOperation) -> Place:
 
 
 def _gathered(step: PaddedOperation) -> Place:
-    """Follow an axis of indices to what they name, or one of what they choose from."""
+    """Follow a padded axis of the indices, or of the input, to the result."""
     axis, counts = step.attributes["axis"], step.counts
     source, indices = counts.get("input"), counts.get("indices")
     if indices and (source is None or source.axis == axis):
@@ -54,27 +59,25 @@ def _gathered(step: PaddedOperation) -> Place:
         raise step.refusal()
     if source.axis != axis:
         return TABLE
-    known = _constant(step, step.operands["indices"])
-    if known is None:
-        return None  # places that the network computes are those of items
-    if len(known.shape) != 1 or not np.array_equal(known, np.arange(len(known))):
+    constant = _constant(step, step.operands["indices"])
+    if constant is None:
+        return None  # computed indices name items, not padding
+    if len(constant.shape) != 1 or not np.array_equal(constant, np.arange(len(constant))):
         raise step.refusal()
-    return step.at_most(axis, source, len(known))
+    return step.at_most(axis, source, len(constant))
 
 
 def _constant(step: PaddedOperation, x: Value) -> Any:
-    """Return the items of a tensor that stands in the graph, None if it does not."""
+    """Return the array of a constant of the graph, None for a tensor that is computed."""
     for operation in step.graph.builder.operations:
         if operation.kind == "constant" and x in operation.results:
-            given = dict(operation.attributes)
-            return np.broadcast_to(
-                np.array(given["value"]).reshape(-1), (volume(x.type.shape),)
-            ).reshape(x.type.shape)
+            items = np.array(dict(operation.attributes)["value"]).reshape(-1)
+            return np.broadcast_to(items, (volume(x.type.shape),)).reshape(x.type.shape)
     return None
 
 
 def _gathered_at(step: PaddedOperation) -> Count:
-    """Follow an axis of coordinates, or of indices of single items, to what they name."""
+    """Follow a padded axis of the indices, along which the result has an item for each index."""
     count = step.only("indices")
     last = len(step.shape("indices")) - (1 if step.kind == "gather_nd" else 0)
     if count.axis >= last or step.attributes.get("batch_dims", 0):
@@ -83,7 +86,7 @@ def _gathered_at(step: PaddedOperation) -> Count:
 
 
 def _scattered(step: PaddedOperation) -> None:
-    """Write items alone: padding goes beyond the axis, where nothing is written."""
+    """Replace padding among the indices by an index beyond the axis, which writes nothing."""
     counts = {**step.counts}
     count = counts.pop("indices", None)
     updates = counts.pop("updates", count)
@@ -96,7 +99,7 @@ def _scattered(step: PaddedOperation) -> None:
 
 
 def _reduced(step: PaddedOperation) -> Place:
-    """Pad a reduced axis with the neutral item of the reduction."""
+    """Pad the reduced axis with the neutral value of the reduction."""
     count, axes = step.only("input"), step.attributes["axes"]
     if count.axis not in axes:
         return TABLE
@@ -108,7 +111,7 @@ def _reduced(step: PaddedOperation) -> Place:
         "max_reduce": least, "argmax_reduce": least, "min_reduce": most, "argmin_reduce": most,
     }  # fmt: skip
     step.mask("input", neutral[step.kind])
-    if step.kind == "mean_reduce":  # over all that is there, padding too
+    if step.kind == "mean_reduce":  # it divides by the padded extent
         x = step.operands["input"]
         share = step.insert("cast", {"input": count.items}, dtype=x.type.dtype)
         constant = {"shape": (1,), "value": (float(x.type.shape[count.axis]),)}
@@ -119,7 +122,7 @@ def _reduced(step: PaddedOperation) -> Place:
 
 
 def _best(step: PaddedOperation) -> Place:
-    """Choose along an axis, whose padding is chosen last of all."""
+    """Pad the axis of a top-k with the value that is chosen last."""
     count, axis = step.only("input"), step.attributes["axis"]
     if axis != count.axis:
         return TABLE
@@ -129,27 +132,27 @@ def _best(step: PaddedOperation) -> Place:
 
 
 def _regions(step: PaddedOperation) -> Count:
-    """Follow regions of images to what is in them."""
+    """Follow the axis of regions, along which the result has an item for each region."""
     if step.only("rois", "batch_index").axis or step.counts["batch_index"].axis:
         raise step.refusal()
     return step.first
 
 
-def _chosen(step: PaddedOperation) -> None:
-    """Put 0 behind the items of a tensor that is searched for others."""
+def _nonzero(step: PaddedOperation) -> None:
+    """Pad a tensor that is searched for nonzero items with 0."""
     step.only("input")
     step.mask("input", 0)
 
 
 def _adapted(step: PaddedOperation) -> Place:
-    """Divide positions into as many windows as an attribute says, whatever their number."""
+    """Refuse padding along a pooled axis, whose items are divided into windows."""
     if step.first.axis > 1:
         raise step.refusal()
     return TABLE
 
 
 def _entered(step: PaddedOperation) -> Place:
-    """Refuse an operation whose graph was made before, with the padding's extent as a number."""
+    """Refuse an operation with a body, which is built for the padded extent."""
     raise step.refusal()
 
 
@@ -163,5 +166,5 @@ _FOLLOWED: dict[str, Callable[[PaddedOperation], Place]] = {
     **dict.fromkeys(("max_roi_pool", "roi_align"), _regions),
     **dict.fromkeys(("adaptive_avg_pool", "adaptive_max_pool"), _adapted),
     **dict.fromkeys(("branch", "loop", "scan"), _entered),
-    "gather": _gathered, "non_zero": _chosen, "slice": _sliced, "topk": _best,
+    "gather": _gathered, "non_zero": _nonzero, "slice": _sliced, "topk": _best,
 }  # fmt: skip

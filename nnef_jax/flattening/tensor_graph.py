@@ -1,6 +1,6 @@
-"""Tensors known when a network is flattened, and a graph that takes them: weights, shapes, indices.
+"""Known tensors (weights, shapes, indices) and the graph that takes them as operands.
 
-It is for formats whose networks are layers or nodes on tensors.
+They are for formats whose networks are layers or nodes on tensors.
 """
 
 from __future__ import annotations
@@ -21,32 +21,35 @@ from lowering.location import Span
 from nnef_jax.flattening.padded_axes import CountedEmission
 from nnef_jax.formats.base import Options
 
-_MOST = 4096  # items of whole numbers that stand in the graph instead of beside it
-_ITEMS_PER_STEP = 4  # of a constant that stands in the graph
+_MOST = 4096  # items; larger integer weights are variables, smaller ones constants of the graph
+_ITEMS_PER_STEP = 4  # items of a constant that count as one step of the meter
 _INDICES = frozenset({"int32", "int64", "uint32", "uint64", "bool"})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Constant:
-    """A known tensor of an element type: `label` is that of the weights that it is, "" if none.
+    """A tensor that is known when the network is flattened.
 
-    One that is `derived` follows from shapes, or is an operation's result on known tensors. Items
-    are objects where extents among them are symbolic.
+    Args:
+        array: its items. They are Python objects if symbolic extents are among them.
+        type: its element type, as the format calls it.
+        label: the label of the weights that it is, "" for other tensors.
+        derived: whether it is computed from shapes or from other known tensors.
     """
 
     array: NDArray[Any]
-    type: str  # as the format calls it
+    type: str
     label: str = ""
     derived: bool = False
 
 
 class TensorGraph(CountedEmission, ABC):
-    """A graph in the making. `data` has the weights by label that its variables stand for.
+    """A graph under construction. `data` has the weights of its variables by label.
 
-    What a body reads of `outer` is captured as inputs of it.
+    A body reads tensors of the graph around it, `outer`, through inputs of its own, `captured`.
     """
 
-    # What the format calls truth values, whole numbers of 64 bits and real ones of 32.
+    # The format's names of bool, int64 and float32.
     TYPES: ClassVar[Mapping[str, str]] = {"b": "bool", "i": "int64", "f": "float32"}
 
     def __init__(
@@ -56,35 +59,35 @@ class TensorGraph(CountedEmission, ABC):
         self.data = data
         self.outer = outer
         self.tensors: dict[Constant, Value] = {}
-        self.captured: dict[Value, Value] = {}  # inner to outer
-        self._entered: dict[Value, Value] = {}  # outer to inner
+        self.captured: dict[Value, Value] = {}  # outer tensors by inner ones
+        self._entered: dict[Value, Value] = {}  # inner tensors by outer ones
         if outer is not None:
             self.is_body = True
-            self.symbolic = None  # the extents of a body's inputs are known
+            self.symbolic = None  # a body is built for known extents
 
     @staticmethod
     @abstractmethod
     def computed_in(options: Options, type: str) -> str:
-        """Return the dtype that tensors of an element type are computed in."""
+        """Return the dtype in which the network computes tensors of an element type."""
 
     @abstractmethod
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, with their data; return them as they are computed in."""
+        """Add weights as a variable, with their data; return them in the dtype of computation."""
 
     def held(self, type: str) -> np.dtype[Any]:
-        """Return the dtype that known tensors of an element type are computed in here."""
+        """Return the dtype of arrays that hold known tensors of an element type."""
         return np.dtype(type)
 
     def element(self, dtype: str) -> str:
-        """Return the element type that a dtype is."""
+        """Return the element type for a dtype."""
         return dtype
 
     def computed(self, type: str) -> str:
-        """Return the dtype that tensors of an element type are computed in."""
+        """Return the dtype in which this graph computes tensors of an element type."""
         return self.computed_in(self.options, type)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        """Tell whether operations may have the only item of a known tensor as a literal."""
         return self.computed(constant.type) in (self.builder.real, self.builder.integer, "bool")
 
     def body(self) -> Self:
@@ -92,11 +95,19 @@ class TensorGraph(CountedEmission, ABC):
         return type(self)(self.options, self.data, self)
 
     def input(
-        self, name: str, declared: Sequence[Any] | None, type: str, dtype: str, span: Span
-    ) -> Value | Constant:
-        """Add an input of the network of a declared shape, None if its rank is open.
+        self, name: str, declared: Sequence[int | str | None] | None, type: str, dtype: str,
+        span: Span,
+    ) -> Value | Constant:  # fmt: skip
+        """Add an input of the network; return its tensor, known if the user fixes its value.
 
-        One whose value is fixed is known, in a dtype. Raises InvalidOperation, NnefError.
+        Args:
+            name: the input's name.
+            declared: its shape, None if the rank is open.
+            type: its element type.
+            dtype: the dtype of a fixed value.
+            span: its place in the source.
+
+        Raises InvalidOperation, NnefError.
         """
         options = self.options
         if name in options.values:
@@ -116,18 +127,19 @@ class TensorGraph(CountedEmission, ABC):
         return value
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint that fixes tensors; those of a body follow from tensors around it."""
+        """Return the hint to fix the inputs of the network that tensors are computed from."""
         if self.outer is None:
             return super().fixing(*values)
-        behind = self.origins(values)
-        if not behind <= self.captured.keys():
+        origins = self.origins(values)
+        if not origins <= self.captured.keys():
             return ""
-        return self.outer.fixing(*(self.captured[x] for x in behind))
+        return self.outer.fixing(*(self.captured[x] for x in origins))
 
     def entered(self, value: Value, name: str = "") -> Value:
-        """Return a tensor of the outer graph as an input of this one.
+        """Return the input of this graph that stands for a tensor of the outer graph.
 
-        One that is handed in has a name; any other raises InvalidOperation where it is padded.
+        A tensor that an operation passes to its body has a `name`. Any other raises
+        InvalidOperation if it is padded.
         """
         if not name and self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(
@@ -143,11 +155,11 @@ class TensorGraph(CountedEmission, ABC):
         return inner
 
     def tensor(self, constant: Constant, name: str, span: Span) -> Value:
-        """Return a known tensor as one of the graph: weights as a variable."""
-        known = self.tensors.get(constant)
-        if known is None:
-            known = self.tensors[constant] = self._tensor(constant, name, span)
-        return known
+        """Return the tensor of the graph for a known one: a variable for weights."""
+        value = self.tensors.get(constant)
+        if value is None:
+            value = self.tensors[constant] = self._tensor(constant, name, span)
+        return value
 
     def _tensor(self, constant: Constant, name: str, span: Span) -> Value:
         array = constant.array
@@ -158,20 +170,23 @@ class TensorGraph(CountedEmission, ABC):
             self.meter.spend(array.size // _ITEMS_PER_STEP, f"'{name}'", span)
             items = tuple(narrowed(array, type.dtype).ravel().tolist())
             attributes = {"shape": type.shape, "value": items, "dtype": type.dtype}
-            wanted = [self.builder.unreserved(name)]
-            return self.add("constant", {}, attributes, wanted, span, inserted=True)[0]
+            names = [self.builder.unreserved(name)]
+            return self.add("constant", {}, attributes, names, span, inserted=True)[0]
         if self.outer is not None:
             return self.entered(self.outer.tensor(constant, name, span))
-        wanted = name if self.builder.is_taken(name) else self.builder.unreserved(name)
-        return self.variable(constant, wanted, span)
+        name = name if self.builder.is_taken(name) else self.builder.unreserved(name)
+        return self.variable(constant, name, span)
 
 
 def narrowed(array: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return an array in a dtype: finite numbers beyond its range at its ends."""
+    """Return an array in a dtype, with finite numbers clipped to the range of the dtype.
+
+    An array with symbolic extents is returned unchanged.
+    """
     if array.dtype == object and any(map(is_symbolic, array.ravel())):
         return array
-    wanted = np.dtype(dtype)
-    if array.dtype.kind in "iuO" and wanted.kind in "iu":
-        ends = np.iinfo(wanted)
-        return np.clip(array, ends.min, ends.max).astype(wanted)
-    return rounding.saturated(array, wanted)
+    narrow = np.dtype(dtype)
+    if array.dtype.kind in "iuO" and narrow.kind in "iu":
+        ends = np.iinfo(narrow)
+        return np.clip(array, ends.min, ends.max).astype(narrow)
+    return rounding.saturated(array, narrow)

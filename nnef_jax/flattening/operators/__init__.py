@@ -1,1 +1,1 @@
-"""Operators of all formats: their registry, their sites and attributes, and the table of them."""
+"""Operators of a format: their registry, sites and attributes, and a table of what they become."""
