@@ -1,4 +1,4 @@
-"""What the code of an operator's meaning names: kinds of operations, and attributes."""
+"""Finds kinds of operations and attributes in the code of operators' meanings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lowering.ops import rules
 from nnef_jax.flattening.operators.attributes import Attribute
 from nnef_jax.flattening.operators.registry import Operator, OperatorRow
 
-# The types of attributes, by the method of a site that reads one.
+# Types of attributes, by the method of a site that reads them.
 TYPES = {
     "flag": "truth value", "number": "number", "int": "integer", "numbers": "numbers",
     "ints": "integers", "axis_of": "axis", "dtype": "element type", "text": "text", "word": "word",
@@ -22,55 +22,55 @@ TYPES = {
     "spatial": "integers", "axes": "axes",
 }  # fmt: skip
 
-# Names that hold a `ByKind`, besides attributes of the site.
+# Variables and attributes that hold a `ByKind`.
 _BUILDERS = {"add", "end", "last", "step", "step_on", "step_or_last"}
 _METHODS = ("LOAD_ATTR", "LOAD_METHOD")  # instructions
-_CALLED = {"step_on", "step_or_last"}  # methods that return one
-# Methods that align operands, or put a constant into the graph, whatever the operator is.
-_AROUND = {
+_CALLED = {"step_on", "step_or_last"}  # methods that return a `ByKind`
+# Methods that may align operands, or put a constant into the graph, for every operator.
+_SHARED = {
     "_emit", "_insert", "aligned", "emit", "folded", "insert", "item", "last", "step", "step_on",
     "tensor",
 }  # fmt: skip
-# Methods of classes in these modules, and in families of a format, add operations.
+# Methods of classes add operations in these modules and in modules of operators.
 _HOMES = ("nnef_jax.flattening.recurrent_cells", "nnef_jax.flattening.repetition")
 _CODE = ("nnef_jax.flattening.", "nnef_jax.formats.")
 _FAMILIES = re.compile(r"nnef_jax\.formats\.\w+\.\w+\.")
 
 
 @dataclass(slots=True)
-class Names:
-    """What the meaning of an operator names.
+class Inspection:
+    """The kinds and attributes in the code of an operator's meaning.
 
     Args:
-        kinds: of the operations that it may become; no other operation comes of it. Constants that
-            operands are, and operations that align operands, are left out.
-        attributes: that it may read, besides those of its registration.
+        kinds: all kinds of operations that the operator may become. Constants for operands, and
+            operations that align operands, are left out.
+        attributes: attributes that the meaning may read, besides those of its registration.
     """
 
     kinds: set[str] = field(default_factory=set[str])
     attributes: set[Attribute] = field(default_factory=set[Attribute])
 
 
-def names_of(operator: Operator, site: type) -> Names:
-    """Return the kinds and attributes in a meaning, and in functions of the package that it calls.
+def inspected(operator: Operator, site: type) -> Inspection:
+    """Inspect a meaning, and the functions of this package that it calls.
 
     `site` is the class of the format's sites.
     """
-    names = Names()
+    inspection = Inspection()
     seen: set[object] = set()
     waiting: list[Any] = [operator.meaning, *operator.attributes.values()]
     while waiting:
         x = waiting.pop()
         match x:
             case OperatorRow():
-                names.kinds.add(x.kind.removesuffix("_"))
+                inspection.kinds.add(x.kind.removesuffix("_"))
                 waiting += [*x.inputs, *x.attributes.values()]
             case Attribute():
-                names.attributes.add(x)
+                inspection.attributes.add(x)
             case partial():
                 waiting += [x.func, *x.args, *x.keywords.values()]
             case str():
-                names.kinds.add(x)
+                inspection.kinds.add(x)
             case tuple() | list():
                 waiting += x
             case FunctionType() if x.__module__.startswith(_CODE) and x not in seen:
@@ -78,42 +78,45 @@ def names_of(operator: Operator, site: type) -> Names:
                 waiting += [cell.cell_contents for cell in x.__closure__ or ()]
                 waiting += _followed(x.__code__, x.__globals__, site)
                 for part in _codes(x.__code__):
-                    names.kinds |= {*_kinds(part)}
-                    names.attributes |= {*_attributes(part)}
+                    inspection.kinds |= {*_kinds(part)}
+                    inspection.attributes |= {*_attributes(part)}
             case _:
                 pass
-    names.kinds &= {*rules}
-    return names
+    inspection.kinds &= {*rules}
+    return inspection
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield a function's code and that of the functions in it."""
+    """Yield the code of a function, and of the functions that are defined in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _codes(constant)
 
 
-def _followed(code: CodeType, names: dict[str, Any], site: type) -> Iterator[Any]:
-    """Yield the functions, rows and tables that a function names, and methods of its objects."""
+def _followed(code: CodeType, namespace: dict[str, Any], site: type) -> Iterator[Any]:
+    """Yield the objects that a function may use: globals of its module, and methods."""
     sites = site.__mro__
-    classes = [*sites, *(x for x in names.values() if isinstance(x, type) and _adds(x))]
+    classes = [*sites, *(x for x in namespace.values() if isinstance(x, type) and _adds(x))]
     for part in _codes(code):
-        objects = (names[x] for x in part.co_names if x in names)
+        objects = (namespace[x] for x in part.co_names if x in namespace)
         yield from ([*x, *x.values()] if isinstance(x, dict) else x for x in objects)
         for owner in classes:
-            for name in {*part.co_names} - (_AROUND if owner in sites else set()):
+            for name in {*part.co_names} - (_SHARED if owner in sites else set()):
                 method = getattr(owner, name, None)
                 yield method.fget if isinstance(method, property) else method
 
 
 def _adds(x: type) -> bool:
-    """Tell whether methods of a class add operations, as those of the site do."""
+    """Tell whether methods of a class may add operations."""
     return x.__module__ in _HOMES or _FAMILIES.match(x.__module__) is not None
 
 
 def _kinds(code: CodeType) -> Iterator[str]:
-    """Yield the names that are got from builders, and texts, by which functions take kinds."""
+    """Yield attribute names that are looked up in a `ByKind`, and all strings of the code.
+
+    A string may be a kind that is an argument.
+    """
     before = ""
     for instruction in dis.get_instructions(code):
         name, step = instruction.opname, instruction.argval
@@ -128,8 +131,8 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
 
 def _attributes(code: CodeType) -> Iterator[Attribute]:
-    """Yield the attributes that calls of a site's methods name, as `site.int("axis", 0)`."""
-    method, constants, is_whole = "", list[Any](), True
+    """Yield the attributes that the code reads by methods of a site, as `site.int("axis", 0)`."""
+    method, constants, is_constant = "", list[Any](), True
     for instruction in dis.get_instructions(code):
         match instruction.opname:
             case "CACHE" | "PUSH_NULL":
@@ -144,16 +147,16 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
             case name:
                 ends, following = name in ("PRECALL", "CALL", "KW_NAMES", "CALL_KW"), ""
         if ends and method in TYPES and constants and isinstance(constants[0], str):
-            yield Attribute(constants[0], method, tuple(constants[1:]) if is_whole else ())
+            yield Attribute(constants[0], method, tuple(constants[1:]) if is_constant else ())
         if ends:
-            method, constants, is_whole = following, [], True
+            method, constants, is_constant = following, [], True
         else:
-            is_whole = False
+            is_constant = False
 
 
-def _texts(constants: Iterable[Any]) -> Iterator[str]:
+def _texts(constants: Iterable[object]) -> Iterator[str]:
     for x in constants:
-        if isinstance(x, str) and x != "constant":  # of borders
+        if isinstance(x, str) and x != "constant":  # the name of a border too
             yield x
         elif isinstance(x, tuple):
             yield from _texts(x)

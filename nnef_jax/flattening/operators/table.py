@@ -1,4 +1,4 @@
-"""A table of the operators that a format has: versions, attributes, and what each becomes."""
+"""The table of a format's operators: versions, attributes, and kinds of operations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any, Literal
 
 from nnef_jax.flattening.operators.attributes import Attribute
-from nnef_jax.flattening.operators.inspection import TYPES, names_of
+from nnef_jax.flattening.operators.inspection import TYPES, inspected
 from nnef_jax.flattening.operators.registry import NEWEST, Operator, OperatorRow, Operators, Refusal
 
 Role = Literal["operation", "structure", "definition", "refused"]
@@ -19,10 +19,10 @@ class AttributeEntry:
     """An attribute of an operator.
 
     Args:
-        type: as "integer" or "integers".
-        default: None if there is none, or if it depends on something.
-        words: those that are allowed, where the type is "word".
-        is_required: whether every file must have it.
+        type: its type, as "integer" or "integers".
+        default: its default. None if there is none, or if the default is computed.
+        words: the allowed words, if the type is "word".
+        is_required: whether every file must have the attribute.
     """
 
     name: str
@@ -37,11 +37,11 @@ class OperatorEntry:
     """An operator of a format between two versions, both included.
 
     Args:
-        until: None if it has no last version.
-        role: "operation", a part of the graph's "structure" as an input is, "definition" if it is
-            run by operations that define it, or "refused".
-        kinds: of the operations that it may become.
-        refusal: why it is refused.
+        until: the last version, None if there is none.
+        role: "operation"; "structure" for a part of the graph, as an input is; "definition" for an
+            operator that other operators define; or "refused".
+        kinds: the kinds of the operations that it may become.
+        refusal: the reason why it is refused.
     """
 
     name: str
@@ -68,15 +68,15 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
     versions = operator.name, operator.domain, operator.since, until
     if isinstance(meaning, Refusal):
         return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
-    names = names_of(operator, site)
-    attributes = {x.name: _attribute(x, False) for x in names.attributes}
+    inspection = inspected(operator, site)
+    attributes = {x.name: _attribute(x, False) for x in inspection.attributes}
     attributes |= {x.name: _attribute(x, True) for x in _registered(operator)}
     by_name = tuple(attributes[name] for name in sorted(attributes))
-    return OperatorEntry(*versions, by_name, "operation", tuple(sorted(names.kinds)))
+    return OperatorEntry(*versions, by_name, "operation", tuple(sorted(inspection.kinds)))
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
-    """Yield the attributes that a registration names, which are read whatever the others are."""
+    """Yield the attributes of a registration. They are always read."""
     readers = [*operator.attributes.values()]
     if isinstance(meaning := operator.meaning, OperatorRow):
         readers += [*meaning.inputs, *meaning.attributes.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nnef_jax.flattening.operators.inspection import names_of
+from nnef_jax.flattening.operators.inspection import inspected
 from nnef_jax.flattening.operators.table import OperatorEntry
 from nnef_jax.formats.syntax.declared_operators import entry_of
 from nnef_jax.formats.tract.call_site import CallSite
@@ -22,7 +22,7 @@ def entries() -> Iterator[OperatorEntry]:
             continue
         if has_meaning(fragment.name):
             operator = OPERATORS.get(fragment.name)
-            kinds = names_of(operator, CallSite).kinds if operator else {fragment.name}
+            kinds = inspected(operator, CallSite).kinds if operator else {fragment.name}
             yield entry_of(fragment, "operation", kinds, name=name, domain=domain)
         elif INTRINSICS.get(fragment.name) or fragment.body is None:
             yield entry_of(fragment, "structure", name=name, domain=domain)
