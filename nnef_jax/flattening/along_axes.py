@@ -1,4 +1,4 @@
-"""Cuts along axes, and what is left of axes: parts and reductions that formats say alike."""
+"""Slices, splits and reductions along axes, for formats of layers and nodes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from lowering.extents import UNKNOWN, is_symbolic
 from lowering.graph import is_integer
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import LARGEST
-from nnef_jax.flattening.site import Site
-from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-FAR = 2**31 - 1  # an end behind all items
+FAR = 2**31 - 1  # an end beyond any axis
 
-# Reductions by name: the kind of operation on the items, of the reduction, and on its results.
+# Reductions by name: kinds of the operation before, the reduction, and the operation after it.
 REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "Max": ("", "max_reduce", ""), "Min": ("", "min_reduce", ""), "Sum": ("", "sum_reduce", ""),
     "Prod": ("", "product_reduce", ""), "Mean": ("", "mean_reduce", ""),
@@ -24,21 +24,26 @@ REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
     "LogSumExp": ("exp", "sum_reduce", "log"),
 }  # fmt: skip
-Part = tuple[int | None, int | None, int]  # begin, end and step; None is the end that an axis has
+Part = tuple[int | None, int | None, int]  # begin, end and step, as those of Python's slices
 
 
-def sliced(site: Site[Any], x: Any, parts: Mapping[int, Part], *, final: bool = True) -> Any:
-    """Return parts along axes; bounds beyond an axis are cut to it."""
+def sliced(
+    site: Site[TensorGraph], x: Tensor, parts: Mapping[int, Part], *, final: bool = True
+) -> Any:
+    """Return the slices `parts`, by axis, of a tensor. Bounds are clipped to the axis.
+
+    The slice is the last operation of the layer or node if it is `final`.
+    """
     if isinstance(x, Constant) and x.array.size <= LARGEST:
-        whole = [slice(*parts[a]) if a in parts else slice(None) for a in range(site.rank(x))]
+        slices = [slice(*parts[a]) if a in parts else slice(None) for a in range(site.rank(x))]
         if not any(is_symbolic(n) for part in parts.values() for n in part):
-            return Constant(x.array[tuple(whole)], x.type, derived=True)
+            return Constant(x.array[tuple(slices)], x.type, derived=True)
     axes, bounds, lengths = list[int](), list[tuple[int, int, int]](), dict[int, int]()
     for axis, (begin, end, step) in sorted(parts.items()):
         if step == 0:
             raise InvalidOperation("a step is 0")
         if any(n is not None and not is_symbolic(n) and n < 0 for n in (begin, end)):
-            site.graph.require_items(x, [axis])  # whose end is that of the items
+            site.graph.require_items(x, [axis])  # bounds count from the end of the axis
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
             begin = 0 if begin is None else begin
@@ -66,15 +71,18 @@ def sliced(site: Site[Any], x: Any, parts: Mapping[int, Part], *, final: bool = 
     return add.slice(x, axes=axes, begin=begins, end=ends, stride=steps)
 
 
-def cropped(site: Site[Any], x: Any, around: Mapping[int, Sequence[int]]) -> Any:
-    """Return a tensor without what negative padding takes away along axes."""
+def cropped(site: Site[TensorGraph], x: Tensor, around: Mapping[int, Sequence[int]]) -> Any:
+    """Return a tensor without the items that negative padding removes.
+
+    `around` is the padding (before, after) by axis.
+    """
     pairs = ((axis, pair) for axis, pair in around.items() if any(n < 0 for n in pair))
     parts: dict[int, Part] = {a: (max(-p, 0), min(q, 0) or None, 1) for a, (p, q) in pairs}
     return sliced(site, x, parts, final=False) if parts else x
 
 
-def cut(site: Site[Any], x: Any, axis: int, lengths: Sequence[int]) -> list[Any]:
-    """Return parts of a tensor along an axis, one behind the other."""
+def cut(site: Site[TensorGraph], x: Tensor, axis: int, lengths: Sequence[int]) -> list[Any]:
+    """Split a tensor along an axis into consecutive parts of some lengths."""
     total = site.shape(x)[axis]
     if min(lengths, default=0) < 0:
         raise InvalidShape(f"lengths must not be negative, they are {list(lengths)}")
@@ -86,21 +94,21 @@ def cut(site: Site[Any], x: Any, axis: int, lengths: Sequence[int]) -> list[Any]
     if 0 not in lengths and len(lengths) > 1 and not isinstance(x, Constant):
         common = math.gcd(*lengths)
         return site.last.split(x, axis=axis, ratios=[n // common for n in lengths])
-    found: list[Any] = []
+    parts: list[Any] = []
     start = 0
     for length in lengths:
         if length:
             window = {"begin": (start,), "end": (start + length,), "stride": (1,)}
-            found.append(site.last.slice(x, axes=(axis,), **window))
+            parts.append(site.last.slice(x, axes=(axis,), **window))
         else:
             shape = [0 if i == axis else n for i, n in enumerate(site.known_shape(x))]
-            found.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of(x)))
+            parts.append(site.last.constant(shape=shape, value=(), dtype=site.dtype_of(x)))
         start += length
-    return found
+    return parts
 
 
-def divided(site: Site[Any], x: Any, axis: int, count: int) -> list[Any]:
-    """Return equal parts of a tensor along an axis."""
+def divided(site: Site[TensorGraph], x: Tensor, axis: int, count: int) -> list[Any]:
+    """Split a tensor along an axis into `count` equal parts."""
     extent = site.shape(x)[axis]
     if count < 1 or (extent is not UNKNOWN and extent % count):
         raise InvalidShape(f"{count} parts do not divide the {extent} items of axis {axis}")
@@ -112,18 +120,18 @@ def divided(site: Site[Any], x: Any, axis: int, count: int) -> list[Any]:
 
 
 def reduced(
-    site: Site[Any],
-    x: Any,
+    site: Site[TensorGraph],
+    x: Tensor,
     axes: Sequence[int],
     steps: tuple[str, str, str],
     *,
     keeps: bool,
     back: str = "",
 ) -> Any:
-    """Add a reduction by the steps of `REDUCTIONS`.
+    """Add a reduction, the kinds `steps` as in `REDUCTIONS`, as the last operations.
 
-    The result is cast to the dtype `back`, unless that is empty. It keeps the axes, with extent 1,
-    or loses them.
+    The result is cast to the dtype `back`, unless that is "". If it `keeps` the axes, they have
+    extent 1. Otherwise they are removed.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}
@@ -133,7 +141,7 @@ def reduced(
     if not keeps:
         more.append(("squeeze", [], {"axes": axes}))
     if before == "exp" and not any(site.shape(x)[a] == 0 for a in axes):
-        # The largest item is taken out where it is finite.
+        # log(sum(exp(x))) = log(sum(exp(x - m))) + m, with the largest finite item m.
         largest = site.step.max_reduce(x, axes=axes)
         largest = site.step.clamp(largest, *map(float, ends_of(site.dtype_of(x))))
         x, more = site.step.sub(x, largest), [("add", [largest], {}), *more]

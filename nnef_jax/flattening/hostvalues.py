@@ -1,11 +1,12 @@
-"""Values known before a network runs, and the operations on them: shapes, indices, ranges.
+"""Host values (shapes, indices, ranges that are known before a run) and operations on them.
 
 A host value is a numpy array of Python integers (dtype object), real numbers or bool. Integers
-never wrap; open extents are `UNKNOWN`, symbolic ones whatever jax.export has. NaN is a real number
-that depends on an open extent.
+never wrap. An open extent is `UNKNOWN`, a symbolic one an object of jax.export. A real number that
+depends on an open extent is NaN.
 
-The rules of `lowering.ops` compute integers in 32 bits instead of 64 and lack results for open or
-symbolic extents. Their dispatch takes ten times as long, compilation ten thousand times.
+The rules of `lowering.ops` cannot replace these operations: they compute integers in 32 bits, and
+have no results for open or symbolic extents. Their dispatch takes ten times as long, their
+compilation ten thousand times.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ from lowering.extents import UNKNOWN, is_symbolic
 from nnef_jax.limits import LETTERS_PER_STEP
 
 Host = NDArray[Any]
-LARGEST = 1 << 16  # items of a host value; larger ones are left to the compiled network
-WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types of values that have a weight
-_DEEPEST = 32  # lists in lists
-_BEYOND = 1 << 64  # no integer of a document reaches it, signed or not
+Ints = Sequence[int]
+LARGEST = 1 << 16  # items; the compiled network computes larger results
+WEIGHTY = frozenset({list, tuple, str, np.ndarray})  # types whose `weight` is not 0
+_DEEPEST = 32  # nested lists
+_BEYOND = 1 << 64  # larger than all integers of 64 bits, signed or not
 
 
 class NotFolded(Exception):
-    """An operation on host values is left to the compiled network."""
+    """The host does not compute an operation. The compiled network must."""
 
 
 def host(value: Any) -> Host:
-    """Return numbers, arrays or nested lists as a host value. Raises InvalidOperation."""
+    """Return a number, an array or a nested list as a host value. Raises InvalidOperation."""
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
         if kind == "c":
@@ -50,10 +52,10 @@ def host(value: Any) -> Host:
     if isinstance(value, float):
         return np.array(value, np.float64)
     if isinstance(value, list | tuple):
-        kinds = set(map(type, value))  # pyright: ignore[reportUnknownArgumentType]
-        if kinds and kinds <= {int, float}:  # the commonest case, and the fastest
+        kinds = set(map(type, value))
+        if kinds and kinds <= {int, float}:  # the fast path for most lists
             return np.array(value, np.float64 if float in kinds else object)
-        items = [host(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        items = [host(item) for item in value]
         if not items:
             return np.array([], object)
         if len({item.shape for item in items}) > 1:
@@ -88,35 +90,35 @@ def integers(value: Host) -> list[int]:
 
 
 def boxes(items: Sequence[int], shape: Sequence[int] = (-1,)) -> Host:
-    """Return integers as a host value."""
+    """Return integers as a host value of a shape."""
     array = np.empty(len(items), object)
     array[:] = items
     return array.reshape(shape)
 
 
-def is_plain(items: Iterable[Any]) -> bool:
-    """Tell whether all items are numbers, and none is an extent that is open or symbolic."""
+def is_plain(items: Iterable[object]) -> bool:
+    """Tell whether no item is an open or symbolic extent."""
     return not any(item is UNKNOWN or is_symbolic(item) for item in items)
 
 
-def is_open(items: Iterable[Any]) -> bool:
-    """Tell whether an extent that is open is among the items."""
+def is_open(items: Iterable[object]) -> bool:
+    """Tell whether an open extent is among the items."""
     return any(item is UNKNOWN for item in items)
 
 
-def weight(value: Any) -> int:
-    """Return how many items a value has, through lists and host values; letters count less."""
+def weight(value: object) -> int:
+    """Return the number of items in nested lists and host values, and some for letters."""
     if isinstance(value, np.ndarray):
         return value.size
     if isinstance(value, str):
         return len(value) // LETTERS_PER_STEP
     if not isinstance(value, list | tuple):
         return 0
-    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])  # pyright: ignore
+    return len(value) + sum([weight(x) for x in value if type(x) in WEIGHTY])
 
 
 def to_float(value: Host) -> Host:
-    """Return the value as real numbers, of 64 bits if it is not real."""
+    """Return the value as real numbers. Integers and truth values become float64."""
     if not is_integer(value):
         return value if value.dtype.kind == "f" else value.astype(np.float64)
     if any(map(is_symbolic, value.ravel())):
@@ -126,13 +128,12 @@ def to_float(value: Host) -> Host:
 
 
 def to_integer(value: Host) -> Host:
-    """Return the value as integers, real numbers cut off towards 0."""
+    """Return the value as integers. Real numbers are truncated towards 0."""
     if is_integer(value):
         return value
-    items = value.ravel().tolist()
     bound = 2.0**63
-    whole = [UNKNOWN if x != x else int(max(min(x, bound), -bound)) for x in items]
-    return boxes(whole, value.shape)
+    items = [UNKNOWN if x != x else int(max(min(x, bound), -bound)) for x in value.ravel().tolist()]
+    return boxes(items, value.shape)
 
 
 def cast(value: Host, kind: str) -> Host:
@@ -150,25 +151,28 @@ def cast(value: Host, kind: str) -> Host:
 # Operations
 
 
-def evaluate(kind: str, operands: Iterable[Any], attributes: Mapping[str, Any]) -> Any:
-    """Return an operation's host value, or several as a list; operands are in the kind's order.
+def evaluate(
+    kind: str, operands: Iterable[Host | Sequence[Host] | None], attributes: Mapping[str, object]
+) -> Any:
+    """Return an operation's result as a host value, several as a list.
 
-    Raises NotFolded if the network computes it, InvalidOperation where no network could.
+    `operands` are in the order of the rule's parameters. Raises NotFolded if the network must
+    compute the result, InvalidOperation if there is none.
     """
     if kind not in KINDS or any(_is_open(x) for x in attributes.values()):
         raise NotFolded
     return attempt(KINDS[kind], *operands, **attributes)
 
 
-def attempt(function: Callable[..., Any], *operands: Any, **attributes: Any) -> Any:
-    """Call a function of host values; raise NotFolded where its operands do not fit."""
+def attempt(function: Callable[..., Any], *operands: object, **attributes: object) -> Any:
+    """Call a function of host values. An error of Python or numpy becomes NotFolded."""
     try:
         with np.errstate(all="ignore"):
             return function(*operands, **attributes)
     except InvalidOperation:
         raise
     except (ValueError, IndexError, TypeError, OverflowError, InconclusiveDimensionOperation):
-        raise NotFolded from None  # its rule says what is wrong
+        raise NotFolded from None  # the kind's rule has the error message
 
 
 def require_few(items: int) -> None:
@@ -177,17 +181,17 @@ def require_few(items: int) -> None:
         raise NotFolded
 
 
-def _is_open(attribute: Any) -> bool:
+def _is_open(attribute: object) -> bool:
     return attribute is UNKNOWN or (isinstance(attribute, list | tuple) and is_open(attribute))
 
 
-# Items one by one
+# Elementwise operations
 
 
-def _absorbing(function: Callable[..., int]) -> Callable[..., Any]:
-    """Make a function of 64-bit integers UNKNOWN where one of them is."""
+def _absorbing(function: Callable[..., int]) -> Callable[..., int]:
+    """Return a function of 64-bit integers whose result is UNKNOWN if an argument is."""
 
-    def absorb(*items: Any) -> Any:
+    def absorb(*items: int) -> int:
         if is_open(items):
             return UNKNOWN
         try:
@@ -201,19 +205,19 @@ def _absorbing(function: Callable[..., int]) -> Callable[..., Any]:
     return absorb
 
 
-def _each(function: Callable[..., Any], *operands: Host) -> Host:
+def _each(function: Callable[..., int], *operands: Host) -> Host:
     result: Any = np.frompyfunc(_absorbing(function), len(operands), 1)(*operands)
     return result if isinstance(result, np.ndarray) else boxes([result], ())
 
 
-def _decided(function: Callable[..., Any], *operands: Host) -> Host:
-    """Return truth values, or integers 0 and 1 where UNKNOWN is among them."""
+def _decided(function: Callable[..., bool], *operands: Host) -> Host:
+    """Return truth values. They are integers 0, 1 and UNKNOWN if one is unknown."""
     result = _each(lambda *items: int(function(*items)), *operands)
     return result if is_open(result.ravel()) else result.astype(bool)
 
 
 def _aligned(*operands: Host) -> list[Host]:
-    """Return the operands with axes behind their own, so that they broadcast."""
+    """Return the operands with one rank: new axes of extent 1 come last, as in NNEF."""
     rank = max(x.ndim for x in operands)
     aligned = [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in operands]
     require_few(math.prod(jnp.broadcast_shapes(*(x.shape for x in aligned))))
@@ -221,17 +225,20 @@ def _aligned(*operands: Host) -> list[Host]:
 
 
 def _unified(*operands: Host) -> list[Host]:
-    """Return the operands as one kind: a real number that is whole may stand for an integer."""
+    """Return the operands as integers, or else as real numbers, unless all have one kind.
+
+    Real operands that have integers as items may stand beside integer operands.
+    """
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:
         return list(operands)
     reals = [x for x in operands if x.dtype.kind == "f"]
-    whole = "O" in kinds and all(np.all(np.isfinite(x) & (x == np.trunc(x))) for x in reals)
-    return [to_integer(x) if whole or not reals else to_float(x) for x in operands]
+    are_integers = "O" in kinds and all(np.all(np.isfinite(x) & (x == np.trunc(x))) for x in reals)
+    return [to_integer(x) if are_integers or not reals else to_float(x) for x in operands]
 
 
 def truncated(a: int, b: int) -> int:
-    """Return the quotient of two integers, cut off towards 0."""
+    """Return the quotient of two integers, truncated towards 0."""
     if is_symbolic(a) or is_symbolic(b):  # extents are not negative
         return a // b
     quotient = abs(a) // abs(b)
@@ -244,15 +251,15 @@ def _power(a: int, b: int) -> int:
     return int(a**b)
 
 
-def _differ(a: Any, b: Any) -> bool:
-    # For `!=`, symbolic extents of jax.export differ even where they may be equal.
+def _differ(a: int, b: int) -> bool:
+    # `!=` is True for symbolic extents that may be equal.
     if is_symbolic(a - b):
         return bool(a < b) or bool(a > b)
     return a != b
 
 
-def binary(integer: Callable[..., int], real: Callable[..., Any]) -> Callable[..., Host]:
-    """Make an operation of two host values of functions of two integers, two real numbers."""
+def binary(integer: Callable[..., int], real: Callable[..., Host]) -> Callable[..., Host]:
+    """Return an operation of two host values, from a function of integers and one of arrays."""
 
     def compute(x: Host, y: Host) -> Host:
         x, y = _aligned(x, y)
@@ -270,12 +277,12 @@ def _comparison(function: Callable[..., bool]) -> Callable[..., Host]:
     return lambda x, y: _decided(function, *_unified(*_aligned(x, y)))
 
 
-def _logical(function: Callable[..., Any]) -> Callable[..., Host]:
+def _logical(function: Callable[..., bool]) -> Callable[..., Host]:
     return lambda *operands: _decided(function, *(cast(x, "logical") for x in _aligned(*operands)))
 
 
-def _unary(integer: Callable[..., Any] | None, real: Callable[..., Any]) -> Callable[..., Host]:
-    """Return an operation that makes real numbers of integers where `integer` is None."""
+def _unary(integer: Callable[..., Any] | None, real: Callable[..., Host]) -> Callable[..., Host]:
+    """Return an operation of a host value. Its result is real if `integer` is None."""
 
     def compute(x: Host) -> Host:
         if x.dtype.kind == "f" or integer is None:
@@ -285,7 +292,7 @@ def _unary(integer: Callable[..., Any] | None, real: Callable[..., Any]) -> Call
     return compute
 
 
-def _rounding(real: Callable[..., Any]) -> Callable[..., Host]:
+def _rounding(real: Callable[..., Host]) -> Callable[..., Host]:
     return lambda x: np.asarray(real(x)) if x.dtype.kind == "f" else x
 
 
@@ -307,10 +314,10 @@ def _select(condition: Host, true_value: Host, false_value: Host) -> Host:
     return np.where(condition.astype(bool), a, b)
 
 
-# Items moved or summed up
+# Slices, joins and reductions
 
 
-def _slice(input: Host, axes: Any, begin: Any, end: Any, stride: Any) -> Host:
+def _slice(input: Host, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Host:
     index: list[slice] = [slice(None)] * input.ndim
     for axis, first, last, step in zip(axes, begin, end, stride or [1] * len(axes), strict=True):
         index[axis] = slice(first, last if step < 0 else last or None, step)
@@ -342,7 +349,7 @@ def _joined(join: Callable[..., Host]) -> Callable[..., Host]:
 def _reduced(function: Callable[..., int], real: np.ufunc) -> Callable[..., Host]:
     integer = np.frompyfunc(_absorbing(function), 2, 1, identity=real.identity)
 
-    def compute(input: Host, axes: Any, normalize: bool = False) -> Host:
+    def compute(input: Host, axes: Ints, normalize: bool = False) -> Host:
         if normalize or input.dtype.kind not in "Of" or not input.ndim:
             raise NotFolded
         each = integer if is_integer(input) else real
@@ -356,22 +363,22 @@ def _reduced(function: Callable[..., int], real: np.ufunc) -> Callable[..., Host
 _sum = _reduced(operator.add, np.add)
 
 
-def _mean(input: Host, axes: Any) -> Host:
+def _mean(input: Host, axes: Ints) -> Host:
     count = math.prod(input.shape[axis] for axis in axes)
     return binary(truncated, np.divide)(_sum(input, axes), boxes([count], ()))
 
 
-def _reshape(input: Host, shape: Any, axis_start: int = 0, axis_count: int = -1) -> Host:
+def _reshape(input: Host, shape: Ints, axis_start: int = 0, axis_count: int = -1) -> Host:
     end = input.ndim if axis_count == -1 else axis_start + axis_count
-    items = tuple(
+    extents = tuple(
         input.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
     )
-    return input.reshape(input.shape[:axis_start] + items + input.shape[end:])
+    return input.reshape(input.shape[:axis_start] + extents + input.shape[end:])
 
 
-def _split(value: Host, axis: int, ratios: Any) -> list[Host]:
-    share, rest = divmod(value.shape[axis], sum(ratios))
-    if rest:
+def _split(value: Host, axis: int, ratios: Ints) -> list[Host]:
+    share, remainder = divmod(value.shape[axis], sum(ratios))
+    if remainder:
         raise NotFolded
     return np.split(value, np.cumsum(ratios)[:-1] * share, axis)
 
@@ -384,12 +391,12 @@ def _scatter_nd(input: Host, indices: Host, updates: Host, reduction: str) -> Ho
     return result
 
 
-def _tile(input: Host, repeats: Any) -> Host:
+def _tile(input: Host, repeats: Ints) -> Host:
     require_few(math.prod(repeats) * input.size)
     return np.tile(input, repeats)
 
 
-def _broadcast(input: Host, shape: Any) -> Host:
+def _broadcast(input: Host, shape: Ints) -> Host:
     result = jnp.broadcast_shapes(input.shape, tuple(shape))
     require_few(math.prod(result))
     return np.broadcast_to(input, result)

@@ -1,4 +1,4 @@
-"""Recurrent cells, RNN, LSTM and GRU: how the next state follows, which formats say alike."""
+"""Recurrent cells (RNN, LSTM, GRU) and their run over a sequence, for all formats."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ import numpy as np
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.repetition import LAST, RepeatedBody
-from nnef_jax.flattening.site import Site
-from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-Activation = Callable[[Any, Any], Any]  # of a site and a tensor
+Activation = Callable[[Site[TensorGraph], Tensor], Any]
+# state, first gate, end of the gates -> [batch,gates*hidden]
+Product = Callable[[Any, int, int], Tensor]
 DEFAULTS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn": ("tanh",)}
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
-# What an activation has for alpha and beta by default; None where it has none, NaN where it must.
+# Defaults of alpha and beta by activation. None: it has no such parameter. NaN: it is required.
 PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
     "relu": (None, None), "tanh": (None, None), "sigmoid": (None, None), "softsign": (None, None),
     "softplus": (None, None), "affine": (1.0, 0.0), "leakyrelu": (0.01, None),
@@ -29,15 +31,18 @@ PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {
 
 
 def activation(name: str, alpha: float | None = None, beta: float | None = None) -> Activation:
-    """Return an activation by its name in small letters; None is the default of a parameter."""
+    """Return the activation with a name in lower case. None stands for a parameter's default.
+
+    Raises InvalidOperation for an unknown name, or without a required parameter.
+    """
     if name not in PARAMETERS:
         raise InvalidOperation(f"the activation {name[:40]!r} is not supported")
     pairs = zip((alpha, beta), PARAMETERS[name], strict=True)
-    a, b = (default if given is None else given for given, default in pairs)
+    a, b = (default if parameter is None else parameter for parameter, default in pairs)
     if math.nan in (a, b):
         raise InvalidOperation(f"the activation '{name}' needs an alpha and a beta")
 
-    def apply(at: Any, x: Any) -> Any:
+    def apply(at: Site[TensorGraph], x: Tensor) -> Any:
         step = at.step
         match name:
             case "affine":
@@ -62,41 +67,55 @@ def activation(name: str, alpha: float | None = None, beta: float | None = None)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A kind of cell: how gates become the next state."""
+    """A recurrent cell.
 
-    kind: str  # lstm, gru or rnn
-    order: str  # of the gates of an LSTM, by letter: input, output, forget, cell
+    Args:
+        kind: "lstm", "gru" or "rnn".
+        order: the gates of an LSTM by letter: i(nput), o(utput), f(orget), c(ell).
+        activations: those of the gates, then that of an LSTM's memory.
+        clip: the bound on absolute values before activations, 0 for none.
+        resets_after: whether the reset gate of a GRU multiplies the product of the state, not the
+            state.
+        couples: whether the forget gate of an LSTM is 1 - the input gate.
+    """
+
+    kind: str
+    order: str
     activations: Sequence[Activation]
-    clip: float = 0.0  # no bound
-    resets_after: bool = False  # a GRU: the product of the state
-    couples: bool = False  # an LSTM: the forget gate to the input gate
+    clip: float = 0.0
+    resets_after: bool = False
+    couples: bool = False
 
     @property
     def gates(self) -> int:
-        """Return how many gates it has."""
+        """Return the number of gates."""
         return _GATES[self.kind]
 
     @property
     def states(self) -> int:
-        """Return how many states it has."""
+        """Return the number of states."""
         return 2 if self.kind == "lstm" else 1
 
     def next(
-        self, at: Any, x: Any, states: Sequence[Any], product: Callable[[Any, int, int], Any],
-        peepholes: Mapping[str, Any] | None = None,
+        self, at: Site[TensorGraph], x: Tensor, states: Sequence[Tensor], product: Product,
+        peepholes: Mapping[str, Tensor] | None = None,
     ) -> list[Any]:  # fmt: skip
-        """Return the next states, given the products of the input [batch,gates], with biases.
+        """Return the states [batch,hidden] after a step. The first one is the output.
 
-        `product` is that of a state with the filters from one gate to before another; `peepholes`
-        are factors of the memory that gates see.
+        Args:
+            at: the site that operations are added to.
+            x: the product of the input with its weights, and biases, [batch,gates*hidden].
+            states: the states before the step.
+            product: the product of a state with the weights of gates `first` to `end` - 1.
+            peepholes: weights of an LSTM's memory by letter of the gate.
         """
         step, state = at.step, states[0]
         add, mul = step.add, step.mul
 
-        def split(gates: Any, count: int) -> list[Any]:
+        def split(gates: Tensor, count: int) -> list[Any]:
             return list(step.split(gates, axis=at.rank(gates) - 1, ratios=(1,) * count))
 
-        def activated(i: int, gate: Any) -> Any:
+        def activated(i: int, gate: Tensor) -> Any:
             gate = step.clamp(gate, -self.clip, self.clip) if self.clip else gate
             return self.activations[i](at, gate)
 
@@ -115,44 +134,52 @@ class Cell:
             return [activated(0, gates)]
         by_letter = dict(zip(self.order, split(gates, 4), strict=True))
 
-        def seen(letter: str, memory: Any) -> Any:
+        def opened(letter: str, memory: Tensor) -> Any:
             gate, weight = by_letter[letter], (peepholes or {}).get(letter)
             return activated(0, gate if weight is None else add(gate, mul(memory, weight)))
 
         before = states[1]
-        i = seen("i", before)
-        f = step.sub(1.0, i) if self.couples else seen("f", before)
+        i = opened("i", before)
+        f = step.sub(1.0, i) if self.couples else opened("f", before)
         memory = add(mul(f, before), mul(i, activated(1, by_letter["c"])))
-        return [mul(seen("o", memory), self.activations[2](at, memory)), memory]
+        return [mul(opened("o", memory), self.activations[2](at, memory)), memory]
 
     def run(
-        self, site: Site[Any], x: Value, states: Sequence[Any], product: Callable[..., Any],
-        mask: Any = None, peepholes: Mapping[str, Any] | None = None, *, axis: int, reverse: bool,
+        self, site: Site[TensorGraph], x: Value, states: Sequence[Tensor],
+        product: Callable[..., Tensor], mask: Tensor | None = None,
+        peepholes: Mapping[str, Tensor] | None = None, *, axis: int, reverse: bool,
     ) -> list[Value]:  # fmt: skip
-        """Run over the axis of time of products of the input; return outputs and last states.
+        """Run the cell over a sequence, as a scan; return the outputs and the last states.
 
-        `product` is given the body first. Where a mask does not hold, states stay and outputs are
-        0.
+        Args:
+            site: the layer or node.
+            x: products of the input as in `next`, with time as a further `axis`.
+            states: the first states.
+            product: as in `next`, with the `RepeatedBody` as a first argument.
+            mask: the steps within each sequence. In other steps states stay, and outputs are 0.
+            peepholes: as in `next`.
+            axis: the axis of time of `x`, the mask and the outputs.
+            reverse: whether time runs backwards.
         """
         body = RepeatedBody(site)
         step, now = body.at.step, body.item(x, axis, reverse=reverse)
         before = [body.state(s) for s in states]
         factors = {name: body.seen(part) for name, part in (peepholes or {}).items()}
         after = self.next(body.at, now, before, partial(product, body), factors)
-        shown = after[0]
+        output = after[0]
         if mask is not None:
             runs = body.item(mask, axis, reverse=reverse)
-            shown = step.select(runs, shown, 0.0)
+            output = step.select(runs, output, 0.0)
             after = [step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
         how = [("full", axis, -1 if reverse else 1), *[LAST] * len(after)]
-        shown = step.unsqueeze(shown, axes=(axis,))
-        return body.add(site.insert, [], after, [shown, *after], how)
+        output = step.unsqueeze(output, axes=(axis,))
+        return body.add(site.insert, [], after, [output, *after], how)
 
 
-def steps_within(site: Site[Any], time: int, lengths: Any, axis: int) -> Any:
-    """Return a mask of the steps within each sequence, or None where all steps are.
+def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
+    """Return the mask of steps within sequences of some lengths [batch], None if all steps are.
 
-    Time is an axis of it, 0 or 1, the batch is the other one; the last one has one item.
+    The mask is [time,batch,1] with `axis` 0, and [batch,time,1] with `axis` 1.
     """
     if lengths is None or (isinstance(lengths, Constant) and np.all(lengths.array >= time)):
         return None

@@ -1,4 +1,4 @@
-"""Graphs in layers and nodes while they are made: the body of a scan or of a loop, of a branch."""
+"""Bodies of scans, loops and branches under construction."""
 
 from __future__ import annotations
 
@@ -9,38 +9,44 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from lowering.errors import InvalidOperation
-from lowering.graph import TensorType, Value
+from lowering.graph import Graph, TensorType, Value
 from nnef_jax.errors import LimitError, NnefError
 from nnef_jax.flattening.emission import ByName
-from nnef_jax.flattening.site import Site, Tensor
-from nnef_jax.flattening.tensor_graph import Constant
+from nnef_jax.flattening.site import Operand, Site, Tensor
+from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
-Outputs = Sequence[tuple[str, int, int]]  # as the kinds `scan` and `loop` have them
+Outputs = Sequence[tuple[str, int, int]]  # the attribute `outputs` of `scan` and `loop`
 LAST = ("last", 0, 1)
-_Made = TypeVar("_Made")
+_Body = TypeVar("_Body")
 
 
 class RepeatedBody:
-    """The graph of a body; what it reads of around is whole in every iteration. `at` adds to it."""
+    """The body of a scan or loop. `at` is the site that adds operations to it.
 
-    def __init__(self, site: Site[Any]) -> None:
+    Every iteration reads the same tensors of the graph around the body.
+    """
+
+    def __init__(self, site: Site[TensorGraph]) -> None:
         self.site = site
         self.graph = site.graph.body()
-        self.at: Any = replace(cast("Any", site), graph=self.graph)
-        self.heads: list[Value] = []
-        self.before: list[Value] = []
-        self.initial: list[Value] = []
-        self.scanned: list[tuple[Value, int, int]] = []  # with axis and chunk
+        self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
+        self.heads: list[Value] = []  # inputs for parts, and for the number of the iteration
+        self.before: list[Value] = []  # inputs for the states
+        self.initial: list[Value] = []  # outer tensors
+        self.scanned: list[tuple[Value, int, int]] = []  # outer tensor, axis and chunk
 
     def _enter(self, name: str, shape: Sequence[int], dtype: str) -> Value:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
-    def seen(self, x: Any) -> Any:
-        """Return a tensor of the outer graph as it is inside, anything else as it is."""
+    def seen(self, x: Operand | None) -> Any:
+        """Return the input that stands for an outer tensor, anything else unchanged."""
         return self.graph.entered(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
-        """Cut a tensor along an axis, from its end where the chunk is negative; return a part."""
+        """Cut a tensor along an axis into parts of abs(chunk) items; return the iteration's part.
+
+        A negative chunk takes parts from the end of the axis.
+        """
         value = self.site.tensor(x)
         shape = list(value.type.shape)
         shape[axis] = abs(chunk)
@@ -50,22 +56,24 @@ class RepeatedBody:
         return self.heads[-1]
 
     def item(self, x: Tensor, axis: int, *, reverse: bool = False) -> Value:
-        """Cut a tensor along an axis; return the item of an iteration, without the axis."""
+        """Cut a tensor along an axis; return the item of the iteration, without the axis."""
         part = self.part(x, axis, -1 if reverse else 1)
         return self.at.insert("squeeze", {"input": part}, axes=(axis,))
 
     def turn(self, count: int | None) -> Value:
-        """Return the number of the iteration, of a scan of a known number of them or of a loop."""
+        """Return the number of the iteration, from 0 on.
+
+        `count` is the number of iterations of a scan, None for a loop.
+        """
         if count is None:
             self.heads.append(self._enter("turn", (), self.graph.builder.integer))
             return self.heads[-1]
         self.site.spend(count)
-        whole = self.graph.TYPES["i"]
-        numbers = Constant(np.arange(count, dtype=np.int64), whole, derived=True)
+        numbers = Constant(np.arange(count, dtype=np.int64), self.graph.TYPES["i"], derived=True)
         return self.item(numbers, 0)
 
     def state(self, x: Tensor) -> Value:
-        """Return a state before an iteration, given that before the first."""
+        """Return a state before the iteration. `x` is the state before the first one."""
         value = self.site.tensor(x)
         self.initial.append(value)
         name = f"state_{len(self.before)}"
@@ -73,7 +81,7 @@ class RepeatedBody:
         return self.before[-1]
 
     def scan(self, after: Sequence[Tensor], values: Sequence[Tensor], how: Outputs) -> list[Value]:
-        """Add a scan; return the last states, then results of values."""
+        """Add a scan; return the last states, then the outputs of `values`."""
         values, how = (*after, *values), (*[LAST] * len(after), *how)
         return self.add(self.site.emit, [], after, values, how)
 
@@ -84,70 +92,82 @@ class RepeatedBody:
         after: Sequence[Tensor],
         values: Sequence[Tensor],
         how: Outputs,
-        given: ByName | None = None,
+        start: ByName | None = None,
         limit: int = -1,
     ) -> list[Value]:
-        """Add a scan, or a loop `given` what it starts with; return results of values.
+        """Add a scan or a loop; return the outputs of `values`.
 
-        A loop goes on while a logical scalar holds.
+        Args:
+            add: adds the operation, as `site.emit` does.
+            going: the condition of a loop after an iteration, a logical scalar.
+            after: the states after an iteration.
+            values: the tensors of the body whose values are outputs.
+            how: for each of `values`, how its outputs are made.
+            start: the operands "count" and "condition" of a loop, None for a scan.
+            limit: the largest number of iterations of a loop, -1 for none.
         """
         ends = [self.at.tensor(x) for x in (*going, *after, *values)]
         captured = self.graph.captured
         body = closed(self.graph, [*self.heads, *captured, *self.before], ends)
-        operands, kind, attributes = given, "loop", {"limit": limit}
-        if given is None:
+        operands, kind, attributes = start, "loop", {"limit": limit}
+        if start is None:
             scanned, axes, chunks = zip(*self.scanned, strict=True)
             operands, kind = {"scanned": scanned}, "scan"
             attributes = {"axes": axes, "chunks": chunks, "skip": 0}
         operands = {**(operands or {}), "full": [*captured.values()], "initial": self.initial}
-        made = add(kind, operands, **attributes, body=body, outputs=tuple(how))
-        return list(made) if isinstance(made, list | tuple) else [made]
+        outputs = add(kind, operands, **attributes, body=body, outputs=tuple(how))
+        return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
 
 
-def both(makes: Sequence[Callable[[], _Made]], fixing: str) -> list[_Made]:
-    """Make both graphs of a choice.
+def both(makes: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
+    """Make the bodies of both branches of a choice.
 
-    Where one of them cannot be made, its error has the hint `fixing`, which makes the condition
-    known. Raises InvalidOperation, NnefError.
+    If one of them cannot be made, its error has the hint `fixing`, which makes the condition known.
+
+    Raises InvalidOperation, NnefError.
     """
-    made: list[_Made] = []
+    bodies: list[_Body] = []
     errors: list[InvalidOperation | NnefError] = []
     for make in makes:
         try:
-            made.append(make())
+            bodies.append(make())
         except LimitError:
             raise
         except (InvalidOperation, NnefError) as error:
             errors.append(error)
-    if made and errors and fixing:
+    if bodies and errors and fixing:
         why = f"the other branch fits, and the condition is computed: {fixing}"
         errors[0].hint = f"{why}; {errors[0].hint}" if errors[0].hint else why
     for error in errors:
         raise error
-    return made
+    return bodies
 
 
 def branch(
     add: Callable[..., Any],
     condition: Value,
-    graphs: Sequence[Any],
+    graphs: Sequence[TensorGraph],
     results: Sequence[Sequence[Value]],
 ) -> Any:
-    """Add the choice of one of two graphs, given what they have for results."""
-    operands = list(dict.fromkeys(v for graph in graphs for v in graph.captured.values()))
+    """Add the choice between two bodies under construction, by a condition.
+
+    `results` are the tensors of each body that are its outputs.
+    """
+    read = list(dict.fromkeys(v for graph in graphs for v in graph.captured.values()))
     then_body, else_body = (
-        closed(graph, [graph.entered(v, v.name) for v in operands], found)
-        for graph, found in zip(graphs, results, strict=True)
+        closed(graph, [graph.entered(v, v.name) for v in read], outputs)
+        for graph, outputs in zip(graphs, results, strict=True)
     )
-    given = {"condition": condition, "operands": operands}
+    operands = {"condition": condition, "operands": read}
     try:
-        return add("branch", given, then_body=then_body, else_body=else_body)
+        return add("branch", operands, then_body=then_body, else_body=else_body)
     except InvalidOperation as error:
-        error.hint = error.hint or graphs[0].outer.fixing(condition)
+        outer = graphs[0].outer
+        error.hint = error.hint or (outer.fixing(condition) if outer else "")
         raise
 
 
-def closed(graph: Any, inputs: Sequence[Value], outputs: Sequence[Value]) -> Any:
-    """Return the graph of a body."""
+def closed(graph: TensorGraph, inputs: Sequence[Value], outputs: Sequence[Value]) -> Graph:
+    """Return the finished graph of a body."""
     names = [f"{i}_{value.name}" for i, value in enumerate(outputs)]
     return graph.builder.graph("body", outputs, names, [value.name for value in inputs])

@@ -1,4 +1,4 @@
-"""Resizes, pools of samples in regions, and suppression of boxes, which formats say alike."""
+"""Resizes, pools of regions and suppression of boxes, for formats of layers and nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 from lowering.graph import Value
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.counts import Count
-from nnef_jax.flattening.site import Site
+from nnef_jax.flattening.site import Site, Tensor
+from nnef_jax.flattening.tensor_graph import TensorGraph
 
 _RESIZE: dict[str, Any] = {
     "scales": (), "sizes": (), "nearest_mode": "floor", "cubic_coeff_a": -0.75,
@@ -16,9 +17,10 @@ _RESIZE: dict[str, Any] = {
 
 
 def resized(
-    add: ByKind, x: Any, mode: str, coordinates: str, region: Any = False, **attributes: Any
-) -> Any:
-    """Add a resize to `sizes` or by `scales`, an item for each axis."""
+    add: ByKind, x: Tensor, mode: str, coordinates: str, region: Tensor | bool = False,
+    **attributes: object,
+) -> Any:  # fmt: skip
+    """Add a resize to `sizes` or by `scales`, which have an item for each axis."""
     attributes = _RESIZE | attributes
     return add.resize(
         x, region, mode=mode, coordinate_transformation_mode=coordinates, **attributes
@@ -26,29 +28,35 @@ def resized(
 
 
 def roi_aligned(
-    site: Site[Any],
-    x: Any,
-    rois: Any,
-    images: Any,
+    site: Site[TensorGraph],
+    x: Tensor,
+    rois: Tensor,
+    images: Tensor,
     *,
     scale: float,
     shift: float,
-    **attributes: Any,
+    **attributes: object,
 ) -> Any:
-    """Add a pool of samples in regions (x1, y1, x2, y2). Corners are scaled, then shifted."""
+    """Add a pool of samples in regions `rois` [regions,4] of the images with these indices.
+
+    A region (x1, y1, x2, y2) is multiplied by `scale`, then `shift` is added.
+    """
     rois = site.step.mul(rois, scale)
     rois = site.step.add(rois, shift) if shift else rois
     return site.last.roi_align(x, rois, images, **attributes)
 
 
 def suppressed(
-    site: Site[Any], boxes: Any, scores: Any, *, score: float, **attributes: Any
+    site: Site[TensorGraph], boxes: Tensor, scores: Tensor, *, score: float, **attributes: object
 ) -> tuple[Value, Value, Value]:
-    """Suppress boxes that overlap better ones of their class.
+    """Suppress boxes that overlap a better box of their class.
 
-    Inputs 2 to 4 are how many boxes of a class remain at most, the largest overlap, and the lowest
-    score, by default 0, 0 and `score`. The results are the indices (image, class, box) of boxes
-    that remain, padded by -1, their scores, and their number.
+    Known inputs of the site are the largest number of boxes in a class (input 2, by default 0), the
+    largest overlap (input 3, by default 0) and the lowest score (input 4, by default `score`).
+
+    Returns:
+        The indices (image, class, box) of the remaining boxes, padded by -1; their scores; and the
+        number of remaining boxes.
     """
     most = int(min(site.scalar(2, 0), site.known_shape(boxes)[1]))
     return site.last.sorted_suppression(
@@ -57,7 +65,7 @@ def suppressed(
     )  # fmt: skip
 
 
-def note_count(site: Site[Any], count: Any, *lists: Value) -> None:
-    """Give lists of boxes their `count` of items. Padding can be told from these."""
+def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
+    """Note the `count` of boxes in lists whose values tell padding from boxes."""
     items = site.cast(count, site.graph.builder.integer)
     site.graph.counts.update(dict.fromkeys(lists, Count(0, items, marked=True)))

@@ -1,4 +1,4 @@
-"""A layer or a node while it is flattened: known tensors, and shorthands for operations."""
+"""A layer or a node while it is flattened: its operands, folding, and shorthands for operations."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import ExtentNeeded
 
 Tensor = Value | Constant
-_Graph = TypeVar("_Graph", bound=TensorGraph)
-_FEW = 64  # items of whole numbers that are computed here even if they are stored
-_KINDS = "iufbO"  # of arrays that are computed with here
+Operand = Tensor | float  # a number is a literal of the operation
+Operands = Iterable[Operand | Sequence[Operand] | None]  # a sequence is an operand array
+_Graph = TypeVar("_Graph", bound=TensorGraph, covariant=True)
+_FEW = 64  # items; stored integer tensors up to this size are folded
+_KINDS = "iufbO"  # numpy's kinds of the arrays that are folded
 
 
 class Site(OperatorSite[_Graph]):
-    """The place of a layer or a node, whose operands are tensors, known or not.
+    """A layer or a node that is flattened. Its operands are tensors, known or computed.
 
-    `version` is that of the operator's domain, `prefix` begins the names of tensors in a body.
+    `version` is the version of the operator's domain. `prefix` begins the names of tensors in a
+    body.
     """
 
     __slots__ = ()
@@ -38,24 +41,30 @@ class Site(OperatorSite[_Graph]):
 
     @abstractmethod
     def is_read(self, i: int) -> bool:
-        """Tell whether something reads an output."""
+        """Tell whether something reads output `i`."""
+
+    def _operand(self, x: int | Tensor) -> Tensor:
+        return self.operand(x) if isinstance(x, int) else x
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an input as a tensor of the graph."""
-        found = self.operand(x) if isinstance(x, int) else x
-        if isinstance(found, Value):
-            return found
-        return self.graph.tensor(found, found.label or f"{self.name}.constant", self.span)
+        """Return an operand, or input `x`, as a tensor of the graph."""
+        operand = self._operand(x)
+        if isinstance(operand, Value):
+            return operand
+        return self.graph.tensor(operand, operand.label or f"{self.name}.constant", self.span)
 
     def known(self, x: int | Tensor) -> NDArray[Any]:
-        """Return an input that decides the structure of the graph; raise where it is computed."""
-        found = self.operand(x) if isinstance(x, int) else x
-        if isinstance(found, Constant):
-            return found.array
-        what = self.input_title(x) if isinstance(x, int) else f"'{found.name}'"
+        """Return the array of a known operand, or of input `x`.
+
+        Raises InvalidOperation for an operand that the network computes.
+        """
+        operand = self._operand(x)
+        if isinstance(operand, Constant):
+            return operand.array
+        title = self.input_title(x) if isinstance(x, int) else f"'{operand.name}'"
         raise InvalidOperation(
-            f"{what} is computed by the network, it must be known when the network is read",
-            self.graph.fixing(found),
+            f"{title} is computed by the network, it must be known when the network is read",
+            self.graph.fixing(operand),
         )
 
     def input_title(self, i: int) -> str:
@@ -63,73 +72,76 @@ class Site(OperatorSite[_Graph]):
         return f"input {i}"
 
     def integers(self, x: int | Tensor) -> list[int]:
-        """Return the items of a known input as whole numbers, which may be symbolic."""
+        """Return the items of a known operand as integers. Extents among them may be symbolic."""
         return [n if is_symbolic(n) else int(n) for n in self.known(x).reshape(-1).tolist()]
 
     def scalar(self, i: int, default: float | None = None) -> float:
-        """Return the first item of a known input; a default where it is not connected."""
+        """Return the first item of a known input, or a default if the input is left out."""
         return float(self.known(i).ravel()[0]) if default is None or self.has(i) else default
 
     def shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an input; extents may be UNKNOWN."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return found.type.shape if isinstance(found, Value) else found.array.shape
+        """Return the shape of an operand, or of input `x`. Extents may be UNKNOWN."""
+        operand = self._operand(x)
+        return operand.type.shape if isinstance(operand, Value) else operand.array.shape
 
     def known_shape(self, x: int | Tensor = 0) -> Shape:
-        """Return the shape of an input; raise ExtentNeeded where an extent is open.
+        """Return the shape of an operand, or of input `x`, without UNKNOWN.
 
-        Extents are symbolic where `jax.export` keeps them open.
+        Extents are symbolic if `jax.export` keeps them open. Raises ExtentNeeded for open ones.
         """
-        found = self.operand(x) if isinstance(x, int) else x
-        shape = self.shape(found)
+        operand = self._operand(x)
+        shape = self.shape(operand)
         if is_known(shape):
             return shape
-        if self.graph.symbolic is None or isinstance(found, Constant):
+        if self.graph.symbolic is None or isinstance(operand, Constant):
             raise ExtentNeeded
-        return self.graph.symbolic.of(found)
+        return self.graph.symbolic.of(operand)
 
     def dtype_of(self, x: int | Tensor = 0) -> str:
-        """Return the dtype that an input is computed in, known or not."""
-        found = self.operand(x) if isinstance(x, int) else x
-        return found.type.dtype if isinstance(found, Value) else self.graph.computed(found.type)
+        """Return the dtype in which an operand, or input `x`, is computed."""
+        x = self._operand(x)
+        return x.type.dtype if isinstance(x, Value) else self.graph.computed(x.type)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        def operand(x: Any) -> Any:
+        def placed(x: Any) -> Any:
             if isinstance(x, list | tuple):
-                return tuple(operand(item) for item in cast("list[Any]", x))
+                return tuple(placed(item) for item in cast("list[Any]", x))
             return self.tensor(x) if isinstance(x, Constant) else x
 
-        given = {key: operand(x) for key, x in operands.items()}
+        operands = {key: placed(x) for key, x in operands.items()}
         builder, name = self.graph.builder, f"{self.name}.{kind}" if inserted else self.name
-        exact = not inserted and not builder.is_taken(name)
-        wanted = [name] if exact else [builder.unreserved(name)]
-        results = self.graph.add(kind, given, attributes, wanted, self.span, inserted=inserted)
+        if inserted or builder.is_taken(name):
+            name = builder.unreserved(name)
+        results = self.graph.add(kind, operands, attributes, [name], self.span, inserted=inserted)
         return results[0] if len(results) == 1 else results
 
-    # What is known
+    # Folding: operations on known tensors
 
-    def folded(self, kind: str, operands: Iterable[Any], attributes: ByName) -> Any:
-        """Return an operation's result on known tensors. Raises NotFolded."""
+    def folded(self, kind: str, operands: Operands, attributes: ByName) -> Any:
+        """Return an operation's result on known tensors, several as a list. Raises NotFolded."""
         operands = list(operands)
-        if kind == "cast":
+        if kind == "cast" and isinstance(operands[0], Constant):
             return self.converted(operands[0], self.graph.element(attributes["dtype"]))
         return self.evaluated(lambda *x: evaluate(kind, x, attributes), operands)
 
-    def evaluated(self, function: Callable[..., Any], operands: Iterable[Any]) -> Any:
-        """Return a function of host values, one or several, on known tensors. Raises NotFolded."""
-        given, graph = list(operands), self.graph
-        known = [x for x in _listed(given) if isinstance(x, Constant)]
-        self.spend(sum(x.array.size for x in known))
-        found = function(*map(_exact, given))
-        types = (x.type for x in known if x.type != graph.TYPES["b"])
+    def evaluated(self, function: Callable[..., Any], operands: Operands) -> Any:
+        """Return the result of a function of host values on known tensors, several as a list.
+
+        Raises NotFolded.
+        """
+        operands, graph = list(operands), self.graph
+        constants = [x for x in _listed(operands) if isinstance(x, Constant)]
+        self.spend(sum(x.array.size for x in constants))
+        values = function(*map(_exact, operands))
+        types = (x.type for x in constants if x.type != graph.TYPES["b"])
         type = next(types, graph.TYPES["b"])
-        several = cast("list[Any]", found) if isinstance(found, list) else [found]
+        several = cast("list[Any]", values) if isinstance(values, list) else [values]
         results = [_derived(graph, x, type) for x in several]
         self.spend(sum(x.array.size for x in results))
-        return results if isinstance(found, list) else results[0]
+        return results if isinstance(values, list) else results[0]
 
     def converted(self, x: Constant, type: str) -> Constant:
-        """Return a known tensor in an element type. Raises NotFolded."""
+        """Return a known tensor in another element type. Raises NotFolded."""
         dtype = self.graph.held(type)
         if x.array.dtype == object and any(map(is_symbolic, x.array.ravel())):
             if dtype.kind == "i":
@@ -140,12 +152,15 @@ class Site(OperatorSite[_Graph]):
 
     # Shorthands
 
-    def cast(self, x: Any, dtype: str) -> Any:
-        """Return a tensor in a dtype that is computed in."""
+    def cast(self, x: Tensor, dtype: str) -> Any:
+        """Return a tensor in a dtype of computation."""
         return x if self.dtype_of(x) == dtype else self.insert("cast", {"input": x}, dtype=dtype)
 
-    def reshaped(self, x: Any, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
-        """Return a tensor whose axes, or so many of them from one on, have another shape."""
+    def reshaped(self, x: Tensor, shape: Sequence[int], first: int = 0, count: int = -1) -> Any:
+        """Return a tensor in which `shape` replaces the extents of `count` axes from `first` on.
+
+        By default it replaces all extents.
+        """
         if (first, count) != (0, -1):
             return self.step.reshape(x, shape=tuple(shape), axis_start=first, axis_count=count)
         if tuple(shape) == self.shape(x):
@@ -154,24 +169,25 @@ class Site(OperatorSite[_Graph]):
             return Constant(x.array.reshape(tuple(shape)), x.type, derived=x.derived)
         return self.insert("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
-    def last_reshape(self, x: Any, shape: Sequence[int]) -> Any:
-        """Add a reshape that is the layer or the node itself."""
+    def last_reshape(self, x: Tensor, shape: Sequence[int]) -> Any:
+        """Add a reshape as the operation of the layer or node itself."""
         return self.emit("reshape", {"input": x}, shape=tuple(shape), axis_start=0, axis_count=-1)
 
-    def aligned(self, *operands: Any) -> list[Any]:
-        """Return operands of one rank, axes put before their own, as numpy broadcasts.
+    def aligned(self, *operands: Operand) -> list[Any]:
+        """Return operands of one rank: new axes come first, as in numpy's broadcasting.
 
-        A known single item is a literal if it may be. Numbers and scalars stay.
+        A known tensor with one item becomes a literal if the graph allows it. Numbers and scalars
+        stay.
         """
         tensors = [x for x in operands if isinstance(x, Value | Constant)]
         rank = max(map(self.rank, tensors), default=0)
 
-        def align(x: Any) -> Any:
+        def align(x: Operand) -> Operand:
             if not isinstance(x, Value | Constant):
                 return x
             if isinstance(x, Constant) and x.array.size == 1 and self.graph.is_literal(x):
-                others = (y for y in tensors if y is not x and isinstance(y, Value))
-                if any(self.rank(y) == rank for y in others):
+                computed = (y for y in tensors if y is not x and isinstance(y, Value))
+                if any(self.rank(y) == rank for y in computed):
                     return x.array.reshape(-1)[0].item()
             if self.rank(x) in (0, rank):
                 return x
@@ -182,42 +198,42 @@ class Site(OperatorSite[_Graph]):
 
         return [align(x) for x in operands]
 
-    def transposed(self, x: Any, axes: Sequence[int]) -> Any:
+    def transposed(self, x: Tensor, axes: Sequence[int]) -> Any:
         """Return a tensor with permuted axes."""
         if list(axes) == list(range(len(axes))):
             return x
         return self.insert("transpose", {"input": x}, axes=tuple(axes))
 
-    def chain(self, x: Any, *steps: tuple[str, Sequence[Any], ByName]) -> Any:
-        """Add operations one after the other; the last one is the layer or the node itself.
+    def chain(self, x: Tensor, *steps: tuple[str, Sequence[Operand], ByName]) -> Any:
+        """Add operations in sequence. The last one is that of the layer or node itself.
 
-        A step is a kind, operands besides the tensor, and attributes. Those of no kind are left
-        out.
+        A step is a kind, the operands after the tensor, and the attributes. A step whose kind is ""
+        is left out.
         """
-        given = [step for step in steps if step[0]]
-        for i, (kind, others, attributes) in enumerate(given, 1):
-            x = getattr(self.step_or_last(i == len(given)), kind)(x, *others, **attributes)
-        return x if given else self.last.copy(x)
+        steps = tuple(step for step in steps if step[0])
+        for i, (kind, operands, attributes) in enumerate(steps, 1):
+            x = getattr(self.step_or_last(i == len(steps)), kind)(x, *operands, **attributes)
+        return x if steps else self.last.copy(x)
 
-    def root(self, x: Any, add: ByKind | None = None, degree: float = 2) -> Any:
-        """Return the root of a sum of powers, whose derivative is 0 where it is 0.
+    def root(self, x: Tensor, add: ByKind | None = None, degree: float = 2) -> Any:
+        """Return x^(1/degree) for x >= 0, with the derivative 0 at 0.
 
-        The last operation is added by `add`, which is `step` by default.
+        `add` adds the last operation, by default `step`.
         """
         step = self.step
         is_zero = step.eq(x, 0.0)
-        some = step.select(is_zero, 1.0, x)
-        found = step.sqrt(some) if degree == 2 else step.pow(some, 1 / degree)
-        return (add or step).select(is_zero, x, found)
+        positive = step.select(is_zero, 1.0, x)
+        root = step.sqrt(positive) if degree == 2 else step.pow(positive, 1 / degree)
+        return (add or step).select(is_zero, x, root)
 
-    def part(self, x: Any, axis: int, first: int, last: int, step: int = 1) -> Any:
-        """Return the items along an axis from one to before another."""
+    def part(self, x: Tensor, axis: int, first: int, last: int, step: int = 1) -> Any:
+        """Return the items `first:last:step` along an axis."""
         if (first, last, step) == (0, self.shape(x)[axis], 1):
             return x
         return self.step.slice(x, axes=(axis,), begin=(first,), end=(last,), stride=(step,))
 
-    def fitted(self, x: Any, axis: int, size: int, value: float = 0.0) -> Any:
-        """Return items along an axis, as many as asked: the first ones, then a value."""
+    def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
+        """Return a tensor with `size` items along an axis. It is cut, or padded with `value`."""
         axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
         if more <= 0:
             return self.part(x, axis, 0, size)
@@ -225,51 +241,57 @@ class Site(OperatorSite[_Graph]):
         return self.step.pad(x, padding=around, border="constant", value=value)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
-        """Return the whole numbers from 0 to before a count along an axis, others of extent 1."""
+        """Return the integers 0 to count - 1 along an axis of a tensor of some rank.
+
+        All other axes have extent 1.
+        """
         dtype = self.graph.builder.integer
-        found = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
-        rest = tuple(i for i in range(rank) if i != axis)
-        return self.insert("unsqueeze", {"input": found}, axes=rest) if rest else found
+        indices = self.insert("range", {}, start=0, end=count, step=1, dtype=dtype)
+        axes = tuple(i for i in range(rank) if i != axis)
+        return self.insert("unsqueeze", {"input": indices}, axes=axes) if axes else indices
 
 
-def decides(operands: Iterable[Any], reals: int = 1) -> bool:
-    """Tell whether results are known when the network is read: operands are, and decide shapes.
+def decides(operands: Operands, reals: int = 1) -> bool:
+    """Tell whether an operation is folded. Its operands must be known, and may decide shapes.
 
-    Those that follow from shapes do, and few whole numbers, and so many `reals`. Weights stay in
-    the graph.
+    One of them is derived, or each has few integers or at most `reals` real numbers. Other
+    operations on weights stay in the graph.
     """
     flat = [*_listed(operands)]
-    known = [x for x in flat if isinstance(x, Constant)]
-    if not known or any(isinstance(x, Value) for x in flat):
+    constants = [x for x in flat if isinstance(x, Constant)]
+    if not constants or any(isinstance(x, Value) for x in flat):
         return False
-    if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in known):
+    if any(x.array.size > LARGEST or x.array.dtype.kind not in _KINDS for x in constants):
         return False
-    return any(x.derived for x in known) or all(_is_few(x, reals) for x in known)
+    return any(x.derived for x in constants) or all(_is_few(x, reals) for x in constants)
 
 
 def _is_few(x: Constant, reals: int) -> bool:
-    """Tell whether a tensor is few real numbers or whole ones, but no matrix of codes."""
+    """Tell whether a tensor has few items. A matrix of quantised weights never has."""
     if x.array.dtype.kind == "f":
         return x.array.size <= reals
     is_codes = x.array.ndim > 1 and x.type not in ("int32", "int64", "bool")
     return x.array.size <= (1 if is_codes else _FEW)
 
 
-def _listed(operands: Iterable[Any]) -> Iterator[Any]:
+def _listed(operands: Operands) -> Iterator[Operand | None]:
     for x in operands:
-        yield from cast("Sequence[Any]", x) if isinstance(x, list | tuple) else [x]
+        yield from x if isinstance(x, list | tuple) else [cast("Operand | None", x)]
 
 
-def _exact(x: Any) -> Any:
-    """Return an operand as a host value."""
+def _exact(x: Operand | Sequence[Operand] | None) -> Any:
+    """Return an operand as a host value, an operand array as a list."""
     if isinstance(x, list | tuple):
-        return [_exact(item) for item in cast("list[Any]", x)]
+        return [_exact(item) for item in x]
     array = x.array if isinstance(x, Constant) else np.asarray(x)
     return array.astype(object) if array.dtype.kind in "iu" else array
 
 
 def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
-    """Return a host value as a known tensor: of a type if it holds such numbers."""
+    """Return a host value as a known tensor of element type `type`.
+
+    Items of another kind (bool, integer, real) have the graph's type for that kind.
+    """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     held = graph.held(type)
     if kind != {"u": "i"}.get(held.kind, held.kind):
@@ -282,7 +304,7 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
 
 
 def _wrapped(x: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return whole numbers in a dtype, those beyond its range wrapped as the network does."""
+    """Return integers in a dtype. Those beyond its range wrap, as they do in the network."""
     ends = ml_dtypes.iinfo(dtype)
     low, count = int(ends.min), int(ends.max) - int(ends.min) + 1
     return np.asarray((x - low) % count + low).astype(dtype)

@@ -1,4 +1,4 @@
-"""Windows and blocks on spatial axes, which formats say alike."""
+"""Windows and blocks on spatial axes, for formats of layers and nodes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,27 @@ from typing import Any
 from lowering import windows
 from lowering.errors import InvalidShape
 from lowering.extents import UNKNOWN, show
-from nnef_jax.flattening.site import Site
+from nnef_jax.flattening.site import Operand, Site, Tensor
+from nnef_jax.flattening.tensor_graph import TensorGraph
 
-Pairs = list[tuple[int, int]]  # what is before and after each axis
+Pairs = list[tuple[int, int]]  # padding before and after each axis
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Split padding into its parts before and behind."""
+    """Return the padding before and after an axis for its total."""
     less, more = total // 2, total - total // 2
     return (less, more) if more_behind else (more, less)
 
 
 def same_padding(
-    site: Site[Any], shape: Sequence[int], reach: Sequence[int], strides: Sequence[int], *,
+    site: Site[TensorGraph], shape: Sequence[int], reach: Sequence[int], strides: Sequence[int], *,
     more_behind: bool,
 ) -> Pairs:  # fmt: skip
-    """Return the padding of windows of some reach with which strides alone divide the extents."""
+    """Return the padding with which the number of windows is ceil(extent / stride).
+
+    `reach` is the extent of a window with its dilation. An odd total has one item more behind the
+    axis if `more_behind`, else before it.
+    """
     if any(n is UNKNOWN and s != 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
     totals = (
@@ -35,35 +40,48 @@ def same_padding(
 
 
 def _read_behind(
-    site: Site[Any], kernel: Sequence[int], window: Mapping[str, Any], *, begins_inside: bool
+    site: Site[TensorGraph],
+    kernel: Sequence[int],
+    window: Mapping[str, Any],
+    *,
+    begins_inside: bool,
 ) -> list[int]:
-    """Return how many items more there are behind each axis if the number of windows rounds up.
+    """Return how many items more padding each axis needs if the number of windows rounds up.
 
-    The last window may have to begin on the input, or on what is put before it.
+    If it `begins_inside`, the last window begins before the padding behind the axis.
     """
     shape, strides = site.shape()[2:], window["stride"]
     if any(n is UNKNOWN and s > 1 for n, s in zip(shape, strides, strict=True)):
         shape = site.known_shape()[2:]
     reach = windows.spans(kernel, window["dilation"])
-    found: list[int] = []
+    more: list[int] = []
     for n, (p, q), span, s in zip(shape, window["padding"], reach, strides, strict=True):
         left = n + p + q - span
         positions = -(-left // s) + 1
         if s > 1 and begins_inside and (positions - 1) * s >= n + p:
             positions -= 1
-        found.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
-    return found
+        more.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
+    return more
 
 
 def pooled(
-    site: Site[Any], x: Any, add: Callable[..., Any], kernel: Sequence[int],
+    site: Site[TensorGraph], x: Tensor, add: Callable[..., object], kernel: Sequence[int],
     window: Mapping[str, Any], rounding: str, *, includes: bool = False, counts_more: bool = False,
-    **attributes: Any,
+    **attributes: object,
 ) -> Any:  # fmt: skip
-    """Add a pool of windows on spatial axes, whose number is rounded down, up, or up as by torch.
+    """Add a pool of windows on spatial axes.
 
-    Means are of the input, or of it with its padding if that `includes` any. What rounding up adds
-    is part of these where it `counts_more`.
+    Args:
+        site: the layer or node.
+        x: a tensor [batch,channels,*spatial].
+        add: the kind of pool, as `site.last.max_pool`.
+        kernel: the size of a window.
+        window: "stride", "dilation" and "padding", an item for each spatial axis.
+        rounding: how the number of windows is rounded: "floor", "ceil", or "ceil_torch", where no
+            window begins in the padding behind an axis.
+        includes: whether means include padding.
+        counts_more: whether they include the items that rounding up adds to the padding.
+        attributes: further attributes of the kind.
     """
     padding, more, border = window["padding"], [0] * len(kernel), "ignore"
     if rounding != "floor":
@@ -75,39 +93,50 @@ def pooled(
             x = site.step.pad(x, padding=around, border="constant", value=0.0)
             border, padding = "ignore", [(0, 0)] * len(kernel)
     padding = [(0, 0), (0, 0), *((p, q + n) for (p, q), n in zip(padding, more, strict=True))]
-    whole = {name: [1, 1, *window[name]] for name in ("stride", "dilation")}
-    return add(x, size=[1, 1, *kernel], padding=padding, border=border, **whole, **attributes)
+    steps = {name: [1, 1, *window[name]] for name in ("stride", "dilation")}
+    return add(x, size=[1, 1, *kernel], padding=padding, border=border, **steps, **attributes)
 
 
 def add_patches(
-    site: Site[Any], size: Sequence[int], kernel: Sequence[int], zero: Any, **window: Any
+    site: Site[TensorGraph],
+    size: Sequence[int],
+    kernel: Sequence[int],
+    zero: Operand,
+    **window: Any,
 ) -> Any:
-    """Add patches up, [batch,channels*cells,patches], where they lie in an image of a size."""
+    """Sum patches at their positions in an image of a size (torch's `fold`).
+
+    Input 0 is [batch,channels*cells,patches] or [channels*cells,patches], where a cell is an item
+    of a patch. `zero` is the bias of a deconvolution.
+    """
     *batch, channels, patches = site.known_shape()
     reach = windows.spans(kernel, window["dilation"])
     axes = zip(size, window["padding"], reach, window["stride"], strict=True)
     counts = [(n + p + q - span) // s + 1 for n, (p, q), span, s in axes]
     cells = math.prod(kernel)
     if len(batch) > 1 or channels % cells or math.prod(counts) != patches:
-        wanted = f"{cells} cells a channel, {math.prod(counts)} patches"
-        raise InvalidShape(f"{show(site.shape())} does not have {wanted}")
+        due = f"{cells} cells a channel, {math.prod(counts)} patches"
+        raise InvalidShape(f"{show(site.shape())} does not have {due}")
     planes = math.prod(batch) * channels // cells
     rows, columns = (site.places(cells, axis, 2) for axis in (0, 1))
-    is_own = site.insert("eq", {"x": rows, "y": columns})
+    identity = site.insert("eq", {"x": rows, "y": columns})
     operands = {
         "input": site.reshaped(site.operand(0), (planes, cells, *counts)),
-        "filter": site.reshaped(site.cast(is_own, site.dtype_of()), (cells, 1, *kernel)),
+        "filter": site.reshaped(site.cast(identity, site.dtype_of()), (cells, 1, *kernel)),
         "bias": zero,
     }
     shape = (planes, 1, *size)
-    found = site.insert(
+    images = site.insert(
         "deconv", operands, output_shape=shape, groups=1, border="constant", **window
     )
-    return site.last_reshape(found, (*batch, channels // cells, *size))
+    return site.last_reshape(images, (*batch, channels // cells, *size))
 
 
-def depth_to_space(site: Site[Any], block: int, *, depth_first: bool) -> Any:
-    """Move blocks of channels into space; `depth_first` has the block as the fastest channels."""
+def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
+    """Move channels of input 0 into blocks on its spatial axes.
+
+    Channels are [depth,*block] if `depth_first`, else [*block,depth].
+    """
     batch, channels, *extents = site.known_shape()
     k = len(extents)
     depth, blocks = channels // block**k, [block] * k
@@ -122,8 +151,8 @@ def depth_to_space(site: Site[Any], block: int, *, depth_first: bool) -> Any:
     )
 
 
-def space_to_depth(site: Site[Any], block: int, *, depth_first: bool) -> Any:
-    """Move blocks of space into channels: the reverse of `depth_to_space`."""
+def space_to_depth(site: Site[TensorGraph], block: int, *, depth_first: bool) -> Any:
+    """Move blocks on the spatial axes of input 0 into channels, the inverse of `depth_to_space`."""
     batch, channels, *extents = site.known_shape()
     k = len(extents)
     parts = [part for n in extents for part in (n // block, block)]

@@ -1,28 +1,35 @@
-"""Attributes of operators: the name that a format has for each, its type, and its default."""
+"""Attributes of operators as meanings declare them: name in the format, type and default."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nnef_jax.flattening.emission import Emission
+    from nnef_jax.flattening.operators.site import OperatorSite
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """An attribute of an operator. Calling it with a site reads it, and checks its type.
+    """An attribute of an operator. Called with a site, it returns the attribute's value there.
 
     Args:
         name: its name in the format.
         type: the method of `OperatorSite` that reads it.
-        arguments: those of the method besides the name: a default, or the words that are allowed.
+        arguments: further arguments of that method: a default, or the allowed words.
     """
 
     name: str
     type: str
     arguments: tuple[Any, ...] = ()
 
-    def __call__(self, site: Any) -> Any:
-        """Return its value at a site. Raises InvalidOperation for another type, or without one."""
+    def __call__(self, site: OperatorSite[Emission]) -> Any:
+        """Return the attribute's value at a site.
+
+        Raises InvalidOperation for a value of another type, and for a missing required attribute.
+        """
         return getattr(site, self.type)(self.name, *self.arguments)
 
 
@@ -32,50 +39,50 @@ def flag(name: str, default: bool = False) -> Any:
 
 
 def number(name: str, default: float | None = None) -> Any:
-    """Return an attribute that is a real number. None as a default makes it required."""
+    """Return an attribute that is a real number. It is required if the default is None."""
     return Attribute(name, "number", (default,))
 
 
 def integer(name: str, default: int | None = None) -> Any:
-    """Return an attribute that is a whole number. None as a default makes it required."""
+    """Return an attribute that is an integer. It is required if the default is None."""
     return Attribute(name, "int", (default,))
 
 
 def numbers(name: str, default: Sequence[float] | None = None) -> Any:
-    """Return an attribute that is a list of real numbers."""
+    """Return an attribute that is a list of real numbers. It is required without a default."""
     return Attribute(name, "numbers", (default,))
 
 
 def integers(name: str, default: Sequence[int] | None = None) -> Any:
-    """Return an attribute that is a list of whole numbers."""
+    """Return an attribute that is a list of integers. It is required without a default."""
     return Attribute(name, "ints", (default,))
 
 
 def axis(name: str, default: int | None = None) -> Any:
-    """Return an attribute that is an axis of input 0, which may count from the end."""
+    """Return an attribute that is an axis of input 0. A negative one counts from the end."""
     return Attribute(name, "axis_of", (default,))
 
 
-def dtype(name: str, default: Any = None) -> Any:
+def dtype(name: str, default: int | str | None = None) -> Any:
     """Return an attribute that is an element type."""
     return Attribute(name, "dtype", (default,))
 
 
 def text(name: str, default: str | None = None) -> Any:
-    """Return an attribute that is any text."""
+    """Return an attribute that is a string."""
     return Attribute(name, "text", (default,))
 
 
 def word(name: str, *allowed: str) -> Any:
-    """Return an attribute that is one of some words, the first by default."""
+    """Return an attribute that is one of the allowed words, by default the first."""
     return Attribute(name, "word", allowed)
 
 
 def one_of(name: str, *allowed: str) -> Any:
-    """Return an attribute that is one of some words, and is required."""
+    """Return a required attribute that is one of the allowed words."""
     return Attribute(name, "choice", allowed)
 
 
-def attribute(name: str, type: str, *arguments: Any) -> Any:
-    """Return an attribute that a method of the format's site reads, with these arguments."""
+def attribute(name: str, type: str, *arguments: object) -> Any:
+    """Return an attribute that the method `type` of the format's site reads."""
     return Attribute(name, type, arguments)

@@ -1,17 +1,22 @@
-"""A registry of a format's operators. It maps names and versions to operations of the graph.
+"""A registry of a format's operators, by name and version, each with its meaning.
 
-A format has one `Operators`, in a module of its own. Families of operators are modules that add to
+A format has one `Operators`, in a module of its own. Other modules, the families, add operators to
 it:
 
     @operator("Swish")
     def swish(site, x, *, alpha=number("alpha", 1.0)):
         return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
-A meaning takes the site, as many of the first inputs as it has names for, and attributes by name.
-An input whose default is None may be left out. `*` takes all inputs. An attribute is a value, or a
-function of the site, as those of `flattening.attributes`: its default, or where operators differ,
-an argument of the decorator; `**` takes all that have no parameter. They are called in order, after
-the inputs. A meaning returns the tensor of the first output, or a tuple of outputs.
+A meaning is a function of the site, of the first inputs, and of attributes by name:
+
+- Positional parameters are inputs. An input with the default None may be left out. `*` takes all
+  further inputs.
+- Keyword parameters are attributes. The default is a value or a function of the site, as those of
+  `flattening.operators.attributes` are. An argument of the decorator replaces it where operators
+  differ. `**` takes arguments of the decorator that have no parameter.
+
+Functions of the site are called in order, after the inputs are read. A meaning returns the tensor
+of the first output, or a tuple of outputs.
 """
 
 from __future__ import annotations
@@ -21,9 +26,15 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import RLock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lowering.errors import InvalidOperation
+
+if TYPE_CHECKING:
+    from nnef_jax.flattening.emission import Emission
+    from nnef_jax.flattening.operators.site import OperatorSite
+
+    _Site = OperatorSite[Emission]
 
 Meaning = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Meaning)
@@ -32,22 +43,29 @@ NEWEST = 2**63 - 1  # the greatest version that a file can have
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator of a format between two versions, both included, or until it has a later one."""
+    """An operator of a format in a range of versions.
+
+    The range ends with `until`, or before the next `since` of the same name.
+
+    Args:
+        run: the function of a site that reads inputs and attributes, and calls the meaning.
+        attributes: values, or functions of the site, by parameter of the meaning.
+    """
 
     name: str
     domain: str
     since: int
     until: int
-    run: Callable[[Any], Any]  # of a site
+    run: Callable[..., Any]
     meaning: Meaning
-    attributes: Mapping[str, Any]  # by the parameter of the meaning
+    attributes: Mapping[str, Any]
 
 
 class Operators:
-    """The operators of a format. `families` are the full names of the modules that add to it.
+    """The operators of a format.
 
-    They are imported when an operator is first looked for. `key` makes equal the names that files
-    may use for the same operator.
+    `families` are the full names of the modules that add operators. They are imported at the first
+    look-up. `key` maps the names that files may use for an operator to one key.
     """
 
     def __init__(self, key: Callable[[str], str] = str) -> None:
@@ -62,9 +80,9 @@ class Operators:
         domain: str = "",
         since: int = 1,
         until: int = NEWEST,
-        **attributes: Any,
+        **attributes: object,
     ) -> Callable[[_Function], _Function]:
-        """Make the decorated function the meaning of operators between two versions."""
+        """Make the decorated function the meaning of operators from `since` to `until`."""
 
         def register(function: _Function) -> _Function:
             readers = (getattr(function, "__kwdefaults__", None) or {}) | attributes
@@ -83,12 +101,12 @@ class Operators:
         since: int = 1,
         until: int = NEWEST,
     ) -> None:
-        """Add operators by name. A meaning is an `operation`, a `Refusal` or a function."""
+        """Add operators by name. A meaning is an `OperatorRow`, a `Refusal` or a function."""
         for name, meaning in rows.items():
             self.operator(name, domain=domain, since=since, until=until)(meaning)
 
     def get(self, name: str, version: int = NEWEST, domain: str = "") -> Operator | None:
-        """Return the operator of a name in a version of its domain, or None."""
+        """Return the operator with a name in a version of its domain, or None."""
         if self.families:
             self._load()
         for operator in reversed(self._by_name.get((domain, self.key(name)), ())):
@@ -97,33 +115,33 @@ class Operators:
         return None
 
     def __iter__(self) -> Iterator[Operator]:
-        """Iterate over all operators: by domain and name, the oldest version first."""
+        """Iterate over all operators, sorted by domain, name and version."""
         self._load()
         for key in sorted(self._by_name):
             yield from self._by_name[key]
 
     def _load(self) -> None:
-        with self._lock:  # another thread waits until all are there
+        with self._lock:  # another thread waits for all families
             for family in self.families:
                 import_module(family)
             self.families = ()
 
     def _add(self, operator: Operator) -> None:
         versions = self._by_name.setdefault((operator.domain, self.key(operator.name)), [])
-        if any(operator.since == other.since for other in versions):
+        if any(operator.since == version.since for version in versions):
             raise ValueError(f"'{operator.name}' has two meanings since version {operator.since}")
         versions.append(operator)
         versions.sort(key=lambda x: x.since)
 
 
 def inputs_of(meaning: Meaning) -> tuple[str, ...]:
-    """Return the names that a function has for its inputs; a row has none."""
+    """Return the names of a meaning's inputs. A row has none."""
     code = getattr(meaning, "__code__", None)
     return code.co_varnames[1 : code.co_argcount] if code else ()
 
 
-def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any]:
-    """Return a function of a site that hands inputs and attributes to a meaning."""
+def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], Any]:
+    """Return the function of a site that calls a meaning with inputs and attributes."""
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
         if attributes:
@@ -141,7 +159,7 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any
     if not names and not takes_all and not attributes:
         return meaning
 
-    def run(site: Any) -> Any:
+    def run(site: _Site) -> Any:
         inputs = [site.input(i) if i < needed or site.has(i) else None for i in range(len(names))]
         if takes_all:
             more = range(len(names), len(site.operands))
@@ -151,39 +169,42 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[Any], Any
     return run
 
 
-def _read(attributes: Mapping[str, Any], site: Any) -> dict[str, Any]:
+def _read(attributes: Mapping[str, Any], site: _Site) -> dict[str, Any]:
     return {name: x(site) if callable(x) else x for name, x in attributes.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRow:
-    """The meaning of an operator that is one operation of the graph.
+    """The meaning of an operator that becomes one operation.
 
-    An input is its number, or a function of the site; an attribute is a value, or such a function.
+    Args:
+        kind: the operation's kind.
+        inputs: its operands: numbers of inputs, or functions of the site.
+        attributes: its attributes: values, or functions of the site.
     """
 
     kind: str
     inputs: tuple[Any, ...] = (0,)
     attributes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
-    def __call__(self, site: Any) -> Any:
-        """Add the operation at a site, and return its results."""
+    def __call__(self, site: _Site) -> Any:
+        """Add the operation at a site; return its results."""
         operands = [x(site) if callable(x) else site.operand(x) for x in self.inputs]
         return getattr(site.last, self.kind)(*operands, **_read(self.attributes, site))
 
 
-def operation(kind: str, *inputs: Any, **attributes: Any) -> OperatorRow:
-    """Return the row of an operator that is one operation: on these inputs, or on input 0."""
+def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
+    """Return the row of an operator that becomes one operation, by default on input 0."""
     return OperatorRow(kind, inputs or (0,), attributes)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The meaning of an operator that is refused, with the reason and what to do instead."""
+    """The meaning of an operator that is refused, with the reason and a hint what to do."""
 
     reason: str
     hint: str
 
-    def __call__(self, site: Any) -> Any:
+    def __call__(self, site: _Site) -> Any:
         """Raise InvalidOperation."""
         raise InvalidOperation(self.reason, self.hint)

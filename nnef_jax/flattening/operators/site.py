@@ -1,4 +1,7 @@
-"""The place where a format has an operator, of any format: attributes, and what adds operations."""
+"""The site of an operator in any format: what its meaning reads there, and how it adds operations.
+
+A site is a node, a layer or a call of a document while it is flattened.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,15 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.similar import did_you_mean
 
-ON_ITEMS = ("clamp", "prelu", "select")  # kinds on items, besides those of x and y
-_Graph = TypeVar("_Graph", bound=Emission)
+# Elementwise kinds whose operands are not x and y.
+ON_ITEMS = ("clamp", "prelu", "select")
+_Graph = TypeVar("_Graph", bound=Emission, covariant=True)
 
 
 class OperatorSite(ABC, Generic[_Graph]):
-    """A site of an operator. It reads operands and attributes, and adds operations.
+    """A site of an operator. It reads operands and attributes, and adds operations to `graph`.
 
-    `operands` are by input, None where one is left out.
+    `operands` has an item for each input, None for one that is left out.
     """
 
     __slots__ = ()
@@ -31,29 +35,29 @@ class OperatorSite(ABC, Generic[_Graph]):
     @property
     @abstractmethod
     def operator(self) -> str:
-        """Return the name of the operator, as the registry has it."""
+        """Return the name of the operator in the registry."""
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return the beginning of its tensors' names."""
+        """Return the name of the first result. Names of inserted tensors begin with it."""
 
     @property
     @abstractmethod
     def title(self) -> str:
-        """Return its name in errors."""
+        """Return the name of the site in errors."""
 
     @property
     @abstractmethod
     def span(self) -> Span:
         """Return its place in the source."""
 
-    # Attributes. They are by the name that the format has, with a default. A missing one without a
-    # default, or one of another type, raises InvalidOperation.
+    # Attributes are read by their name in the format. InvalidOperation is raised for a missing
+    # attribute without a default, and for a value of another type.
 
     @abstractmethod
     def has_attribute(self, name: str) -> bool:
-        """Tell whether an attribute is written."""
+        """Tell whether the document has an attribute here."""
 
     @abstractmethod
     def flag(self, name: str, default: bool = False) -> bool:
@@ -65,7 +69,7 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def int(self, name: str, default: int | None = None) -> int:
-        """Return an attribute that is a whole number."""
+        """Return an attribute that is an integer."""
 
     @abstractmethod
     def numbers(self, name: str, default: Sequence[float] | None = None) -> Sequence[float]:
@@ -73,26 +77,26 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def ints(self, name: str, default: Sequence[int] | None = None) -> Sequence[int]:
-        """Return an attribute that is a list of whole numbers."""
+        """Return an attribute that is a list of integers."""
 
     @abstractmethod
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute that is a text."""
+        """Return an attribute that is a string."""
 
     @abstractmethod
     def dtype(self, name: str, default: Any = None) -> str:
         """Return an attribute that is an element type."""
 
-    def wrong(self, name: str, due: str, value: Any) -> InvalidOperation:
-        """Return the error of an attribute that is not what is due, as "a whole number"."""
+    def wrong(self, name: str, due: str, value: object) -> InvalidOperation:
+        """Return the error of an attribute with a wrong value. `due` is as "a whole number"."""
         return InvalidOperation(f"attribute '{name}': {due} is due, this is {reprlib.repr(value)}")
 
     def word(self, name: str, *allowed: str) -> str:
-        """Return an attribute that is one of some words, the first where it is missing."""
+        """Return an attribute that is one of the allowed words, by default the first."""
         return self.choice(name, *allowed, default=allowed[0])
 
     def choice(self, name: str, *allowed: str, default: str | None = None) -> str:
-        """Return an attribute that is one of some words."""
+        """Return an attribute that is one of the allowed words."""
         word = self.text(name, default)
         if word not in allowed:
             words = ", ".join(filter(None, allowed))
@@ -103,39 +107,42 @@ class OperatorSite(ABC, Generic[_Graph]):
         return word
 
     def axis_of(self, name: str, default: int | None = None, rank: int | None = None) -> int:
-        """Return the axis, of input 0 by default, that an attribute names."""
+        """Return an attribute that is an axis, of input 0 unless there is a `rank`."""
         return self.axis(self.int(name, default), rank)
 
-    # What it reads
+    # Operands
 
     def has(self, i: int) -> bool:
-        """Tell whether an input is given."""
+        """Tell whether input `i` is connected."""
         return i < len(self.operands) and self.operands[i] is not None
 
     def operand(self, i: int) -> Any:
-        """Return an input, known or not."""
+        """Return input `i`, a known tensor or one of the graph."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is not connected")
         return self.operands[i]
 
     def input(self, i: int) -> Any:
-        """Return an input as meanings of operators take it."""
+        """Return input `i` as meanings of the format's operators take it."""
         return self.operand(i)
 
     def optional(self, i: int) -> Any:
-        """Return an input as meanings of operators take it, None where it is left out."""
+        """Return input `i` as meanings take it, None if it is left out."""
         return self.input(i) if self.has(i) else None
 
     @abstractmethod
     def shape(self, x: Any = 0) -> Shape:
-        """Return the shape of an input; extents may be UNKNOWN."""
+        """Return the shape of an operand, or of input `x`. Extents may be UNKNOWN."""
 
     def rank(self, x: Any = 0) -> int:
-        """Return how many axes an input has."""
+        """Return the rank of an operand, or of input `x`."""
         return len(self.shape(x))
 
     def axis(self, axis: int, rank: int | None = None) -> int:
-        """Return an axis, counted from the end where it is negative."""
+        """Return an axis as a number from 0 on. A negative one counts from the end.
+
+        The rank is by default that of input 0. Raises InvalidOperation for an axis beyond it.
+        """
         rank = self.rank() if rank is None else rank
         if not -rank <= axis < max(rank, 1):
             raise InvalidOperation(f"there is no axis {axis} of {rank}")
@@ -143,36 +150,36 @@ class OperatorSite(ABC, Generic[_Graph]):
 
     @abstractmethod
     def dtype_of(self, x: Any = 0) -> str:
-        """Return the dtype that an input is computed in, known or not."""
+        """Return the dtype in which an operand, or input `x`, is computed."""
 
-    # What it adds
+    # Operations
 
     def spend(self, steps: int) -> None:
-        """Count steps before they are done while it is read; raise LimitError for too many."""
+        """Count steps of the host before they are done. Raises LimitError for too many."""
         self.graph.meter.spend(steps, self.title, self.span)
 
-    def emit(self, kind: str, operands: ByName, /, **attributes: Any) -> Any:
-        """Add the operation that it is; return its result, several as a tuple."""
+    def emit(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
+        """Add the last operation of the operator; return its result, several as a tuple."""
         return self._emit(kind, operands, attributes, False)
 
-    def insert(self, kind: str, operands: ByName, /, **attributes: Any) -> Any:
-        """Add an operation before it; return its result, several as a tuple."""
+    def insert(self, kind: str, operands: ByName, /, **attributes: object) -> Any:
+        """Add an operation before the last one; return its result, several as a tuple."""
         return self._emit(kind, operands, attributes, True)
 
     @property
     def step(self) -> ByKind:
-        """Return the builder of operations on the way to the result."""
+        """Return the shorthand for operations before the last one."""
         return ByKind(self.insert)
 
     @property
     def last(self) -> ByKind:
-        """Return the builder of the operation that it is, which has its name."""
+        """Return the shorthand for the last operation, whose result has the operator's name."""
         return ByKind(self.emit)
 
     def step_or_last(self, is_last: bool) -> ByKind:
-        """Return `last` for the operation that it is, else `step`."""
+        """Return `last` if the operation is the last one, else `step`."""
         return self.last if is_last else self.step
 
     @abstractmethod
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add the operator's own operation, or insert one before it."""
+        """Add the last operation of the operator, or `inserted` ones before it."""
