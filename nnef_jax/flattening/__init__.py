@@ -1,1 +1,1 @@
-"""Flattening that formats share: adding operations to a graph, and values known before a run."""
+"""The parts of flattening for all formats: adding operations, and values known before a run."""

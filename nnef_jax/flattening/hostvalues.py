@@ -225,9 +225,10 @@ def _aligned(*operands: Host) -> list[Host]:
 
 
 def _unified(*operands: Host) -> list[Host]:
-    """Return the operands as integers, or else as real numbers, unless all have one kind.
+    """Return the operands as one kind.
 
-    Real operands that have integers as items may stand beside integer operands.
+    The kind is integer if no operand is real, or if real operands beside integers have whole items.
+    Otherwise it is real.
     """
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:

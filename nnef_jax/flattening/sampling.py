@@ -37,9 +37,10 @@ def roi_aligned(
     shift: float,
     **attributes: object,
 ) -> Any:
-    """Add a pool of samples in regions `rois` [regions,4] of the images with these indices.
+    """Add a pool of samples in regions `rois` [regions,4].
 
-    A region (x1, y1, x2, y2) is multiplied by `scale`, then `shift` is added.
+    `images` are the indices of the regions' images. A region (x1, y1, x2, y2) is multiplied by
+    `scale`, then `shift` is added.
     """
     rois = site.step.mul(rois, scale)
     rois = site.step.add(rois, shift) if shift else rois
