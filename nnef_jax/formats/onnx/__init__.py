@@ -1,6 +1,7 @@
-"""ONNX (Open Neural Network Exchange): a model is one protobuf message, tensors in it or beside.
+"""ONNX (Open Neural Network Exchange): models that are protobuf messages.
 
-It is read by the `onnx` package, an extra, which is imported when such a file is met.
+Tensors are in the message, or in files beside it. The `onnx` package, an extra, reads the message.
+It is imported when an ONNX file is read.
 """
 
 from __future__ import annotations
@@ -8,14 +9,14 @@ from __future__ import annotations
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# Fields of a ModelProto: the version of the format, of any length, then any of the next ones.
+# A ModelProto begins with the version of the format, a varint; then fields 2 to 8 follow.
 ALONE = {"model.onnx": rb"\x08[\x80-\xff]{0,9}[\x00-\x7f][\x12\x1a\x22\x28\x32\x3a\x42]"}
 GRAPHS = ("*.onnx",)
 HAS_WEIGHTS_BESIDE = False
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether the graph is an ONNX file, by its name."""
+    """Tell whether the graph has the name of an ONNX file."""
     return archive.graph.endswith(".onnx")
 
 

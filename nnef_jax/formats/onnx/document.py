@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import MAX_RANK, volume
@@ -19,20 +21,47 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of, size_of, unpacked
 from nnef_jax.limits import Meter
 from nnef_jax.storage.bitstream import BITS, CODES_PER_STEP
 
-_VERSIONS = 31  # The newest IR version that is read; 14 exist, a later one is read as these are.
-_LONGEST = 200  # letters of a line in a listing
+if TYPE_CHECKING:
+    from onnx import (
+        AttributeProto,
+        FunctionProto,
+        GraphProto,
+        ModelProto,
+        NodeProto,
+        SparseTensorProto,
+        TensorProto,
+        TensorShapeProto,
+        ValueInfoProto,
+    )
+
+_VERSIONS = 31  # the newest IR version that is read; 14 exist
+_LONGEST = 200  # letters of a name in errors, and of a line in a listing
 _EXTERNAL = 1  # TensorProto.DataLocation
 _ATTRIBUTES = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
 _SPARSE = 11  # AttributeProto.AttributeType
-_SEPARATE = ("", "ai.onnx")  # two names of the default domain
+_DEFAULT_DOMAIN = ("", "ai.onnx")  # its two names
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """A node: the names of its inputs and outputs, '' where one is left out."""
+    """A node.
+
+    Args:
+        name: its name, "" if it has none.
+        operator: its operator.
+        domain: the domain of its operator, "" for the standard's.
+        inputs: the names of its inputs, "" for one that is left out.
+        outputs: the names of its outputs, "" likewise.
+        attributes: their values by name.
+        references: names of attributes of the function that the node is in, by the attributes of
+            the node that have their values.
+        span: its line in the listing.
+        reads: the names of tensors that the node, and graphs in it, read from the graph around.
+        overload: the overload of the function that it calls.
+    """
 
     name: str
     operator: str
@@ -40,10 +69,10 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
-    references: Mapping[str, str]  # attributes that are those of the function it is in, by name
+    references: Mapping[str, str]
     span: Span
-    reads: frozenset[str]  # what it and graphs in it read of around
-    overload: str = ""  # of the function that it calls
+    reads: frozenset[str]
+    overload: str = ""
 
     @property
     def title(self) -> str:
@@ -53,17 +82,28 @@ class Node:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelPort:
-    """An input or output of a graph: its shape has names of open extents, None without a rank."""
+    """An input or output of a graph.
+
+    Args:
+        name: its name.
+        dtype: its dtype, "" if the file does not say it.
+        shape: its extents; an open one is its name, or None. None for an open rank.
+        is_tensor: False for a sequence or an optional value.
+    """
 
     name: str
-    dtype: str  # "" where it has none
+    dtype: str
     shape: tuple[int | str | None, ...] | None
-    is_tensor: bool = True  # not a sequence or an optional
+    is_tensor: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelGraph:
-    """Nodes between inputs and outputs; `tensors` are initialisers by name."""
+    """A graph of a model, or of a node.
+
+    `tensors` are initialisers by name. `reads` are the names of tensors that it reads from the
+    graph around.
+    """
 
     name: str
     nodes: tuple[Node, ...]
@@ -71,12 +111,12 @@ class ModelGraph:
     outputs: tuple[ModelPort, ...]
     tensors: Mapping[str, Constant]
     span: Span
-    reads: frozenset[str]  # what it reads of around
+    reads: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """An operator defined by nodes, with the defaults of its attributes."""
+    """An operator that nodes define, with defaults of its attributes."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -87,29 +127,46 @@ class Function:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelDocument:
-    """A model: its graph, the versions of the operator sets it uses, and its own functions."""
+    """A model.
+
+    Args:
+        graph: its graph.
+        versions: versions of operator sets by domain.
+        functions: functions of the model by domain, name and overload.
+        version: the version of the file format.
+    """
 
     graph: ModelGraph
     versions: Mapping[str, int]
     functions: Mapping[tuple[str, str, str], Function]
-    version: int  # of the file format
+    version: int
 
 
 @dataclass(slots=True)
 class Reader:
-    """Reads the message of a model; errors are located in a listing of its nodes, a line each."""
+    """Reads the message of a model.
+
+    Errors have their place in a listing of the nodes, a line for each node.
+
+    Args:
+        name: the name of the file in errors.
+        raw: the bytes of large tensors.
+        meter: counts what reading takes.
+        open: returns the content of a file beside the model.
+        errors: errors with their places.
+    """
 
     name: str
     raw: Raw
     meter: Meter
-    open: Callable[[str], memoryview]  # a file beside the model
+    open: Callable[[str], memoryview]
     errors: list[NnefError] = field(default_factory=list[NnefError])
-    _unreadable: set[str] = field(default_factory=set[str])  # files of weights, each told once
-    _spans: list[Span] = field(default_factory=list[Span])  # of nodes, in order
-    _end: int = 0
+    _unreadable: set[str] = field(default_factory=set[str])  # files beside it that had an error
+    _spans: list[Span] = field(default_factory=list[Span])  # of nodes in order
+    _count: int = 0  # nodes that were read
 
-    def document(self, model: Any) -> ModelDocument:
-        """Return the checked document. Raises NnefError, all that is wrong with it at once."""
+    def document(self, model: ModelProto) -> ModelDocument:
+        """Return the checked document of a ModelProto. Raises NnefError for all errors at once."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
         if not 0 <= model.ir_version <= _VERSIONS:  # 0 where it is left out
@@ -127,11 +184,11 @@ class Reader:
         raise_all(self.errors)
         return ModelDocument(graph, versions, functions, model.ir_version)
 
-    def list_nodes(self, *groups: Any) -> None:
-        """Make the text in which errors are located: a line for each node, in order."""
+    def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
+        """Make the listing: a line for each node, in the order in which they are read."""
         lines: list[str] = []
 
-        def add(nodes: Any) -> None:
+        def add(nodes: Iterable[NodeProto]) -> None:
             for node in nodes:
                 lines.append(_line(node))
                 for attribute in node.attribute:
@@ -142,48 +199,49 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        for line in (*lines, ""):  # the last one is for a graph behind all nodes
+        for line in (*lines, ""):  # the last line is the place of a graph after all nodes
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1
 
     def _place(self) -> Span:
         """Return the place of the next node."""
-        return self._spans[min(self._end, len(self._spans) - 1)]
+        return self._spans[min(self._count, len(self._spans) - 1)]
 
-    def graph(self, proto: Any) -> ModelGraph:
-        """Return a graph."""
+    def graph(self, proto: GraphProto) -> ModelGraph:
+        """Return the graph of a GraphProto."""
         span = self._place()
         tensors: dict[str, Constant] = {}
         dense, sparse = proto.initializer, proto.sparse_initializer
         stored = _texts((*(x.name for x in dense), *(x.values.name for x in sparse)))
-        readers = [self.tensor] * len(dense) + [self.sparse] * len(sparse)
-        for name, read, tensor in zip(stored, readers, (*dense, *sparse), strict=True):
+        readers = [partial(self.tensor, x) for x in dense]
+        readers += [partial(self.sparse, x) for x in sparse]
+        for name, read in zip(stored, readers, strict=True):
             with self.located(f"initializer '{name}'", span):
-                tensors[name] = read(tensor, name)
+                tensors[name] = read(label=name)
         self.distinct(_texts(x.name for x in proto.input), span)
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        own = [*(x.name for x in inputs), *stored, *(n for x in nodes for n in x.outputs)]
-        self.distinct(own, span)
+        defined = [*(x.name for x in inputs), *stored, *(n for x in nodes for n in x.outputs)]
+        self.distinct(defined, span)
         read = {x.name for x in outputs}.union(*(x.reads for x in nodes))
-        reads = frozenset(read.difference(own))
+        reads = frozenset(read.difference(defined))
         name = _decoded(proto.name)
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
-    def function(self, proto: Any) -> Function:
-        """Return a function of the model."""
+    def function(self, proto: FunctionProto) -> Function:
+        """Return the function of a FunctionProto."""
         defaults: dict[str, Any] = {}
         for attribute in proto.attribute_proto:
             defaults[_decoded(attribute.name)] = self.attribute(attribute)
         span = self._place()
         nodes = tuple(self.node(x) for x in proto.node)
         self.distinct([*_texts(proto.input), *(n for x in nodes for n in x.outputs)], span)
-        own = {self._domain(x.domain): x.version for x in proto.opset_import}
-        return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, own)
+        versions = {self._domain(x.domain): x.version for x in proto.opset_import}
+        return Function(_texts(proto.input), _texts(proto.output), nodes, defaults, versions)
 
     def distinct(self, names: Sequence[str], span: Span) -> None:
-        """Note an error for the first of names that must be given once and is given twice."""
+        """Note an error for the first name that occurs twice."""
         seen = set[str]()
         for name in filter(None, names):
             if name in seen:
@@ -191,10 +249,10 @@ class Reader:
                 return
             seen.add(name)
 
-    def node(self, proto: Any) -> Node:
-        """Return a node, with the graphs in its attributes."""
+    def node(self, proto: NodeProto) -> Node:
+        """Return the node of a NodeProto, with the graphs in its attributes."""
         span = self._place()
-        self._end += 1
+        self._count += 1
         attributes: dict[str, Any] = {}
         references: dict[str, str] = {}
         self.distinct(_texts(x.name for x in proto.attribute), span)
@@ -222,19 +280,22 @@ class Reader:
             _decoded(proto.overload),
         )
 
-    def attribute(self, proto: Any) -> Any:
-        """Return the value of an attribute: numbers, texts, tensors, graphs or tuples of these."""
+    def attribute(self, proto: AttributeProto) -> Any:
+        """Return the value of an AttributeProto.
+
+        It is a number, a string, a `Constant`, a `ModelGraph`, or a tuple of these.
+        """
         field = _ATTRIBUTES.get(proto.type)
         if field is None and proto.type in (_SPARSE, _SPARSE + 1):
             return self.sparse(proto.sparse_tensor) if proto.type == _SPARSE else None
-        if field is None:  # old files leave the type out
+        if field is None:  # old files have no type
             field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
         value = getattr(proto, field)
         read: Any = {"s": _decoded, "t": self.tensor, "g": self.graph}.get(field[0], _same)
         return read(value) if len(field) == 1 else tuple(map(read, value))
 
-    def port(self, proto: Any) -> ModelPort:
-        """Return an input or output."""
+    def port(self, proto: ValueInfoProto) -> ModelPort:
+        """Return the input or output of a ValueInfoProto."""
         kind = proto.type.WhichOneof("value")
         if kind != "tensor_type":
             return ModelPort(_decoded(proto.name), "", None, kind is None)
@@ -248,8 +309,11 @@ class Reader:
             dtype = "string"
         return ModelPort(_decoded(proto.name), dtype, shape)
 
-    def tensor(self, proto: Any, label: str = "") -> Constant:
-        """Return a tensor, viewed in the file where it can be. Raises InvalidOperation."""
+    def tensor(self, proto: TensorProto, label: str = "") -> Constant:
+        """Return the tensor of a TensorProto, a view of the file if possible.
+
+        Raises InvalidOperation.
+        """
         dtype, shape = dtype_of(proto.data_type), _shape(proto)
         items = volume(shape)
         if dtype in BITS:
@@ -263,7 +327,7 @@ class Reader:
             return Constant(self._typed(proto, dtype, shape, items), dtype, label)
         return Constant(unpacked(data, dtype, shape), dtype, label)
 
-    def _external(self, proto: Any, size: int) -> memoryview:
+    def _external(self, proto: TensorProto, size: int) -> memoryview:
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
         try:
@@ -272,7 +336,7 @@ class Reader:
         except ValueError:
             raise InvalidOperation("its offset or length in another file is no number") from None
         if location in self._unreadable:
-            raise _Told
+            raise _Repeated
         try:
             data = self.open(location)
         except (ArchiveError, OSError) as error:
@@ -288,8 +352,10 @@ class Reader:
             )
         return data[offset : offset + length]
 
-    def _typed(self, proto: Any, dtype: str, shape: tuple[int, ...], items: int) -> Any:
-        """Return a tensor whose items are numbers in the message."""
+    def _typed(
+        self, proto: TensorProto, dtype: str, shape: tuple[int, ...], items: int
+    ) -> NDArray[Any]:
+        """Return the array of a tensor whose items are numbers in the message."""
         field = {
             "float32": "float", "complex64": "float", "float64": "double", "complex128": "double",
             "int64": "int64", "uint32": "uint64", "uint64": "uint64",
@@ -298,7 +364,7 @@ class Reader:
         stored, kind = np.array(getattr(proto, f"{field}_data"), exact), np.dtype(dtype)
         if kind.kind == "c":
             array = stored.view(kind)
-        else:  # float16 and the like are bits in whole numbers
+        else:  # integers hold the bits of float16 and smaller types
             is_bits = field == "int32" and kind.kind in "fV"
             array = stored.astype(f"u{kind.itemsize}" if is_bits else kind, copy=False)
             wrong = stored[stored != array]
@@ -310,18 +376,18 @@ class Reader:
             raise InvalidOperation(f"it has {array.size} items, its shape is {list(shape)}")
         return array.view(kind).reshape(shape)
 
-    def sparse(self, proto: Any, label: str = "") -> Constant:
-        """Return a tensor of which most items are 0, given the others."""
+    def sparse(self, proto: SparseTensorProto, label: str = "") -> Constant:
+        """Return the dense tensor of a SparseTensorProto."""
         values = self.tensor(proto.values)
-        places = self.tensor(proto.indices).array
-        shape = _shape(proto)
+        indices = self.tensor(proto.indices).array
+        shape, count = _shape(proto), values.array.size
         size = size_of(values.type, volume(shape))
-        wanted = {(values.array.size,), (values.array.size, len(shape))}
-        if places.dtype.kind not in "iu" or places.shape not in wanted or np.any(places < 0):
+        shapes = {(count,), (count, len(shape))}
+        if indices.dtype.kind not in "iu" or indices.shape not in shapes or np.any(indices < 0):
             raise InvalidOperation("its indices are no list of places, one for each value")
         self.meter.expand(size, f"tensor '{label}'")
         array = np.zeros(shape, values.array.dtype)
-        index = np.unravel_index(places, shape) if places.ndim == 1 else tuple(places.T)
+        index = np.unravel_index(indices, shape) if indices.ndim == 1 else tuple(indices.T)
         try:
             array[index] = values.array
         except (IndexError, ValueError):
@@ -330,12 +396,12 @@ class Reader:
 
     @contextmanager
     def located(self, what: str, span: Span) -> Generator[None]:
-        """Keep errors of what is done within, with their place."""
+        """Note errors of the block in `errors`, with `what` and a place."""
         try:
             yield
         except NnefError:
             raise
-        except _Told:
+        except _Repeated:
             pass
         except (ValueError, OverflowError) as error:
             message, hint = getattr(error, "message", error), getattr(error, "hint", "")
@@ -343,22 +409,22 @@ class Reader:
 
     @staticmethod
     def _domain(name: str) -> str:
-        return "" if name in _SEPARATE else _decoded(name)
+        return "" if name in _DEFAULT_DOMAIN else _decoded(name)
 
 
-class _Told(ValueError):
-    """An error was noted before."""
+class _Repeated(ValueError):
+    """The error of a file is noted already."""
 
 
 def _titled(name: str, operator: str) -> str:
-    """Return a short name of a node for errors: it is said often, and a name may be long."""
-    named = f" '{name[:_LONGEST]}'" if name else ""
-    return f"node{named} ({operator[:_LONGEST]})"
+    """Return the title of a node in errors, with long names cut off."""
+    title = f" '{name[:_LONGEST]}'" if name else ""
+    return f"node{title} ({operator[:_LONGEST]})"
 
 
-def _line(node: Any) -> str:
-    """Return a node as the listing shows it."""
-    domain = f"{_decoded(node.domain)}." if node.domain not in _SEPARATE else ""
+def _line(node: NodeProto) -> str:
+    """Return the line of a node in the listing."""
+    domain = f"{_decoded(node.domain)}." if node.domain not in _DEFAULT_DOMAIN else ""
     name = f" '{_decoded(node.name)}'" if node.name else ""
     read, written = (", ".join(_texts(x)) for x in (node.input, node.output))
     text = f"{domain}{_decoded(node.op_type)}{name} ({read}) -> ({written})"
@@ -366,11 +432,11 @@ def _line(node: Any) -> str:
 
 
 def _decoded(value: bytes | str) -> str:
-    """Return a text; protobuf hands over bytes where it is no UTF-8."""
+    """Return a string. Protobuf has bytes for a string that is not UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
-def _shape(proto: Any) -> tuple[int, ...]:
+def _shape(proto: TensorProto | SparseTensorProto) -> tuple[int, ...]:
     """Return the shape of a stored tensor. Raises InvalidOperation."""
     shape = tuple(proto.dims)
     if len(shape) > MAX_RANK:
@@ -380,36 +446,36 @@ def _shape(proto: Any) -> tuple[int, ...]:
     return shape
 
 
-def _extent(proto: Any) -> int | str | None:
-    """Return an extent, or the name of an open one; exporters write -1 for one without a name."""
+def _extent(proto: TensorShapeProto.Dimension) -> int | str | None:
+    """Return an extent, or the name of an open one, or None. Exporters write -1 for None."""
     if not proto.HasField("dim_value"):
         return _decoded(proto.dim_param) or None
     return None if proto.dim_value == -1 else proto.dim_value
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> object:
     return value
 
 
-def _texts(values: Iterable[Any]) -> tuple[str, ...]:
+def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
     return tuple(map(_decoded, values))
 
 
-def _is_set(proto: Any, name: str) -> bool:
+def _is_set(proto: AttributeProto, name: str) -> bool:
     return (
         bool(getattr(proto, name)) if name.endswith("s") and len(name) > 1 else proto.HasField(name)
     )
 
 
-def graphs_in(value: Any) -> Iterator[ModelGraph]:
-    """Yield the graphs that an attribute has."""
+def graphs_in(value: object) -> Iterator[ModelGraph]:
+    """Yield the graphs in the value of an attribute."""
     for x in value if isinstance(value, tuple) else (value,):
         if isinstance(x, ModelGraph):
             yield x
 
 
 def all_nodes(document: ModelDocument) -> Iterator[Node]:
-    """Yield the nodes of a model, of its functions, and of the graphs in nodes."""
+    """Yield the nodes of a model, of its functions, and of graphs in nodes."""
     waiting = [*document.graph.nodes]
     waiting += [node for function in document.functions.values() for node in function.nodes]
     while waiting:

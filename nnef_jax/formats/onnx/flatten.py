@@ -1,4 +1,4 @@
-"""From the nodes of a model to the flat graph: each node once what feeds it is flattened."""
+"""Flattens the nodes of a model: each node after those that it reads from."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nnef_jax.errors import SemanticError, UnsupportedError, raise_all
 from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.operators.registry import Operator
 from nnef_jax.flattening.outline import add_untyped, has_untyped, unknown
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import Function, ModelDocument, ModelGraph, ModelPort, Node
@@ -28,8 +29,10 @@ from nnef_jax.formats.onnx.operators.schemas import (
 )
 from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
-_NODE = 30  # steps
-_DEEPEST = 100  # functions in functions
+_NODE = 30  # steps of the meter
+_DEEPEST = 100  # nested functions and graphs
+# A tensor, a sequence of tensors, or None for an input that is left out or an empty optional value.
+NodeOperand = Tensor | list[Any] | None
 _HINTS = {
     "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
     "have it write one with graph_optimization_level ORT_ENABLE_EXTENDED",
@@ -37,49 +40,61 @@ _HINTS = {
 
 
 def flatten(document: ModelDocument, options: Options, data: dict[str, NDArray[Any]]) -> FlatGraph:
-    """Return the flat graph; `data` collects parameters by label. Raises NnefError."""
+    """Return the flat graph of a model. Parameters are added to `data` by label.
+
+    Raises NnefError.
+    """
     with within_memory("the flat graph"):
         graph = NodeGraph(options, data)
         top = document.graph
         names = [port.name for port in top.inputs]
         graph.builder.reserve([*names, *(x for node in top.nodes for x in node.outputs if x)])
         flattener = NodeFlattener(document, graph, document.versions)
-        found: dict[str, Any] = dict(top.tensors)
+        tensors: dict[str, NodeOperand] = dict(top.tensors)
         for port in top.inputs:
-            found[port.name] = flattener.input(port, top)
-        wanted = [port.name for port in top.outputs]
-        flattener.run(top.nodes, found, wanted)
-        outputs = [flattener.output(port, found, top) for port in top.outputs]
-        folded = [name for name, value in found.items() if isinstance(value, Constant)]
+            tensors[port.name] = flattener.input(port, top)
+        output_names = [port.name for port in top.outputs]
+        flattener.run(top.nodes, tensors, output_names)
+        outputs = [flattener.output(port, tensors, top) for port in top.outputs]
+        folded = [name for name, value in tensors.items() if isinstance(value, Constant)]
         graph.fold(folded, ((x.reads, [*filter(None, x.outputs)]) for x in top.nodes))
         names = options.unfixed(names)
-        return graph.builder.graph(top.name, outputs, wanted, names)
+        return graph.builder.graph(top.name, outputs, output_names, names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeFlattener:
-    """Flattens nodes into a graph; graphs in nodes get one of their own."""
+    """Flattens nodes into a graph.
+
+    Args:
+        document: the model.
+        graph: the graph that operations are added to.
+        versions: versions of operator sets by domain.
+        prefix: the beginning of tensors' names in functions, and in graphs of nodes.
+        depth: the number of functions and graphs around the nodes.
+        attributes: attributes of the function that the nodes are in.
+    """
 
     document: ModelDocument
     graph: NodeGraph
     versions: Mapping[str, int]
     prefix: str = ""
     depth: int = 0
-    attributes: Mapping[str, Any] | None = None  # of the function that the nodes are in
+    attributes: Mapping[str, Any] | None = None
 
-    def input(self, port: ModelPort, top: ModelGraph) -> Any:
-        """Add an input of the model."""
+    def input(self, port: ModelPort, top: ModelGraph) -> Tensor:
+        """Add an input of the model; return its tensor."""
         with placed(f"input '{port.name}'", top.span):
             if not port.is_tensor or port.dtype == "string":
                 kind = "strings" if port.dtype == "string" else "a sequence or an optional"
                 raise InvalidOperation(f"it is {kind}, of which there are no arrays in JAX")
-            given = self.graph.options.values.get(port.name)
-            dtype = port.dtype or (given.dtype.name if given is not None else "float32")
+            value = self.graph.options.values.get(port.name)
+            dtype = port.dtype or (value.dtype.name if value is not None else "float32")
             return self.graph.input(port.name, port.shape, dtype, dtype, top.span)
 
-    def output(self, port: ModelPort, found: Mapping[str, Any], top: ModelGraph) -> Value:
+    def output(self, port: ModelPort, tensors: Mapping[str, NodeOperand], top: ModelGraph) -> Value:
         """Return an output of the model as a tensor of the graph."""
-        value = found.get(port.name)
+        value = tensors.get(port.name)
         if isinstance(value, list):
             message = f"output '{port.name}' is a sequence: cut the network before it"
             raise UnsupportedError(message, span=top.span)
@@ -90,11 +105,16 @@ class NodeFlattener:
                 return self.graph.tensor(value, port.name, top.span)
             return self.graph.ended(value, port.name, top.span)
 
-    def run(self, nodes: Sequence[Node], found: dict[str, Any], wanted: Sequence[str]) -> None:
-        """Flatten the nodes that some names need, and add all their tensors to `found`."""
+    def run(
+        self, nodes: Sequence[Node], tensors: dict[str, NodeOperand], outputs: Sequence[str]
+    ) -> None:
+        """Flatten the nodes that named outputs depend on.
+
+        `tensors` has the inputs and initialisers by name. The results of the nodes are added to it.
+        """
         names = (len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(sum(names), "the network")
-        needed = list(_needed(nodes, wanted))
+        needed = list(_needed(nodes, outputs))
         letters = len(needed) * len(self.prefix) // LETTERS_PER_STEP
         self.graph.meter.spend(_NODE * len(needed) + letters, "the network")
         flatten = self._flattened
@@ -103,17 +123,17 @@ class NodeFlattener:
         else:
             raise_all([self._unsupported(x) for x in needed if not self._is_known(x)])
         for node in needed:
-            operands: list[Any] = []
+            operands: list[NodeOperand] = []
             for name in node.inputs:
-                if name and name not in found:
+                if name and name not in tensors:
                     message = f"{node.title} reads '{name}', which nothing before it gives"
                     raise SemanticError(message, span=node.span)
-                operands.append(found[name] if name else None)
-            results = flatten(self._filled(node), operands, found)
+                operands.append(tensors[name] if name else None)
+            results = flatten(self._filled(node), operands, tensors)
             for name, value in zip(node.outputs, results, strict=False):
                 if name:
-                    found[name] = value
-                    self._called_also(value, name)
+                    tensors[name] = value
+                    self._add_alias(value, name)
 
     def _unsupported(self, node: Node) -> UnsupportedError:
         domain = f"domain '{node.domain}'" if node.domain else "ONNX"
@@ -123,19 +143,21 @@ class NodeFlattener:
         )
         return UnsupportedError(message, span=node.span, hint=_HINTS.get(node.domain, ""))
 
-    def _shown(self, node: Node, operands: list[Any], found: Mapping[str, Any]) -> Sequence[Any]:
-        """Flatten a node, or where it is not supported add its tensors without their types."""
+    def _shown(
+        self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
+    ) -> Sequence[NodeOperand]:
+        """Flatten a node. If it is not supported, add its results as tensors without a type."""
         kind = node.operator
-        if not has_untyped(found.get(name) for name in node.reads):
+        if not has_untyped(tensors.get(name) for name in node.reads):
             try:
                 if self._is_known(node):
-                    return self._flattened(node, operands, found)
-            except UnsupportedError:  # in a graph or a function of it
+                    return self._flattened(node, operands, tensors)
+            except UnsupportedError:  # of a node in its graph or function
                 pass
             kind = unknown(kind)
         names = [name for name in node.outputs if name]
-        made = iter(add_untyped(self.graph, kind, operands, names, node.span))
-        return [next(made) if name else None for name in node.outputs]
+        results = iter(add_untyped(self.graph, kind, operands, names, node.span))
+        return [next(results) if name else None for name in node.outputs]
 
     def _named(self, node: Node) -> tuple[str, str, int]:
         """Return the key of an operator in the standard: domain, name, version."""
@@ -148,29 +170,30 @@ class NodeFlattener:
         return OPERATORS.get(name, version, domain)
 
     def _is_known(self, node: Node) -> bool:
-        is_own = _key(node) in self.document.functions
-        return is_own or bool(self._operator(node) or is_defined(*self._named(node)))
+        if _key(node) in self.document.functions:
+            return True
+        return bool(self._operator(node) or is_defined(*self._named(node)))
 
-    def _function(self, node: Node, operands: Sequence[Any]) -> Function:
-        own = self.document.functions.get(_key(node)) or defined(*self._named(node))
-        return own or specialised(node, self._named(node)[2], operands)
+    def _function(self, node: Node, operands: Sequence[NodeOperand]) -> Function:
+        function = self.document.functions.get(_key(node)) or defined(*self._named(node))
+        return function or specialised(node, self._named(node)[2], operands)
 
     def _filled(self, node: Node) -> Node:
-        """Return a node with the attributes that it takes of the function it is in."""
+        """Return a node with values for its references to attributes of the function around it."""
         if not node.references:
             return node
-        given = self.attributes or {}
-        taken = {k: given[name] for k, name in node.references.items() if name in given}
-        return replace(node, attributes={**node.attributes, **taken}, references={})
+        values = self.attributes or {}
+        filled = {k: values[name] for k, name in node.references.items() if name in values}
+        return replace(node, attributes={**node.attributes, **filled}, references={})
 
-    def _called_also(self, value: Any, name: str) -> None:
+    def _add_alias(self, value: NodeOperand, name: str) -> None:
         builder, name = self.graph.builder, self.prefix + name
         if isinstance(value, Value) and value.name != name and not builder.is_taken(name):
             builder.aliases.setdefault(name, value)
 
     def _flattened(
-        self, node: Node, operands: list[Any], found: Mapping[str, Any]
-    ) -> Sequence[Any]:
+        self, node: Node, operands: list[NodeOperand], tensors: Mapping[str, NodeOperand]
+    ) -> Sequence[NodeOperand]:
         operator = self._operator(node)
         with placed(node.title, node.span):
             version = self._named(node)[2]
@@ -179,22 +202,29 @@ class NodeFlattener:
             if operator is None:
                 return self._called(node, self._function(node, operands), operands)
 
-            def within(graph: ModelGraph, inner: NodeGraph, given: Mapping[str, Any]) -> list[Any]:
-                return self.within(node, graph, inner, found, given)
+            def within(
+                graph: ModelGraph, inner: NodeGraph, inputs: Mapping[str, NodeOperand]
+            ) -> list[NodeOperand]:
+                return self.within(node, graph, inner, tensors, inputs)
 
             site = NodeSite(node, version, self.graph, operands, within, self.prefix)
             results = operator.run(site)
             return results if isinstance(results, tuple) else (results,)
 
-    def _inside(self, node: Node, what: str, **changes: Any) -> Self:
-        """Return the flattener of a function that a node calls, or of a graph in it."""
+    def _inside(self, node: Node, nesting: str, **changes: Any) -> Self:
+        """Return the flattener of a function that a node calls, or of a graph in the node.
+
+        `nesting` begins the error of endless nesting.
+        """
         if self.depth >= _DEEPEST:
-            raise InvalidOperation(f"{what} without end")
+            raise InvalidOperation(f"{nesting} without end")
         name = next(filter(None, node.outputs), node.operator)
         return replace(self, prefix=f"{self.prefix}{name}.", depth=self.depth + 1, **changes)
 
-    def _called(self, node: Node, function: Function, operands: list[Any]) -> list[Any]:
-        """Flatten the nodes of a function."""
+    def _called(
+        self, node: Node, function: Function, operands: list[NodeOperand]
+    ) -> list[NodeOperand]:
+        """Flatten the nodes of a function that a node calls; return its outputs."""
         inner = self._inside(
             node, "functions call each other",
             versions={**self.versions, **function.versions},
@@ -205,32 +235,33 @@ class NodeFlattener:
             raise InvalidOperation(f"it has {len(operands)} inputs, the function has {most}")
         steps = CALL + len(function.nodes) + len(inner.versions)
         self.graph.meter.spend(steps, node.title, node.span)
-        given = dict(zip(function.inputs, operands, strict=False))
-        found = {name: given.get(name) for name in function.inputs}
-        inner.run(function.nodes, found, function.outputs)
-        return [found.get(name) for name in function.outputs]
+        inputs = dict(zip(function.inputs, operands, strict=False))
+        tensors = {name: inputs.get(name) for name in function.inputs}
+        inner.run(function.nodes, tensors, function.outputs)
+        return [tensors.get(name) for name in function.outputs]
 
     def within(
         self,
         node: Node,
         graph: ModelGraph,
         inner: NodeGraph,
-        around: Mapping[str, Any],
-        given: Mapping[str, Any],
-    ) -> list[Any]:
-        """Flatten a graph of a node into one of its own; return what it has for its outputs.
+        around: Mapping[str, NodeOperand],
+        inputs: Mapping[str, NodeOperand],
+    ) -> list[NodeOperand]:
+        """Flatten a graph of a node into the graph `inner`; return its outputs.
 
-        It reads what is `given` for its inputs, and what is known around it, which is captured.
+        `around` has the tensors of the graph around the node. Those that the nodes read are
+        captured.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
-        known = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
-        known |= {**graph.tensors, **given}
-        wanted = [port.name for port in graph.outputs]
-        self._inside(node, "graphs are nested", graph=inner).run(graph.nodes, known, wanted)
-        missing = [name for name in wanted if known.get(name) is None]
+        tensors = {k: _entered(inner, self.graph, x) for k, x in outer.items()}
+        tensors |= {**graph.tensors, **inputs}
+        outputs = [port.name for port in graph.outputs]
+        self._inside(node, "graphs are nested", graph=inner).run(graph.nodes, tensors, outputs)
+        missing = [name for name in outputs if tensors.get(name) is None]
         if missing:
             raise InvalidOperation(f"nothing gives output '{missing[0]}' of its graph")
-        return [known[name] for name in wanted]
+        return [tensors[name] for name in outputs]
 
 
 def _key(node: Node) -> tuple[str, str, str]:
@@ -238,8 +269,8 @@ def _key(node: Node) -> tuple[str, str, str]:
     return node.domain, node.operator, node.overload
 
 
-def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
-    """Return the value in a node's own graph for one of the graph around it."""
+def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
+    """Return the operand in a node's graph for one of the graph around it."""
     if isinstance(x, list):
         return [_entered(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:
@@ -247,13 +278,14 @@ def _entered(inner: NodeGraph, outer: NodeGraph, x: Any) -> Any:
     return inner.entered(x)
 
 
-def _needed(nodes: Sequence[Node], wanted: Sequence[str]) -> Iterable[Node]:
-    """Return the nodes that outputs depend on, in the order of the file where it is one.
+def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
+    """Return the nodes that named outputs depend on, each after those that it reads from.
 
-    onnxruntime runs files whose nodes read what later ones give: its converters write them.
+    Otherwise the order is that of the file. Converters of onnxruntime write nodes that read results
+    of later ones.
     """
     by_output = {name: node for node in nodes for name in node.outputs if name}
-    waiting, needed = list(wanted), set[Node]()
+    waiting, needed = list(outputs), set[Node]()
     while waiting:
         node = by_output.get(waiting.pop())
         if node is not None and node not in needed:

@@ -1,4 +1,4 @@
-"""A model of ONNX with its parameters, as `nnef_jax.network` takes it."""
+"""The frontend of ONNX: a checked model with its parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nnef_jax.storage.labels import refusal
 
 
 class OnnxFrontend(GraphFrontend):
-    """A checked model; its parameters stay in the file until they are computed with."""
+    """A checked model. Its large parameters stay in the file until they are computed with."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         super().__init__(options)
@@ -42,11 +42,11 @@ class OnnxFrontend(GraphFrontend):
         self.integer = computed("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the graph for the shapes in `options.input_shapes`, else the model's."""
+        """Return the flat graph for the shapes in `options.input_shapes`, else the model's."""
         return flatten(self._document, options, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes of its inputs; those whose rank is open are left out."""
+        """Return the shapes of the inputs. Inputs with an open rank are left out."""
         return {
             port.name: [
                 n if isinstance(n, int) else options.extents.get(n or "") for n in port.shape
@@ -56,7 +56,7 @@ class OnnxFrontend(GraphFrontend):
         }
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs whose open extents have names."""
+        """Return the shapes of inputs whose open extents all have names, as symbols."""
         return {
             port.name: [symbol(n) if isinstance(n, str) else n for n in port.shape]
             for port in self._document.graph.inputs
@@ -64,7 +64,7 @@ class OnnxFrontend(GraphFrontend):
         }
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of extents of its inputs and outputs."""
+        """Return the names of the extents of inputs and outputs, "" for one without a name."""
         graph = self._document.graph
         return {
             port.name: [n if isinstance(n, str) else "" for n in port.shape or ()]
@@ -72,14 +72,14 @@ class OnnxFrontend(GraphFrontend):
         }
 
     def content(self) -> Iterable[object]:
-        """Tell the model without its large tensors."""
+        """Return the dialect and the message of the model, without large tensors."""
         return self.dialect, self._text
 
     def spans(self) -> Mapping[str, Span]:
-        """Return where nodes stand, by the names of their outputs."""
+        """Return the places of nodes by the names of their outputs."""
         nodes = self._document.graph.nodes
         return {name: node.span for node in nodes for name in node.outputs if name}
 
     def titles(self) -> Titles:
-        """Return the title of each node by its place in the listing."""
+        """Return the titles of nodes by their offset in the listing."""
         return {node.span.offset: node.title for node in all_nodes(self._document)}

@@ -1,18 +1,18 @@
-"""Holds a node while it is flattened: what it reads, its attributes, and the graph it is added to.
+"""The site of a node: operands and attributes, the graph that operations are added to, shorthands.
 
-A graph in a node has a graph of its own.
+A graph in a node is flattened into a graph of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering import rounding
 from lowering.errors import InvalidOperation
@@ -22,16 +22,17 @@ from lowering.location import Span
 from nnef_jax.flattening.emission import ByName, computed
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.operators.site import ON_ITEMS
-from nnef_jax.flattening.site import Site, Tensor, decides
+from nnef_jax.flattening.site import Operand, Operands, Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-_SCALES = 8  # real numbers, a scale an axis, which converters store in 16 bits and cast
+# Converters store scales of resizes, a number an axis, in 16 bits and cast them: a cast of at most
+# so many real numbers is folded.
+_SCALES = 8
 
-
-# What attributes are, by their types here.
+# Descriptions of attributes in errors, by Python's type.
 _NUMBER = (int, float)
 _DUE: Mapping[type | tuple[type, ...], str] = {
     int: "a whole number", _NUMBER: "a number", str: "a text", tuple: "a list",
@@ -40,30 +41,32 @@ _DUE: Mapping[type | tuple[type, ...], str] = {
 
 
 class NodeGraph(TensorGraph):
-    """A graph in the making, of nodes."""
+    """A graph under construction from nodes."""
 
     def __init__(
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        self._labels: dict[str, int] = {}  # how many variables have a label made of one
-        self.places: dict[Value, Value] = {}  # of items that are not 0
+        # Numbers of further variables by the label that they share.
+        self._copies: dict[str, int] = {}
+        self.nonzero_indices: dict[Value, Value] = {}  # by the tensor that has the items
 
     @staticmethod
     def computed_in(options: Options, type: str) -> str:
-        """Return the dtype that tensors of a dtype of the file are computed in."""
+        """Return the dtype in which tensors with a dtype of the file are computed."""
         return computed(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        """Tell whether operations may have the only item of a known tensor as a literal."""
         return not constant.label and super().is_literal(constant)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
         """Add an initialiser as a variable."""
-        array, label = constant.array, constant.label  # graphs in nodes may have the same names
+        array, label = constant.array, constant.label
+        # Initialisers of graphs in nodes may have equal names.
         while self.builder.variable_of(label) and self.data[label] is not array:
-            self._labels[constant.label] = self._labels.get(constant.label, 0) + 1
-            label = f"{constant.label}_{self._labels[constant.label]}"
+            self._copies[constant.label] = self._copies.get(constant.label, 0) + 1
+            label = f"{constant.label}_{self._copies[constant.label]}"
         self.data[label] = array
         type = TensorType(array.shape, self.computed(constant.type))
         return self.builder.variable(name, label, type, span)
@@ -71,19 +74,27 @@ class NodeGraph(TensorGraph):
 
 @dataclass(slots=True, eq=False)
 class NodeSite(Site[NodeGraph]):
-    """A node that is flattened into a graph. `operands` are by input, None if left out.
+    """A node that is flattened into a graph.
 
-    An operand is a tensor, known or not, or a list of these for a sequence.
+    Args:
+        node: the node.
+        version: the version of the operator set.
+        graph: the graph that operations are added to.
+        operands: for each input a tensor, a list of tensors for a sequence, or None if it is left
+            out.
+        within: flattens a graph of the node, given it, the graph to add to, and its inputs by name;
+            returns its outputs.
+        prefix: the beginning of tensors' names in a graph of a node.
     """
 
     node: Node
-    version: int  # of the operator set
+    version: int
     graph: NodeGraph
     operands: Sequence[Any]
-    within: Callable[..., Any]  # flattens a graph in an attribute
-    prefix: str = ""  # of names, in a graph of a node
+    within: Callable[..., Any]
+    prefix: str = ""
 
-    # What it reads
+    # Operands
 
     @property
     def operator(self) -> str:
@@ -91,11 +102,11 @@ class NodeSite(Site[NodeGraph]):
         return self.node.operator
 
     def is_read(self, i: int) -> bool:
-        """Tell whether an output has a name."""
+        """Tell whether output `i` has a name."""
         return i < len(self.node.outputs) and bool(self.node.outputs[i])
 
     def operand(self, i: int) -> Any:
-        """Return a tensor that is an input, known or not; `operands` may have sequences."""
+        """Return input `i`. Raises InvalidOperation if it is left out, or a sequence."""
         if not self.has(i):
             raise InvalidOperation(f"input {i} is missing")
         if isinstance(self.operands[i], list):
@@ -103,31 +114,31 @@ class NodeSite(Site[NodeGraph]):
         return self.operands[i]
 
     def integer(self, i: int, default: int | None = None) -> int:
-        """Return the one whole number that a known input has."""
+        """Return the only item of a known input of integers, or a default if it is left out."""
         if default is not None and not self.has(i):
             return default
-        found = self.integers(i)
-        if len(found) != 1:
-            raise InvalidOperation(f"input {i} must be one number, it has {len(found)}")
-        return found[0]
+        items = self.integers(i)
+        if len(items) != 1:
+            raise InvalidOperation(f"input {i} must be one number, it has {len(items)}")
+        return items[0]
 
     def extent(self, x: int | Tensor, axis: int) -> int:
-        """Return an extent of an input; raise ExtentNeeded where it is open."""
-        found = self.shape(x)[axis]
-        return self.known_shape(x)[axis] if found is UNKNOWN else found
+        """Return an extent of an operand, or of input `x`. Raises ExtentNeeded if it is open."""
+        extent = self.shape(x)[axis]
+        return self.known_shape(x)[axis] if extent is UNKNOWN else extent
 
     def axes(self, name: str, i: int) -> tuple[int, ...] | None:
-        """Return axes that are an attribute, and input `i` since some version; None if neither."""
+        """Return the axes in input `i`, else in the attribute of old versions, else None."""
         if self.has(i):
-            found: Sequence[int] = self.integers(i)
+            axes: Sequence[int] = self.integers(i)
         elif name in self.node.attributes:
-            found = self.ints(name)
+            axes = self.ints(name)
         else:
             return None
-        return tuple(self.axis(a) for a in found)
+        return tuple(self.axis(a) for a in axes)
 
     def computed(self, dtype: str) -> str:
-        """Return the dtype that tensors of a dtype of the file are computed in."""
+        """Return the dtype in which tensors with a dtype of the file are computed."""
         return self.graph.computed(dtype)
 
     # Attributes
@@ -137,16 +148,19 @@ class NodeSite(Site[NodeGraph]):
         return name in self.node.attributes
 
     def attribute(self, name: str, kind: type | tuple[type, ...], default: Any) -> Any:
-        """Return an attribute of a type; raise InvalidOperation for another, or for none."""
-        found = self.node.attributes.get(name, default)
-        if found is None:
+        """Return an attribute of one of Python's types.
+
+        Raises InvalidOperation for another type, and if there is neither a value nor a default.
+        """
+        value = self.node.attributes.get(name, default)
+        if value is None:
             raise InvalidOperation(f"attribute '{name}' is missing")
-        if not isinstance(found, kind):
-            raise self.wrong(name, _DUE[kind], found)
-        return found
+        if not isinstance(value, kind):
+            raise self.wrong(name, _DUE[kind], value)
+        return value
 
     def int(self, name: str, default: int | None = None) -> int:
-        """Return an attribute that is a whole number."""
+        """Return an attribute that is an integer."""
         return self.attribute(name, int, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -158,7 +172,7 @@ class NodeSite(Site[NodeGraph]):
         return float(self.attribute(name, _NUMBER, default))
 
     def ints(self, name: str, default: Sequence[int] | None = None) -> tuple[int, ...]:
-        """Return an attribute that is a list of whole numbers."""
+        """Return an attribute that is a list of integers."""
         return self._items(name, int, "a list of whole numbers", default)
 
     def numbers(self, name: str, default: Sequence[float] | None = None) -> tuple[float, ...]:
@@ -166,7 +180,7 @@ class NodeSite(Site[NodeGraph]):
         return self._items(name, _NUMBER, "a list of numbers", default)
 
     def _items(
-        self, name: str, kind: Any, due: str, default: Sequence[Any] | None
+        self, name: str, kind: type | tuple[type, ...], due: str, default: Sequence[float] | None
     ) -> tuple[Any, ...]:
         items = self.attribute(name, tuple, None if default is None else tuple(default))
         if not all(isinstance(x, kind) for x in items):
@@ -174,29 +188,29 @@ class NodeSite(Site[NodeGraph]):
         return items
 
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
-        """Return an attribute that is a list of whole numbers, `rank` of them."""
+        """Return an attribute that is a list of `rank` integers. `default` is that of an item."""
         items = self.ints(name, None if default is None else (default,) * rank)
         if len(items) != rank:
             raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
         return items
 
     def text(self, name: str, default: str | None = None) -> str:
-        """Return an attribute that is a text."""
+        """Return an attribute that is a string."""
         return self.attribute(name, str, default)
 
     def dtype(self, name: str, default: int | None = None) -> str:
-        """Return an attribute that is an element type, as the file has it."""
+        """Return an attribute that is an element type, as a dtype of the file."""
         return dtype_of(self.int(name, default))
 
     def subgraph(self, name: str) -> ModelGraph:
         """Return an attribute that is a graph."""
         return self.attribute(name, ModelGraph, None)
 
-    # What it adds
+    # Places and names
 
     @property
     def span(self) -> Span:
-        """Return where the listing of nodes has it."""
+        """Return the place of the node in the listing."""
         return self.node.span
 
     @property
@@ -210,14 +224,16 @@ class NodeSite(Site[NodeGraph]):
 
     @property
     def name(self) -> str:
-        """Return the start of its tensors' names: its first output."""
+        """Return the name of the first output."""
         first = next(filter(None, self.node.outputs), self.node.name or self.node.operator)
         return self.prefix + first
 
-    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, unless its operands are known and decide shapes: it is computed.
+    # Operations
 
-        Operands of one on items broadcast as in numpy, and numbers take the tensors' dtype.
+    def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
+        """Add an operation, or fold it if its operands are known and may decide shapes.
+
+        Operands of elementwise kinds broadcast as in numpy. Numbers take the dtype of the tensors.
         """
         if kind in ON_ITEMS or "y" in operands:
             tensors = [x for x in operands.values() if isinstance(x, Tensor)]
@@ -226,40 +242,40 @@ class NodeSite(Site[NodeGraph]):
         if self.decides(kind, operands.values()):
             with suppress(NotFolded):
                 return self.folded(kind, operands.values(), attributes)
-        # `super()` without arguments is of another class where a dataclass has slots.
+        # A dataclass with slots is a new class, for which `super()` without arguments fails.
         return Site._emit(self, kind, operands, attributes, inserted)
 
-    def decides(self, kind: str, operands: Iterable[Any]) -> bool:
-        """Tell whether the result of a kind is known when the network is read."""
+    def decides(self, kind: str, operands: Operands) -> bool:
+        """Tell whether an operation of a kind is folded."""
         return decides(operands, _SCALES if kind == "cast" else 1)
 
     # Shorthands
 
-    def cast(self, x: Any, dtype: str) -> Any:
-        """Return a tensor in a dtype that is computed in, or one that is wider."""
+    def cast(self, x: Tensor, dtype: str) -> Any:
+        """Return a tensor in a dtype of computation, or in a wider one."""
         if isinstance(x, Constant) and is_float(dtype) and self.computed(dtype) != dtype:
             x = self.tensor(x)  # a constant of the dtype would be narrowed again
         return Site.cast(self, x, dtype)
 
-    def constant(self, items: Any, dtype: str) -> Constant:
-        """Return a known tensor."""
+    def constant(self, items: ArrayLike, dtype: str) -> Constant:
+        """Return a known tensor, with items clipped to the range of its dtype."""
         return Constant(rounding.saturated(items, dtype), dtype, derived=True)
 
-    def numbers_of(self, items: Sequence[Any], dtype: str = "int64") -> Constant:
-        """Return whole numbers, of which some may be symbolic, as a known tensor."""
+    def numbers_of(self, items: Sequence[int], dtype: str = "int64") -> Constant:
+        """Return integers, of which some may be symbolic, as a known tensor."""
         kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
         return Constant(np.array(items, kind), dtype, derived=True)
 
     def whole(self, x: int | Tensor) -> Any:
-        """Return an input as whole numbers of 64 bits, in the dtype that these are computed in."""
+        """Return an operand, or input `x`, in the dtype in which int64 is computed."""
         return self.cast(self.operand(x) if isinstance(x, int) else x, self.graph.builder.integer)
 
     def wide(self, x: Tensor) -> Any:
-        """Return a tensor in 32 bits at least."""
+        """Return a tensor in float32 if it has 16 bits, else unchanged."""
         return self.cast(x, "float32") if self.dtype_of(x) in rounding.HALVES else x
 
     def filled(self, number: float, dtype: str, shape: Sequence[int]) -> Any:
-        """Return a tensor of one number everywhere."""
+        """Return a tensor with the same number in all items."""
         one = self.constant(np.full((1,) * len(shape), number), dtype)
         return self.step.broadcast(one, shape=tuple(shape)) if shape else one
 
@@ -272,23 +288,26 @@ class NodeSite(Site[NodeGraph]):
         return self.step.squeeze(x, axes=axes) if axes else x
 
     def total(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return sums along axes, which stay."""
+        """Return sums along axes, which stay with extent 1."""
         return self.step.sum_reduce(x, axes=tuple(axes), normalize=False)
 
     def product(self, a: Tensor, b: Tensor, *, flips: bool = False) -> Any:
-        """Return the product of matrices, of which the second may be transposed."""
+        """Return the matrix product a b, or a b^T if it `flips` b."""
         return self.step.matmul(a, b, transposeA=False, transposeB=flips)
 
-    def aligned(self, *operands: Any) -> list[Any]:
-        """Return operands of one rank; a stored scalar beside axes is a number, no weight."""
+    def aligned(self, *operands: Operand) -> list[Any]:
+        """Return operands of one rank, as numpy broadcasts. Initialisers without axes get axes."""
         rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
-        is_stored = [isinstance(x, Constant) and x.label and not x.array.shape for x in operands]
-        pairs = zip(operands, is_stored, strict=True)
-        taken = (self.unsqueezed(x, range(rank)) if stored else x for x, stored in pairs)
-        return Site.aligned(self, *taken)
 
-    def item(self, x: Any, like: Tensor) -> Any:
-        """Return a number in the dtype of a tensor, a literal where it has that dtype.
+        def with_axes(x: Operand) -> Any:
+            if isinstance(x, Constant) and x.label and not x.array.shape:
+                return self.unsqueezed(x, range(rank))
+            return x
+
+        return Site.aligned(self, *map(with_axes, operands))
+
+    def item(self, x: Operand, like: Tensor) -> Any:
+        """Return a number as an operand with the dtype of a tensor, a literal if possible.
 
         Tensors and symbolic extents stay.
         """
@@ -302,13 +321,13 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # No type of the file is computed in it, as where `load(dtype="bfloat16")` has sums wide.
+        # No dtype of the file is computed in `dtype`: float32 sums after `load(dtype="bfloat16")`.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
         """Tell whether a tensor holds real numbers."""
         return is_float(self.dtype_of(x))
 
-    def volume(self, shape: Sequence[int]) -> Any:
-        """Return how many items a shape has, UNKNOWN where an extent is."""
+    def volume(self, shape: Sequence[int]) -> int:
+        """Return the number of items in a shape, UNKNOWN if an extent is."""
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)

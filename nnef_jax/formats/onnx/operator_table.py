@@ -1,4 +1,4 @@
-"""The operators of ONNX that have a meaning here; the standard defines others by functions."""
+"""The table of ONNX's operators with a meaning; the standard defines further ones by functions."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from nnef_jax.formats.onnx.operators import OPERATORS
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return the entries, by domain and name."""
+    """Return the entries, sorted by domain and name."""
     return entries_of(OPERATORS, NodeSite)

@@ -1,32 +1,35 @@
-"""Reads the protobuf message of a model: what is not read of it is never parsed.
+"""Reads the protobuf message of a model within the limits of a load.
 
-A walk over the wire format leaves out fields without a reader here, and the bytes of large tensors
-(`raw_data`), for which a mark stands: they are viewed in the file. It counts messages and numbers,
-of which a few bytes of a file take a hundred times as many in memory, before the `onnx` package
-parses the others.
+A walk over the wire format removes fields that `document` does not read. It replaces the bytes of
+large tensors (`raw_data`) by marks. These tensors are views of the file. The walk also counts
+messages and numbers, which take up to a hundred times their size in memory. Then the `onnx` package
+parses the message.
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nnef_jax.errors import ArchiveError, LimitError, extra_missing
 from nnef_jax.limits import Meter, raising
 
-# https://protobuf.dev/programming-guides/encoding: kinds of fields.
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+# Kinds of fields (https://protobuf.dev/programming-guides/encoding).
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
-_LEAST = 1024  # bytes of a tensor that are worth leaving out
-_DEEPEST = 60  # graphs in graphs, three messages each; protobuf itself stops at 100 messages
+_LEAST = 1024  # bytes; smaller tensors stay in the message
+_DEEPEST = 60  # messages in messages; protobuf stops at 100, and a nested graph takes three
 _RAW_DATA = 9
 
-# What a field holds, where it is no message. Packed numbers are data of tensors.
+# Contents of fields that are no messages. Packed numbers are items of tensors.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
-# The fields that are read, by their messages (onnx.proto).
+# Fields that are read, by message and number (onnx.proto).
 _READ: Mapping[str, Mapping[int, str]] = {
     "model": {1: _NUMBER, 7: "graph", 8: "operator set", 25: "function"},
     "operator set": {1: _TEXT, 2: _NUMBER},
@@ -54,41 +57,41 @@ _READ: Mapping[str, Mapping[int, str]] = {
     "shape": {1: "extent"},
     "extent": {1: _NUMBER, 2: _TEXT},
 }  # fmt: skip
-_SINGLE = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})  # fields of a number each
+_SINGLE = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})  # fields that may have a single number
 
-# Steps for a field or a number, for a message, and for one of which objects are made.
+# Steps of the meter: for a field, for a message, and for a message that becomes an object.
 _FIELD, _MESSAGE = 1, 2
 _STEPS = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# Bytes that are held for one of a message, which is parsed and written again, of a text beside,
-# and for a packed whole number: protobuf's arrays grow by doubling.
+# Bytes in memory: for a byte of the message (parsed, and written again), for a byte of a text
+# beside it, and for a packed integer (protobuf's arrays grow by doubling).
 _COPIES, _TEXTS, _WHOLE = 3, 2, 40
 _NUMBERS_PER_STEP = 16
 
 
 class Raw:
-    """The bytes of tensors that were left out, by the marks that stand for them."""
+    """The bytes of tensors that marks replace in the message."""
 
     def __init__(self) -> None:
-        self._salt = secrets.token_bytes(16)  # so that no file holds a mark
-        self._found: list[memoryview] = []
+        self._salt = secrets.token_bytes(16)  # no file can contain a mark
+        self._removed: list[memoryview] = []
 
     def put(self, data: memoryview) -> bytes:
-        """Return the mark of bytes."""
-        self._found.append(data)
-        return self._salt + len(self._found).to_bytes(4, "big")
+        """Store the bytes of a tensor; return their mark."""
+        self._removed.append(data)
+        return self._salt + len(self._removed).to_bytes(4, "big")
 
     def get(self, data: bytes) -> memoryview:
-        """Return the bytes of a tensor."""
+        """Return the bytes of a tensor: those of a mark, or `data` itself."""
         if data[:16] == self._salt and len(data) == 20:
-            return self._found[int.from_bytes(data[16:], "big") - 1]
+            return self._removed[int.from_bytes(data[16:], "big") - 1]
         return memoryview(data)
 
 
-def parse(data: memoryview, name: str, meter: Meter) -> tuple[Any, Raw]:
-    """Return the ModelProto of a file, of which only fields that are read, and large tensors."""
+def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
+    """Return the ModelProto of a file with the fields that are read, and its large tensors."""
     try:
         from google.protobuf.message import DecodeError
         from onnx import ModelProto
@@ -112,7 +115,7 @@ class _Broken(ValueError):
 
 
 class _Walk:
-    """Leaves out of messages what is not read, and counts what is."""
+    """Removes unread fields from messages, and counts the others."""
 
     def __init__(self, name: str, meter: Meter) -> None:
         self.raw = Raw()
@@ -120,44 +123,44 @@ class _Walk:
         self._meter = meter
 
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
-        """Return a message without what is not read; as it is where all is."""
+        """Return a message without unread fields, the same object if all fields are read."""
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
-        read, out, kept = _READ[message], bytearray(), 0  # `kept`: what is before it is in `out`
+        contents, out, copied = _READ[message], bytearray(), 0  # `data[:copied]` is done
         for number, kind, begin, start, end in _fields(data):
             self._meter.spend(_FIELD, self._name)
-            what, inner = read.get(number, ""), None
+            content, inner = contents.get(number, ""), None
             if kind != _BYTES:
-                if what in _SINGLE:
+                if content in _SINGLE:
                     continue
-            elif what in _READ:
+            elif content in _READ:
                 part = data[start:end]
-                inner = self.read(part, what, depth + 1)
+                inner = self.read(part, content, depth + 1)
                 if inner is part:
                     continue
-            elif what == _TEXT and end - start < _LEAST:
+            elif content == _TEXT and end - start < _LEAST:
                 continue
-            elif what == _TEXT and message == "tensor" and number == _RAW_DATA:
+            elif content == _TEXT and message == "tensor" and number == _RAW_DATA:
                 inner = self.raw.put(data[start:end])
-            elif what:
-                self._count(data[start:end], what)
+            elif content:
+                self._count(data[start:end], content)
                 continue
-            if kept < begin:
-                out += data[kept:begin]
-            kept = end
+            if copied < begin:
+                out += data[copied:begin]
+            copied = end
             if inner is not None:
                 out += _varint_of(number << 3 | _BYTES) + _varint_of(len(inner)) + inner
-        return out + data[kept:] if kept else data
+        return out + data[copied:] if copied else data
 
-    def _count(self, part: memoryview, what: str) -> None:
-        """Count a text, or packed numbers."""
+    def _count(self, part: memoryview, content: str) -> None:
+        """Count the bytes of a text, or the items of packed numbers."""
         steps = size = 0
-        if what == _TEXT:
+        if content == _TEXT:
             size = _TEXTS * len(part)
-        elif what == _FLOATS:
+        elif content == _FLOATS:
             steps = len(part) // (4 * _NUMBERS_PER_STEP)
-        elif what == _WHOLES:  # the last byte of a number has no sign
+        elif content == _WHOLES:  # the top bit of a varint's last byte is 0
             items = int(np.count_nonzero(np.frombuffer(part, np.int8) >= 0))
             steps, size = items // _NUMBERS_PER_STEP, _WHOLE * items
         else:
@@ -167,9 +170,9 @@ class _Walk:
 
 
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
-    """Yield each field's number and kind, where it begins, where its bytes begin and end.
+    """Yield fields: number, kind, offset of the field, and start and end of its bytes.
 
-    Raises _Broken, or IndexError where a number ends behind the message.
+    Raises _Broken, or IndexError for a varint that ends beyond the message.
     """
     at, size = 0, len(data)
     while at < size:
@@ -190,9 +193,9 @@ def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
-    """Return a number of variable length, and where it ends."""
+    """Return the varint at an offset, and the offset after it."""
     value = data[at]
-    if value < 128:  # as nearly always
+    if value < 128:  # the common case
         return value, at + 1
     value &= 127
     for shift in range(7, 64, 7):

@@ -1,4 +1,4 @@
-"""Element types: their codes in files, how bytes hold them, what tensors are computed in."""
+"""Element types of ONNX: codes, dtypes and sizes, and arrays from the bytes of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ _STRING = 8
 
 
 def dtype_of(code: int) -> str:
-    """Return the name of the dtype that a code of a file stands for; raise InvalidOperation."""
+    """Return the name of the dtype with a code of `TensorProto.DataType`.
+
+    Raises InvalidOperation for strings and for unknown codes.
+    """
     if code == _STRING:
         raise InvalidOperation("it has strings, of which there are no arrays in JAX")
     if code not in _NAMES:
@@ -35,19 +38,23 @@ def dtype_of(code: int) -> str:
 
 
 def code_of(dtype: str) -> int:
-    """Return the code that files have for a dtype."""
+    """Return the code of a dtype in files."""
     return next(code for code, name in _NAMES.items() if name == dtype)
 
 
 def size_of(dtype: str, items: int) -> int:
-    """Return how many bytes so many items take in a file."""
+    """Return the number of bytes that items of a dtype take in a file."""
     if dtype in BITS:
         return packed_size(items, BITS[dtype])
     return items * np.dtype(dtype).itemsize
 
 
 def unpacked(data: memoryview, dtype: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the items of a tensor, viewed where it holds whole bytes. Raises InvalidOperation."""
+    """Return the array of a tensor from its bytes.
+
+    It is a view of `data`, unless items have less than 8 bits. Raises InvalidOperation if the size
+    of the data does not fit the shape.
+    """
     items = volume(shape)
     if len(data) != size_of(dtype, items):
         raise InvalidOperation(

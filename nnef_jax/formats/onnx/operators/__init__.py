@@ -1,7 +1,7 @@
-"""What operators of ONNX mean: functions, a file a family, and `rows`.
+"""Meanings of ONNX's operators: a module for each family, and `rows` for those of one operation.
 
-A function takes known tensors and tensors of the graph; a list is a sequence of tensors. What the
-standard defines as a function, and nothing here has, is run by its definition (`schemas`).
+Operands of a meaning are tensors, known or computed; a sequence is a list of tensors. An operator
+without a meaning is run by the function with which the standard defines it (`schemas`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Item by item: arithmetic, bounds, activations."""
+"""Elementwise operators: arithmetic, bounds and activations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.operators.attributes import flag, number, one_of, word
 from nnef_jax.flattening.operators.registry import Meaning
-from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# Functions of two tensors. They broadcast as in numpy since version 7.
+# Functions of two tensors, which broadcast as in numpy since version 7.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -23,7 +23,7 @@ _PAIRS = {
 
 @operator("Identity")
 def _identity(site: NodeSite) -> Any:
-    """Return a tensor, a sequence, or an optional value that may be empty."""
+    """Return a tensor, a sequence or an optional value unchanged."""
     x = site.operands[0]
     return site.last.copy(x) if isinstance(x, Tensor) else x
 
@@ -33,20 +33,20 @@ def _on_two(kind: str) -> Meaning:
 
 
 def _along_axis(meaning: Meaning) -> Meaning:
-    """Return a meaning before version 7: `axis` is the first axis of x that y has."""
+    """Return the meaning before version 7: the first axis of y is `axis` of x."""
 
-    def meaning_along_axis(site: NodeSite, x: Any, y: Any, *, broadcasts: bool) -> Any:
+    def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
         if broadcasts and site.has_attribute("axis"):
             rank = site.rank(y)
-            behind = site.rank(x) - (site.axis_of("axis") + rank)
-            y = site.unsqueezed(y, range(rank, rank + behind))
+            missing = site.rank(x) - (site.axis_of("axis") + rank)
+            y = site.unsqueezed(y, range(rank, rank + missing))
         return meaning(site, x, y)
 
     return meaning_along_axis
 
 
-def _power(site: NodeSite, x: Any, y: Any) -> Any:
-    """Return x to the power y. The two may have different dtypes; the result has that of x."""
+def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
+    """Return x to the power y, in the dtype of x. y may have another dtype."""
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
@@ -64,20 +64,20 @@ for _name, _meaning in {
 
 @operator("BitShift")
 def _bit_shift(
-    site: NodeSite, x: Any, y: Any, *, direction: str = one_of("direction", "LEFT", "RIGHT")
+    site: NodeSite, x: Tensor, y: Tensor, *, direction: str = one_of("direction", "LEFT", "RIGHT")
 ) -> Any:
     add = site.last.shift_left if direction == "LEFT" else site.last.shift_right
     return add(x, y)
 
 
 @operator("Mod")
-def _mod(site: NodeSite, x: Any, y: Any, *, truncates: bool = flag("fmod")) -> Any:
-    """Return the remainder of a division: with the sign of x for `fmod`, else of y."""
+def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")) -> Any:
+    """Return the remainder of x / y, with the sign of x for `fmod`, else of y."""
     return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
 
-def floored_mod(site: NodeSite, x: Any, y: Any, add: ByKind) -> Any:
-    """Return the remainder of a division rounded down."""
+def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
+    """Return x - floor(x / y) * y. `add` adds the last operation."""
     step = site.step
     remainder = step.rem(x, y)
     differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
@@ -85,8 +85,8 @@ def floored_mod(site: NodeSite, x: Any, y: Any, add: ByKind) -> Any:
     return add.select(is_shifted, step.add(remainder, y), remainder)
 
 
-def _joined(site: NodeSite, kind: str, values: Sequence[Any], end: ByKind) -> Any:
-    """Join all inputs in order. `end` adds the last operation."""
+def _joined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
+    """Join tensors in order by operations of a kind. `end` adds the last one."""
     result, *operands = values
     for i, value in enumerate(operands, 1):
         result = getattr(end if i == len(operands) else site.step, kind)(result, value)
@@ -102,24 +102,26 @@ for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
 
 
 @operator("Mean")
-def _mean(site: NodeSite, *values: Any) -> Any:
+def _mean(site: NodeSite, *values: Tensor) -> Any:
     return site.last.div(_joined(site, "add", values, site.step), len(values))
 
 
 @operator("Clip", since=11)
-def _clip(site: NodeSite, x: Any, low: Any = None, high: Any = None) -> Any:
-    """Return items between bounds. The upper one wins."""
+def _clip(
+    site: NodeSite, x: Tensor, low: Operand | None = None, high: Operand | None = None
+) -> Any:
+    """Return min(max(x, low), high)."""
     bounds = [(kind, n) for kind, n in (("max", low), ("min", high)) if n is not None]
     return site.chain(x, *((kind, [bound], {}) for kind, bound in bounds))
 
 
 @operator("Clip")
-def _clip_by_attributes(site: NodeSite, x: Any) -> Any:
+def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     low, high = (site.number(n) if site.has_attribute(n) else None for n in ("min", "max"))
     return _clip(site, x, low, high)
 
 
-# Activations; others are rows, or are run by the standard's definitions of them.
+# Activations. Further ones are in `rows`, or functions of the standard define them.
 
 
 @operator(
@@ -127,14 +129,14 @@ def _clip_by_attributes(site: NodeSite, x: Any) -> Any:
     alpha=number("alpha", 1.6732632423543772), gamma=number("gamma", 1.0507009873554805),
 )  # fmt: skip
 @operator("Selu", alpha=number("alpha", 1.6732), gamma=number("gamma", 1.0507))
-def _selu(site: NodeSite, x: Any, *, alpha: float, gamma: float) -> Any:
+def _selu(site: NodeSite, x: Tensor, *, alpha: float, gamma: float) -> Any:
     return site.last.selu(x, alpha=alpha, **{"lambda": gamma})
 
 
 @operator("HardSigmoid")
 def _hard_sigmoid(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     alpha: float = number("alpha", 0.2),
     beta: float = number("beta", 0.5),
@@ -143,15 +145,15 @@ def _hard_sigmoid(
 
 
 @operator("PRelu", since=7)
-def _prelu(site: NodeSite, x: Any, slope: Any) -> Any:
-    """Return x, times a slope where it is negative."""
+def _prelu(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
+    """Return x, and x * slope for negative x."""
     if site.is_real():
         return site.last.prelu(x, slope)
     return site.last.select(site.step.lt(x, 0), site.step.mul(x, slope), x)
 
 
 @operator("PRelu")
-def _prelu_of_channels(site: NodeSite, x: Any, slope: Any) -> Any:
+def _prelu_of_channels(site: NodeSite, x: Tensor, slope: Tensor) -> Any:
     if site.rank(slope) == 1:
         slope = site.unsqueezed(slope, range(1, site.rank() - 1))
     return _prelu(site, x, slope)
@@ -159,7 +161,7 @@ def _prelu_of_channels(site: NodeSite, x: Any, slope: Any) -> Any:
 
 @operator("Gelu")
 def _gelu(
-    site: NodeSite, x: Any, *, approximation: str = word("approximate", "none", "tanh")
+    site: NodeSite, x: Tensor, *, approximation: str = word("approximate", "none", "tanh")
 ) -> Any:
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
@@ -168,25 +170,27 @@ def _gelu(
 
 
 @operator("Swish")
-def _swish(site: NodeSite, x: Any, *, alpha: float = number("alpha", 1.0)) -> Any:
+def _swish(site: NodeSite, x: Tensor, *, alpha: float = number("alpha", 1.0)) -> Any:
     if alpha == 1:
         return site.last.silu(x)
     return site.last.mul(x, site.step.sigmoid(site.step.mul(x, alpha)))
 
 
 @operator("Dropout", since=7)
-def _dropout(site: NodeSite, x: Any, ratio: Any = None, mode: Any = None) -> Any:
-    """Return the input, and that all of it is kept: inference alone is exact."""
+def _dropout(
+    site: NodeSite, x: Tensor, ratio: Tensor | None = None, mode: Tensor | None = None
+) -> Any:
+    """Return the input, and a mask of ones. Training, which is random, is refused."""
     trains = mode is not None and bool(site.known(2).any())
     return _dropped(site, x, trains and (ratio is None or bool(site.known(1).any())))
 
 
 @operator("Dropout")
-def _dropout_by_attributes(site: NodeSite, x: Any, *, is_test: bool = flag("is_test")) -> Any:
+def _dropout_by_attributes(site: NodeSite, x: Tensor, *, is_test: bool = flag("is_test")) -> Any:
     return _dropped(site, x, not is_test and site.number("ratio", 0.5) != 0)
 
 
-def _dropped(site: NodeSite, x: Any, trains: bool) -> Any:
+def _dropped(site: NodeSite, x: Tensor, trains: bool) -> Any:
     if trains:
         return RANDOM(site)
     result = site.last.copy(x)

@@ -1,9 +1,9 @@
-"""Recurrent layers, RNN, LSTM and GRU, as scans over time."""
+"""Recurrent layers (RNN, LSTM, GRU) as scans over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
@@ -18,11 +18,14 @@ from nnef_jax.flattening.recurrent_cells import (
     steps_within,
 )
 from nnef_jax.flattening.repetition import RepeatedBody
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.products import dynamic_product
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
+# Weights [gates*hidden,items]; or levels [items,gates*hidden] with their scale and zero point.
+_Filter = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
     "direction": word("direction", *_DIRECTIONS),
@@ -35,7 +38,10 @@ _ATTRIBUTES: dict[str, Any] = {
 def _activations(
     site: NodeSite, kind: str, ways: int, *parameters: Sequence[float]
 ) -> list[Activation]:
-    """Return the activations of all directions; those with parameters take alphas and betas."""
+    """Return the activations of all directions.
+
+    `parameters` are alphas and betas, for the activations that have these parameters.
+    """
     names = site.attribute("activations", tuple, DEFAULTS[kind] * ways)
     if len(names) != ways * len(DEFAULTS[kind]):
         raise InvalidOperation(f"it has {len(names)} activations for {ways} directions")
@@ -43,15 +49,15 @@ def _activations(
     activations: list[Activation] = []
     for name in map(str.lower, names):
         pairs = zip(values, PARAMETERS.get(name, (None, None)), strict=True)
-        taken = (None if default is None else next(items, None) for items, default in pairs)
-        activations.append(activation(name, *taken))
+        pair = (None if default is None else next(items, None) for items, default in pairs)
+        activations.append(activation(name, *pair))
     return activations
 
 
-def _product(at: NodeSite, x: Any, filter: Any, bias: Any = None) -> Any:
-    """Multiply by a filter [gates,items], or by levels [items,gates] with scale and zero point."""
+def _product(at: NodeSite, x: Tensor, filter: _Filter, bias: Tensor | None = None) -> Any:
+    """Return the product of x [batch,items] with weights, plus a bias."""
     if isinstance(filter, tuple):
-        result = dynamic_product(at, x, *cast("tuple[Any, ...]", filter))
+        result = dynamic_product(at, x, *filter)
     else:
         a, b = at.aligned(at.tensor(x), at.tensor(filter))
         result = at.product(a, b, flips=True)
@@ -62,9 +68,9 @@ def _layer(
     site: NodeSite, kind: str, *, direction: str, alphas: Sequence[float], betas: Sequence[float],
     batch_first: bool = False, is_quantized: bool = False, **fields: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run forward, backward or both; return all outputs, and the last states.
+    """Run a layer forward, backward or both ways; return all outputs, and the last states.
 
-    `fields` are of the cell.
+    `fields` are further fields of the `Cell`.
     """
     ways = _DIRECTIONS[direction]
     x = site.transposed(site.tensor(0), (1, 0, 2)) if batch_first else site.tensor(0)
@@ -96,28 +102,28 @@ def _layer(
 
 
 def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return the part of an input for one direction."""
+    """Return the part of input `i` for one direction, an item of an axis."""
     return site.squeezed(site.part(site.tensor(i), axis, way, way + 1), axis)
 
 
 def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the levels of input 1 or 2 for one direction, with scale and zero point."""
+    """Return the levels in input 1 or 2 for one direction, with scale and zero point."""
     scale, zero = 2 * i + 6, 2 * i + 7
     no_zero = is_zero(site.optional(zero))
     return _of(site, i, way), _of(site, scale, way), None if no_zero else _of(site, zero, way)
 
 
 def _run(
-    site: NodeSite, cell: Cell, x: Value, states: Sequence[Any], filters: tuple[Any, Any], way: int,
-    *, reverse: bool,
+    site: NodeSite, cell: Cell, x: Value, states: Sequence[Tensor],
+    filters: tuple[_Filter, _Filter], way: int, *, reverse: bool,
 ) -> list[Any]:  # fmt: skip
-    """Run a cell over [time,batch,items]; return outputs [time,batch,hidden] and last states.
+    """Run a cell over x [time,batch,items]; return outputs [time,batch,hidden] and last states.
 
-    `filters` are those of the input and of the state.
+    `filters` are the weights of the input and of the state.
     """
     hidden, items = (site.shape(states[0])[-1] * n for n in (1, cell.gates))
     w, r = filters
-    bias, new_bias = None, None  # of products of the input, of a GRU's state before its reset
+    bias, new_bias = None, None  # of the input's product; of the product that a GRU resets after
     if site.has(3):
         biases = _of(site, 3, way)
         bias, state_bias = site.part(biases, 0, 0, items), site.part(biases, 0, items, 2 * items)
@@ -132,7 +138,7 @@ def _run(
             name: site.unsqueezed(part, (0,)) for name, part in zip("iof", parts, strict=True)
         }
 
-    def product(body: RepeatedBody, state: Any, first: int, last: int) -> Any:
+    def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
         filter = tuple(map(body.seen, r)) if isinstance(r, tuple) else body.seen(r)
         if last - first < cell.gates:
             filter = body.at.part(filter, 0, first * hidden, last * hidden)

@@ -1,4 +1,4 @@
-"""Graphs of nodes that are chosen or repeated: If, Loop, Scan."""
+"""Operators with graphs: If, Loop, Scan."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
+_State = Tensor | list[Any]  # a list is a sequence of tensors
 _MOST_UNROLLED = 1024  # iterations
-_MOST_RETRIED = 64  # iterations that are written out if one body for all of them has an error
+_MOST_RETRIED = 64  # iterations; more are not unrolled after an error in one body for all
 _BODY = attribute("body", "subgraph")
 
 
 @operator("If")
 def _if(
     site: NodeSite,
-    condition: Any,
+    condition: Tensor,
     *,
     then: ModelGraph = attribute("then_branch", "subgraph"),
     otherwise: ModelGraph = attribute("else_branch", "subgraph"),
 ) -> tuple[Any, ...]:
-    """Choose one of two graphs; only the chosen one is computed."""
+    """Compute one of two graphs, by a condition."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
         return tuple(site.within(graph, site.graph, {}))
@@ -45,7 +46,7 @@ def _if(
     outputs = both(makes, site.graph.fixing(condition))
     sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in outputs]
     if sizes[0] != sizes[1]:
-        site.known(0)  # raises
+        site.known(0)  # raises: the condition is computed
     flat = [
         [_result(replace(site, graph=graph), x) for x in _flat(results)]
         for graph, results in zip(inner, outputs, strict=True)
@@ -56,12 +57,15 @@ def _if(
     return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in sizes[0])
 
 
-def _flat(results: Sequence[Any]) -> list[Any]:
+def _flat(results: Sequence[Tensor | list[Any]]) -> list[Any]:
     return [y for x in results for y in (x if isinstance(x, list) else [x])]
 
 
 def _result(at: NodeSite, x: Tensor) -> Value:
-    """Return an output of a node's graph as a tensor of that graph."""
+    """Return an output of a node's graph as a tensor of that graph.
+
+    Raises InvalidOperation if it is padded.
+    """
     value = at.tensor(x)
     if value in at.graph.counts:
         raise InvalidOperation(
@@ -73,7 +77,11 @@ def _result(at: NodeSite, x: Tensor) -> Value:
 
 @operator("Loop")
 def _loop(
-    site: NodeSite, count: Any = None, begins: Any = None, *, body: ModelGraph = _BODY
+    site: NodeSite,
+    count: Tensor | None = None,
+    begins: Tensor | None = None,
+    *,
+    body: ModelGraph = _BODY,
 ) -> tuple[Any, ...]:
     """Repeat at most `count` times, and as long as the condition is true."""
     states = list(site.operands[2:])
@@ -89,7 +97,7 @@ def _loop(
     limit = max(limit, 0)
     goes_on = _goes_on(site, body, states)
     if goes_on is False and (limit < 1 or not isinstance(count, Value)):
-        limit, goes_on = min(limit, 1), True  # the condition after the iteration is not needed
+        limit, goes_on = min(limit, 1), True  # one iteration: its condition is not read
     if begins is None and goes_on and limit < math.inf:
         return _counted(site, body, states, int(limit))
     if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
@@ -115,14 +123,16 @@ def _loop(
     return tuple(repetition.add(site.emit, [going], after, after, how, operands, bound))
 
 
-def _inputs(site: NodeSite, body: ModelGraph, turn: Any, states: Sequence[Any]) -> dict[str, Any]:
-    """Return the inputs of a body by name: turn, a condition that is true, states."""
+def _inputs(
+    site: NodeSite, body: ModelGraph, turn: Tensor, states: Sequence[_State]
+) -> dict[str, Any]:
+    """Return the inputs of a body by name: number of the iteration, true condition, states."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 
 
-def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[Any]) -> bool | None:
-    """Return whether it goes on after any iteration, None where that is computed."""
+def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
+    """Return the condition after an iteration, None if it is computed."""
     trial = RepeatedBody(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
     inputs = _inputs(site, body, trial.turn(None), inside)
@@ -130,31 +140,33 @@ def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[Any]) -> bool | 
     return bool(going.array.any()) if isinstance(going, Constant) else None
 
 
-def _opened(trial: RepeatedBody, x: Any) -> Any:
-    """Return a known state as iterations read it: its value is known before the first one only."""
+def _opened(trial: RepeatedBody, x: _State) -> Any:
+    """Return a known state as a computed one: iterations may change it."""
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
 
 def _counted(
-    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
+    site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Add a scan of the iterations, or each iteration's nodes where these are not alike.
+    """Add a scan of `count` iterations, or the nodes of each iteration.
 
-    States may be sequences or change their shapes. The number of the iteration may decide shapes.
+    Iterations are unrolled if states are sequences or change their shapes, or if the number of the
+    iteration decides shapes.
     """
-    if not any(isinstance(x, list) for x in states):
+    tensors = [x for x in states if not isinstance(x, list)]
+    if len(tensors) == len(states):
         try:
-            return _alike(site, body, states, count) or _unrolled(site, body, states, count)
+            return _as_scan(site, body, tensors, count) or _unrolled(site, body, states, count)
         except (SemanticError, ShapeError):
             if count > _MOST_RETRIED:
                 raise
     return _unrolled(site, body, states, count)
 
 
-def _alike(
-    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
+def _as_scan(
+    site: NodeSite, body: ModelGraph, states: Sequence[Tensor], count: int
 ) -> tuple[Any, ...] | None:
-    """Add a scan, unless results of the body are sequences or states of other shapes."""
+    """Add a scan. Return None if results of the body are sequences or states change shapes."""
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
     inputs = _inputs(site, body, repetition.turn(count), inside)
@@ -162,36 +174,36 @@ def _alike(
     if any(isinstance(x, list) for x in results):
         return None
     values = [_result(repetition.at, x) for x in results]
-    after, shown = values[: len(states)], values[len(states) :]
+    after, outputs = values[: len(states)], values[len(states) :]
     pairs = zip(after, repetition.before, strict=True)
     if any(shapes_differ(x.type.shape, y.type.shape) for x, y in pairs):
         return None
-    stacked = [repetition.at.unsqueezed(x, (0,)) for x in shown]
+    stacked = [repetition.at.unsqueezed(x, (0,)) for x in outputs]
     return tuple(repetition.scan(after, stacked, [("full", 0, 1)] * len(stacked)))
 
 
 def _unrolled(
-    site: NodeSite, body: ModelGraph, states: Sequence[Any], count: int
+    site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
             f"at most {_MOST_UNROLLED} of these are written out one by one",
         )
-    shown: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(states) :]]
-    if shown and not count:
+    outputs: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(states) :]]
+    if outputs and not count:
         raise InvalidOperation("without iterations a result has no shape")
     for i in range(count):
         turn = site.constant(i, "int64")
         _, *results = site.within(body, site.graph, _inputs(site, body, turn, states))
         states = results[: len(states)]
-        for values, x in zip(shown, results[len(states) :], strict=True):
+        for values, x in zip(outputs, results[len(states) :], strict=True):
             values.append(x)
-    return (*states, *(site.step.stack(values, axis=0) for values in shown))
+    return (*states, *(site.step.stack(values, axis=0) for values in outputs))
 
 
 def _require_inputs(site: NodeSite, count: int) -> None:
-    """Raise InvalidOperation unless the last inputs, `count`, can be cut along an axis."""
+    """Raise InvalidOperation unless a scan can have `count` scanned inputs."""
     if not 0 < count <= len(site.operands):
         raise InvalidOperation(f"'num_scan_inputs' is {count}, it has {len(site.operands)} inputs")
 
@@ -214,10 +226,10 @@ def _scanned(
     site: NodeSite, graph: ModelGraph, states: Sequence[Tensor], scanned: Sequence[Tensor],
     cuts: Sequence[tuple[int, int]], joints: Sequence[tuple[int, int]],
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Add a scan of a graph over states and tensors.
+    """Add a scan of a graph; return the last states and the outputs.
 
-    `cuts` and `joints` are axes and directions, of tensors and of outputs. A direction of 1 is from
-    the end.
+    `cuts` are (axis, direction) of the scanned tensors, `joints` those of the outputs. The
+    direction 1 is from the end.
     """
     body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
@@ -226,20 +238,20 @@ def _scanned(
     names = [port.name for port in graph.inputs]
     results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in results]
-    after, shown = values[: len(states)], values[len(states) :]
+    after, outputs = values[: len(states)], values[len(states) :]
     how: list[tuple[str, int, int]] = []
     for i, (axis, way) in enumerate(joints):
-        axis = site.axis(axis, len(shown[i].type.shape) + 1)
-        shown[i] = body.at.unsqueezed(shown[i], (axis,))
+        axis = site.axis(axis, len(outputs[i].type.shape) + 1)
+        outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
         how.append(("full", axis, -1 if way else 1))
-    return tuple(body.scan(after, shown, how))
+    return tuple(body.scan(after, outputs, how))
 
 
 @operator("Scan")
 def _scan_8(
     site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
-    """Scan each sequence of a batch: its axis comes first, that of time second."""
+    """Scan each sequence of tensors [batch,time,...]."""
     _require_inputs(site, count)
     first = len(site.operands) - count - 1
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]

@@ -1,4 +1,4 @@
-"""Models of scikit-learn's kind, of numbers: scales, encodings, linear ones."""
+"""Operators of ai.onnx.ml, for models as scikit-learn's: scaling, encoding, linear models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
 from nnef_jax.flattening.operators.registry import Refusal
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -21,21 +22,21 @@ TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
 TRANSFORM = word("post_transform", *TRANSFORMS)
 
 
-def parameter(site: NodeSite, name: str, items: Any, dtype: str = "float32") -> Constant:
-    """Return numbers that a node has as a tensor with a label."""
+def parameter(site: NodeSite, name: str, items: ArrayLike, dtype: str = "float32") -> Constant:
+    """Return numbers of a node's attribute as weights, labelled by the node and a name."""
     return Constant(np.asarray(items, dtype), dtype, f"{site.name}.{name}")
 
 
 def rows(site: NodeSite) -> Any:
-    """Return the input as real numbers [samples,features]."""
+    """Return input 0 as real numbers [samples,features]."""
     x = site.cast(site.operand(0), site.computed("float32"))
     if site.rank() not in (1, 2):
         raise InvalidShape(f"its input {show(site.shape())} must have one axis or two")
     return site.unsqueezed(x, (0,)) if site.rank() == 1 else x
 
 
-def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
-    """Return scores as probabilities, by one of TRANSFORMS."""
+def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
+    """Return scores [samples,classes] after one of `TRANSFORMS`."""
     step, last = site.step, (1,)
     match transform:
         case "NONE":
@@ -44,7 +45,7 @@ def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
             return step.softmax(scores, axes=last)
         case "LOGISTIC":
             return step.sigmoid(scores)
-        case "SOFTMAX_ZERO":  # scores of 0 stay
+        case "SOFTMAX_ZERO":  # a score of 0 stays 0
             most = step.max_reduce(scores, axes=last)
             powers = step.exp(step.sub(scores, most))
             faded = step.mul(scores, step.exp(step.neg(most)))
@@ -53,7 +54,7 @@ def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
             is_zero = step.eq(total, 0.0)
             shares = step.div(powers, step.select(is_zero, 1.0, total))
             return step.select(is_zero, 0.5, shares)
-        case _:  # the quantiles of probabilities by Winitzki's formula, as runtimes compute them
+        case _:  # the quantile function by Winitzki's approximation, as in runtimes
             x = step.sub(step.mul(scores, 2.0), 1.0)
             log = step.log(step.sub(1.0, step.sqr(x)))
             mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
@@ -63,36 +64,36 @@ def transformed(site: NodeSite, scores: Any, transform: str) -> Any:
 
 
 def classes(site: NodeSite, labels: Sequence[int]) -> NDArray[np.int64]:
-    """Return the labels of classes, which must be numbers."""
+    """Return the labels of classes. Raises InvalidOperation for strings."""
     if site.node.attributes.get("classlabels_strings"):
         raise InvalidOperation("its labels are strings, of which there are no arrays in JAX")
     return np.array(labels, np.int64)
 
 
-def labelled(site: NodeSite, labels: NDArray[np.int64], index: Any) -> Any:
-    """Return labels of classes at indices, the indices themselves without labels."""
+def labelled(site: NodeSite, labels: NDArray[np.int64], index: Tensor) -> Any:
+    """Return the labels at indices of classes, or the indices if there are no labels."""
     if not len(labels):
         return site.cast(index, site.computed("int64"))
     return site.last.gather(site.constant(labels, "int64"), index, axis=0)
 
 
-def best(site: NodeSite, scores: Any) -> Any:
+def best(site: NodeSite, scores: Tensor) -> Any:
     """Return the index of the highest score of each row."""
     return site.squeezed(site.step.argmax_reduce(scores, axes=(1,)), 1)
 
 
-def is_above(site: NodeSite, scores: Any, threshold: float) -> Any:
-    """Return 1 for rows whose one score is above a threshold, 0 for others."""
+def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
+    """Return 1 for rows whose only score is above a threshold, else 0."""
     return site.squeezed(site.whole(site.step.gt(scores, threshold)), 1)
 
 
-# Preparation
+# Scaling and encoding
 
 
 @operator("Scaler", domain=DOMAIN)
 def _scaler(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     offset: Sequence[float] = numbers("offset", (0.0,)),
     scale: Sequence[float] = numbers("scale", (1.0,)),
@@ -107,8 +108,8 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 
 
 @operator("Normalizer", domain=DOMAIN)
-def _normalizer(site: NodeSite, x: Any, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
-    """Divide rows by their largest item, or by a norm; rows of 0 stay."""
+def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
+    """Divide rows by their largest item, or by a norm. Rows of zeros stay."""
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
@@ -119,8 +120,8 @@ def _normalizer(site: NodeSite, x: Any, *, norm: str = word("norm", "MAX", "L1",
 
 
 @operator("Imputer", domain=DOMAIN)
-def _imputer(site: NodeSite, x: Any) -> Any:
-    """Replace items of one value, which may be NaN, by that of their column."""
+def _imputer(site: NodeSite, x: Tensor) -> Any:
+    """Replace items equal to `replaced_value_*`, which may be NaN, by the value of their column."""
     kind = "float" if site.is_real() else "int64"
     values = site.attribute(f"imputed_value_{kind}s", tuple, ())
     replaced = site.number(f"replaced_value_{kind}", 0)
@@ -129,14 +130,14 @@ def _imputer(site: NodeSite, x: Any) -> Any:
 
 
 @operator("ArrayFeatureExtractor", domain=DOMAIN)
-def _array_feature_extractor(site: NodeSite, x: Any, places: Any) -> Any:
+def _array_feature_extractor(site: NodeSite, x: Tensor, indices: Tensor) -> Any:
     x = site.unsqueezed(x, (0,)) if site.rank() == 1 else x
-    places = site.reshaped(places, (site.volume(site.known_shape(1)),))
-    return site.last.gather(x, places, axis=site.rank(x) - 1)
+    indices = site.reshaped(indices, (site.volume(site.known_shape(1)),))
+    return site.last.gather(x, indices, axis=site.rank(x) - 1)
 
 
 @operator("FeatureVectorizer", domain=DOMAIN)
-def _feature_vectorizer(site: NodeSite, *inputs: Any) -> Any:
+def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
     parts = [site.cast(site.tensor(x), site.computed("float32")) for x in inputs]
     parts = [site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x for x in parts]
     widths = [site.shape(x)[-1] for x in parts]
@@ -146,27 +147,31 @@ def _feature_vectorizer(site: NodeSite, *inputs: Any) -> Any:
 
 
 @operator("OneHotEncoder", domain=DOMAIN)
-def _one_hot_encoder(site: NodeSite, x: Any, *, zeros: bool = flag("zeros", True)) -> Any:
-    """Mark categories. Other items give zeros; or NaN, where runtimes raise an error."""
+def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
+    """Mark the category of each item along a new last axis.
+
+    An item without a category gives zeros, or NaN if `zeros` is not set, where runtimes raise an
+    error.
+    """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
     categories, axis = site.constant(site.ints("cats_int64s"), "int64"), site.rank()
-    is_it = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
-    marks = site.cast(is_it, site.computed("float32"))
+    is_equal = site.step.eq(site.unsqueezed(x, (axis,)), site.cast(categories, site.dtype_of()))
+    marks = site.cast(is_equal, site.computed("float32"))
     if zeros:
         return marks
-    return site.step.select(site.step.any_reduce(is_it, axes=(axis,)), marks, np.nan)
+    return site.step.select(site.step.any_reduce(is_equal, axes=(axis,)), marks, np.nan)
 
 
 @operator("LabelEncoder", domain=DOMAIN, since=2)
 def _label_encoder(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     default_float: float = number("default_float", -0.0),
     default_int: int = integer("default_int64", -1),
 ) -> Any:
-    """Map numbers to others. Of equal keys the last counts, and NaN is a key."""
+    """Map keys to values. The last of equal keys counts, and NaN may be a key."""
     attributes = site.node.attributes
 
     def items(name: str) -> tuple[NDArray[Any], str]:
@@ -183,15 +188,15 @@ def _label_encoder(
     default = default_float if dtype.startswith("float") else default_int
     if tensor := attributes.get("default_tensor"):
         default = tensor.array.reshape(-1)[0]
-    places = {key: i for i, key in enumerate(keys.tolist()) if key == key}
+    last = {key: i for i, key in enumerate(keys.tolist()) if key == key}
     x = site.cast(x, site.computed(key_dtype))
-    order = list(places.values()) or [0]
+    order = list(last.values()) or [0]
     index = site.step.reverse_lookup(
         x, parameter(site, "keys", keys[order], key_dtype), fallback=-1
     )
-    missing = [i for i, key in enumerate(keys.tolist()) if key != key]
-    if missing:
-        order.append(missing[-1])
+    nans = [i for i, key in enumerate(keys.tolist()) if key != key]
+    if nans:
+        order.append(nans[-1])
         index = site.step.select(site.step.is_nan(x), len(order) - 1, index)
     table = parameter(site, "values", values[order], dtype)
     return site.last.direct_lookup(index, table, site.constant(default, dtype))
@@ -218,7 +223,10 @@ _LINEAR: dict[str, Any] = {
 def _linear(
     site: NodeSite, count: int | None, coefficients: Sequence[float], intercepts: Sequence[float]
 ) -> Any:
-    """Return products of rows with coefficients, those of a score side by side, plus biases."""
+    """Return scores [samples,count]: products of rows with coefficients [count,features], + biases.
+
+    None as the count stands for as many scores as there are coefficients for.
+    """
     x = rows(site)
     features = site.known_shape(x)[1]
     count = len(coefficients) // features if count is None else count
@@ -233,7 +241,7 @@ def _linear(
 
 @operator("LinearRegressor", domain=DOMAIN, **_LINEAR)
 def _linear_regressor(
-    site: NodeSite, *, count: int = integer("targets", 1), transform: str, **linear: Any
+    site: NodeSite, *, count: int = integer("targets", 1), transform: str, **linear: Sequence[float]
 ) -> Any:
     return transformed(site, _linear(site, count, **linear), transform)
 
@@ -244,9 +252,12 @@ def _linear_classifier(
     *,
     names: Sequence[int] = integers("classlabels_ints", ()),
     transform: str,
-    **linear: Any,
+    **linear: Sequence[float],
 ) -> Any:
-    """Return the label with the highest score, and scores; one score is that of the second."""
+    """Return the label with the highest score, and the scores.
+
+    A single score is that of the second of two classes.
+    """
     labels, scores = classes(site, names), _linear(site, None, **linear)
     if site.shape(scores)[1] > 1:
         return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)

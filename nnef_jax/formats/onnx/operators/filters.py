@@ -1,4 +1,4 @@
-"""Convolutions and what reverses them: Conv, ConvTranspose, DeformConv, Col2Im."""
+"""Convolutions and their transposes: Conv, ConvTranspose, DeformConv, Col2Im."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lowering import windows
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import integer, word
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.spatial_windows import Pairs, add_patches, halves, same_padding
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
@@ -20,7 +21,10 @@ GROUPS = integer("group", 1)
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding of each spatial axis. The reach of a window includes its gaps."""
+    """Return the padding of each spatial axis, by `auto_pad` or `pads`.
+
+    `reach` is the extent of a window with its dilation.
+    """
     rank, mode = len(reach), _AUTO_PAD(site)
     if mode == "VALID":
         return [(0, 0)] * rank
@@ -33,7 +37,7 @@ def _padding(
 
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
-    """Return the spatial extents of the filter, which an attribute repeats."""
+    """Return the spatial extents of the filter, input `i`. `kernel_shape` must be the same."""
     extents, rank = site.shape(i)[2:], site.rank()
     if rank < 3 or len(extents) != rank - 2:
         raise InvalidShape(
@@ -49,7 +53,10 @@ def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
 def windows_of(
     site: NodeSite, kernel: Sequence[int], shape: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return the attributes of windows of so many spatial items, on input 0 by default."""
+    """Return stride, dilation and padding of windows on spatial axes.
+
+    `kernel` is the size of a window, `shape` that of the image, by default input 0.
+    """
     rank = len(kernel)
     strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
     extents = site.shape()[2:] if shape is None else shape
@@ -57,17 +64,19 @@ def windows_of(
     return {"stride": strides, "dilation": dilations, "padding": padding}
 
 
-def _bias(site: NodeSite, bias: Any) -> Any:
+def _bias(site: NodeSite, bias: Tensor | None) -> Any:
     return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
 
 
-def _plus(site: NodeSite, x: Any, bias: Any) -> Any:
-    """Add the biases of channels, if there are any."""
+def _plus(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
+    """Return x + bias, for biases [channels] or None."""
     return x if bias is None else site.last.add(x, site.unsqueezed(bias, range(1, site.rank() - 1)))
 
 
 @operator("Conv")
-def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None, *, groups: int = GROUPS) -> Any:
+def _conv(
+    site: NodeSite, x: Tensor, filter: Tensor, bias: Tensor | None = None, *, groups: int = GROUPS
+) -> Any:
     window = windows_of(site, kernel_of(site))
     bias = _bias(site, bias)
     return site.last.conv(x, filter, bias, groups=groups, border="constant", **window)
@@ -76,14 +85,14 @@ def _conv(site: NodeSite, x: Any, filter: Any, bias: Any = None, *, groups: int 
 @operator("ConvTranspose")
 def _conv_transpose(
     site: NodeSite,
-    x: Any,
-    filter: Any,
-    bias: Any = None,
+    x: Tensor,
+    filter: Tensor,
+    bias: Tensor | None = None,
     *,
     mode: str = _AUTO_PAD,
     groups: int = GROUPS,
 ) -> Any:
-    """Reverse a convolution. Items beyond the reach of all windows are the bias."""
+    """Transpose a convolution. Items that no window reaches are the bias."""
     kernel = kernel_of(site)
     rank = len(kernel)
     strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
@@ -99,7 +108,7 @@ def _conv_transpose(
         reached = [((n - 1) * s + span, m, out) for n, (s, span, m), out in extents]
         begins = [first(n + m - out) for n, m, out in reached]
         ends = [n - p - out for (n, _, out), p in zip(reached, begins, strict=True)]
-    elif mode.startswith("SAME"):  # extents grow by the strides
+    elif mode.startswith("SAME"):  # output extent = stride * input extent
         begins = [first(span - s + m) for s, span, m in axes]
         ends = [span - s - p for (s, span, _), p in zip(axes, begins, strict=True)]
     else:
@@ -122,11 +131,11 @@ def _conv_transpose(
 @operator("DeformConv")
 def _deform_conv(
     site: NodeSite,
-    x: Any,
-    filter: Any,
-    offsets: Any,
-    bias: Any = None,
-    mask: Any = None,
+    x: Tensor,
+    filter: Tensor,
+    offsets: Tensor,
+    bias: Tensor | None = None,
+    mask: Tensor | None = None,
     *,
     groups: int = GROUPS,
     offset_groups: int = integer("offset_group", 1),
@@ -140,6 +149,6 @@ def _deform_conv(
 
 @operator("Col2Im")
 def _col_to_im(site: NodeSite) -> Any:
-    """Add patches up, [batch,channels*cells,patches], where they lie in the image."""
+    """Sum patches [batch,channels*cells,patches] at their positions in an image."""
     size, kernel = site.integers(1), site.integers(2)
     return add_patches(site, size, kernel, _bias(site, None), **windows_of(site, kernel, size))

@@ -1,4 +1,4 @@
-"""Operators of com.microsoft that are several of the standard's in one, real or quantised."""
+"""Fused and quantised operators of com.microsoft, as compositions of the standard's operators."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import flag, integer, number, numbers, text
 from nnef_jax.flattening.operators.registry import Meaning
 from nnef_jax.flattening.recurrent_cells import activation
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.products import dynamic_product, product
@@ -19,11 +20,11 @@ from nnef_jax.formats.onnx.operators.registry import OPERATORS, operator
 from nnef_jax.formats.onnx.operators.transformers import only
 from nnef_jax.formats.onnx.tensor_types import unpacked
 
-_VERSION = 21  # the version of the standard's operators that these apply
+_VERSION = 21  # the version of the standard's operators that are applied
 
 
 def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: Any) -> Any:
-    """Apply an operator of the standard to operands, with these attributes alone."""
+    """Apply an operator of the standard; return its first output."""
     prefix = f"{site.prefix}{site.name}.{name}."
     node = replace(site.node, operator=name, domain="", attributes=attributes)
     standard = OPERATORS.get(name, _VERSION)
@@ -35,20 +36,20 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
 
 def _real(site: NodeSite, i: int) -> Any:
-    """Return input i as real numbers; the next inputs are its scale and its zero point."""
+    """Return input `i`, levels, as real numbers. Its scale and zero point are the next inputs."""
     return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
 
 
-def _as_quantized(site: NodeSite, x: Any, i: int, dtype: str) -> Any:
-    """Return levels of real numbers, by input i as scale and the next one as zero point."""
+def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
+    """Return real numbers as levels. Their scale is input `i`, their zero point the next input."""
     return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
 
 
 def _on_levels(name: str, count: int, triples: Sequence[int], end: int) -> Meaning:
-    """Return the meaning of an operator of levels: the standard's one, on real numbers.
+    """Return the meaning of an operator on levels: the standard's operator on real numbers.
 
-    The first inputs, `count`, are as in the standard. `triples` are inputs that scale and zero
-    point follow. Input `end` is the scale of the result.
+    The first `count` inputs are those of the standard's operator. `triples` are the inputs with
+    levels, each followed by its scale and zero point. Input `end` is the scale of the result.
     """
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
@@ -104,8 +105,8 @@ def _qgemm(
 
 @operator("MatMulIntegerToFloat", domain=MICROSOFT)
 def _matmul_integer_to_float(
-    site: NodeSite, a: Any, b: Any, scale_a: Any, scale_b: Any,
-    zero_a: Any = None, zero_b: Any = None, bias: Any = None,
+    site: NodeSite, a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor,
+    zero_a: Tensor | None = None, zero_b: Tensor | None = None, bias: Tensor | None = None,
 ) -> Any:  # fmt: skip
     if site.shape(scale_a) not in ((), (1,)):
         raise InvalidShape(f"the scale of the left matrix has the shape {show(site.shape(2))}")
@@ -117,7 +118,12 @@ def _matmul_integer_to_float(
 
 @operator("DynamicQuantizeMatMul", domain=MICROSOFT)
 def _dynamic_quantize_matmul(
-    site: NodeSite, x: Any, levels: Any, scale: Any, zero: Any = None, bias: Any = None
+    site: NodeSite,
+    x: Tensor,
+    levels: Tensor,
+    scale: Tensor,
+    zero: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Any:
     result = dynamic_product(site, site.tensor(x), levels, scale, zero)
     return result if bias is None else site.step.add(result, bias)
@@ -126,14 +132,17 @@ def _dynamic_quantize_matmul(
 @operator("MatMulNBits", domain=MICROSOFT)
 def _matmul_n_bits(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     inputs: int = integer("K"),
     outputs: int = integer("N"),
     bits: int = integer("bits", 4),
     size: int = integer("block_size"),
 ) -> Any:
-    """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs."""
+    """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs.
+
+    `size` is the number of inputs in a block.
+    """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
     only(site, 6, weight_prepacked=0)
@@ -144,7 +153,7 @@ def _matmul_n_bits(
     scale = site.reshaped(site.operand(2), (outputs, blocks))
     zero: Any = site.constant(1 << bits - 1, "uint8")
     if site.has(3) and site.dtype_of(3) == "uint8":
-        stored = -(-blocks * bits // 8) * 8 // bits  # each row begins a byte
+        stored = -(-blocks * bits // 8) * 8 // bits  # rows are padded to whole bytes
         zero = site.part(_levels(site, 3, bits, (outputs, stored)), 1, 0, blocks)
         zero = site.cast(zero, "uint8")
     elif site.has(3):
@@ -163,7 +172,7 @@ def _matmul_n_bits(
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
-    """Unpack numbers of a few bits. A byte of the initialiser holds several."""
+    """Return input `i`, a known tensor of packed numbers of a few bits, as weights."""
     data, dtype = memoryview(site.known(i).tobytes()), f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 
@@ -171,8 +180,8 @@ def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Consta
 @operator("FusedMatMul", "TransposeMatMul", domain=MICROSOFT)
 def _fused_matmul(
     site: NodeSite,
-    a: Any,
-    b: Any,
+    a: Tensor,
+    b: Tensor,
     *,
     flips_a: bool = flag("transA"),
     flips_b: bool = flag("transB"),
@@ -180,7 +189,7 @@ def _fused_matmul(
     moves_b: bool = flag("transBatchB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices. With `transBatch` the axis of rows comes before those of the batch."""
+    """Multiply matrices. With `transBatch` the axis of rows is before the batch axes."""
     operands: list[Any] = []
     for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
         rank = site.rank(x)
@@ -195,7 +204,7 @@ def _fused_matmul(
 
 
 def _fused(standard: str) -> Meaning:
-    """Return a meaning: the standard's operator, a sum with a further input, an activation."""
+    """Return the meaning act(standard(x, ...) + input 3)."""
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
         attributes = site.node.attributes
@@ -224,7 +233,7 @@ for _name in ("Conv", "Gemm"):
 
 
 def _gelu(approximate: str) -> Meaning:
-    def meaning(site: NodeSite, x: Any, bias: Any = None) -> Any:
+    def meaning(site: NodeSite, x: Tensor, bias: Tensor | None = None) -> Any:
         x = x if bias is None else site.step.add(x, bias)
         return _applied(site, "Gelu", [x], approximate=approximate)
 

@@ -1,4 +1,4 @@
-"""Attention and rotary embedding; heads are [batch,heads,time,items]."""
+"""Attention and rotary embedding. Heads are tensors [batch,heads,time,items]."""
 
 from __future__ import annotations
 
@@ -9,57 +9,60 @@ from typing import Any
 from lowering import rounding
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, shapes_differ, show
-from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag, integer, number
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 
-def heads(site: NodeSite, x: Any, count: int) -> Any:
-    """Return [batch,time,heads*items] as heads."""
+def heads(site: NodeSite, x: Tensor, count: int) -> Any:
+    """Return a tensor [batch,time,heads*items] as heads."""
     if count < 1 or (site.shape(x)[-1] is not UNKNOWN and site.shape(x)[-1] % count):
         raise InvalidShape(f"{show(site.shape(x))} are no {count} heads of equal size")
     return site.transposed(site.reshaped(x, (0, 0, count, -1)), (0, 2, 1, 3))
 
 
-def joined(site: NodeSite, x: Any) -> Any:
+def joined(site: NodeSite, x: Tensor) -> Any:
     """Return heads as [batch,time,heads*items]."""
     return site.reshaped(site.transposed(x, (0, 2, 1, 3)), (0, 0, -1))
 
 
 @dataclass(slots=True)
 class Mask:
-    """A mask of scores: `allowed` ones count, `bias` is added to them.
+    """A mask of attention scores.
 
-    Both broadcast to [batch,heads,time,keys].
+    `allowed` has truth values, False for scores that do not count. `bias` is added to scores. Both
+    broadcast to [batch,heads,time,keys]. None masks nothing.
     """
 
     site: NodeSite
-    allowed: Any = None
-    bias: Any = None
+    allowed: Tensor | None = None
+    bias: Tensor | None = None
 
-    def allow(self, condition: Any) -> None:
-        """Keep only scores where a condition holds."""
+    def allow(self, condition: Tensor) -> None:
+        """Mask scores for which a condition is False."""
         both = self.site.step.and_
         self.allowed = condition if self.allowed is None else both(self.allowed, condition)
 
-    def add(self, bias: Any) -> None:
-        """Add to scores."""
+    def add(self, bias: Tensor) -> None:
+        """Add a bias to scores."""
         self.bias = bias if self.bias is None else self.site.step.add(self.bias, bias)
 
-    def take(self, mask: Any, keys: int) -> None:
-        """Take a mask of logical or real values. Keys beyond its extent do not count."""
+    def take(self, mask: Tensor, keys: int) -> None:
+        """Apply a mask of truth values, or of biases. Keys beyond its extent do not count."""
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
             mask = self.site.fitted(mask, -1, keys, 0.0 if is_logical else -math.inf)
         (self.allow if is_logical else self.add)(mask)
 
-    def within(self, times: int, keys: int, before: Any, left: int = -1, right: int = -1) -> None:
+    def within(
+        self, times: int, keys: int, before: Operand, left: int = -1, right: int = -1
+    ) -> None:
         """Restrict attention to a window of `left` keys before and `right` keys after each query.
 
-        Query i stands at key position `before + i`. A negative bound is no bound. `before`
-        broadcasts to [batch,heads,time,keys].
+        Query i has the position `before + i` among keys. `before` broadcasts to
+        [batch,heads,time,keys]. A negative `left` or `right` is no bound.
         """
         site, step = self.site, self.site.step
         query = step.add(site.places(times, 0, 2), before)
@@ -69,24 +72,29 @@ class Mask:
         if left >= 0:
             self.allow(step.ge(ahead, -left))
 
-    def whole(self, dtype: str) -> Any:
-        """Return one mask for scores of a dtype, None if nothing is masked."""
+    def combined(self, dtype: str) -> Any:
+        """Return the mask for scores of a dtype, truth values or biases. None masks nothing."""
         bias = None if self.bias is None else self.site.cast(self.bias, dtype)
         if self.allowed is None or bias is None:
             return self.allowed if bias is None else bias
         return self.site.step.select(self.allowed, bias, -math.inf)
 
 
-def _repeated(site: NodeSite, x: Any, count: int) -> Any:
-    """Return heads, each repeated `count` times before the next."""
+def _repeated(site: NodeSite, x: Tensor, count: int) -> Any:
+    """Return heads, each repeated `count` times in succession."""
     if count == 1:
         return site.tensor(x)
     tiled = site.step.tile(site.unsqueezed(x, (2,)), repeats=(1, 1, count, 1, 1))
     return site.reshaped(tiled, (-1,), 1, 2)
 
 
-def _scores(site: NodeSite, query: Any, key: Any, value: Any, scale: float) -> tuple[Any, Any]:
-    """Return products of queries and keys, and the values. Heads of keys are repeated."""
+def _scores(
+    site: NodeSite, query: Tensor, key: Tensor, value: Tensor, scale: float
+) -> tuple[Any, Any]:
+    """Return scores, scale * query key^T, and the values.
+
+    Heads of keys and values are repeated to as many as queries have.
+    """
     groups, remainder = divmod(site.extent(query, 1), site.extent(key, 1))
     if remainder:
         raise InvalidShape(
@@ -99,16 +107,25 @@ def _scores(site: NodeSite, query: Any, key: Any, value: Any, scale: float) -> t
 
 
 def attended(
-    mask: Mask, query: Value, key: Any, value: Any, *, scale: float, softcap: float = 0,
-    stage: int | None = None, precision: str = "", sink: Any = None,
+    mask: Mask, query: Tensor, key: Tensor, value: Tensor, *, scale: float, softcap: float = 0,
+    stage: int | None = None, precision: str = "", sink: Tensor | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return attention, and the scores of a stage.
+    """Return the result of attention, and the scores of a stage.
 
-    A scale of 0 is 1 / sqrt(items), a softcap of 0 is none. A sink [heads,1,1] is a further score,
-    whose value is 0.
+    Args:
+        mask: the mask of scores.
+        query: heads of queries.
+        key: heads of keys.
+        value: heads of values.
+        scale: the factor of scores, 0 for 1 / sqrt(items).
+        softcap: the bound c of c * tanh(scores / c), 0 for none.
+        stage: the scores that are returned: 0 products, 1 after the softcap, 2 after the mask, 3
+            after the softmax. None for no scores.
+        precision: the dtype of the softmax, "" for that of the query.
+        sink: [heads,1,1], a further score of each query, whose value is 0.
     """
     site, step, dtype = mask.site, mask.site.step, mask.site.dtype_of(query)
-    bias = mask.whole(dtype)
+    bias = mask.combined(dtype)
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     wide = "float32" if dtype in rounding.HALVES else dtype
     if softcap == 0 and stage is None and precision in ("", dtype, wide) and sink is None:
@@ -128,9 +145,9 @@ def attended(
     keys = site.extent(scores, -1)
     if sink is not None:
         shape = (*site.known_shape(scores)[:-1], 1)
-        sink = site.cast(site.tensor(sink), site.dtype_of(scores))
-        sink = step.broadcast(site.aligned(scores, sink)[1], shape=shape)
-        scores = step.concat([scores, sink], axis=3)
+        further = site.cast(site.tensor(sink), site.dtype_of(scores))
+        further = step.broadcast(site.aligned(scores, further)[1], shape=shape)
+        scores = step.concat([scores, further], axis=3)
     weights = step.masked_softmax(scores, True, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
@@ -150,7 +167,7 @@ def _attention(
     stage: int = integer("qk_matmul_output_mode", 0),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend to earlier and new keys, within windows, and up to the length of each sequence."""
+    """Attend to past and new keys, within windows, and up to the length of each sequence."""
     is_flat, counts = site.rank() == 3, (query_heads, key_heads, key_heads)
     if not is_flat and any(counts) and site.version >= 25:
         raise InvalidOperation("'q_num_heads' and 'kv_num_heads' are for inputs of 3 axes")
@@ -190,16 +207,16 @@ def _attention(
 @operator("FlexAttention", domain="ai.onnx.preview")
 def _flex_attention(
     site: NodeSite,
-    query: Any,
-    key: Any,
-    value: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     *,
     code: int = integer("softmax_precision", 0),
     scale: float = number("scale", 0),
 ) -> Any:
-    """Attend. Graphs may change scores and weights, which have the precision of the softmax."""
+    """Attend. Graphs of the node may change the scores before and after the softmax."""
     dtype = site.dtype_of(query)
-    # Graphs have the file's types. `load(dtype=)` decides which type float32 is computed in.
+    # Graphs have dtypes of the file. `load(dtype=)` decides in which one float32 is computed.
     first = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
     wide = site.computed(first) if first else dtype
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
@@ -210,8 +227,8 @@ def _flex_attention(
     return site.cast(site.product(weights, site.cast(value, wide)), dtype)
 
 
-def _changed(site: NodeSite, name: str, x: Any) -> Any:
-    """Apply the graph that an attribute holds to a tensor."""
+def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
+    """Apply the graph in an attribute to a tensor. Without it the tensor stays."""
     if not site.has_attribute(name):
         return site.tensor(x)
     graph = site.subgraph(name)
@@ -225,10 +242,10 @@ def _changed(site: NodeSite, name: str, x: Any) -> Any:
     return result
 
 
-def rotated(site: NodeSite, x: Any, cos: Any, sin: Any, *, interleaved: bool) -> Any:
-    """Rotate the first 2 * n items of heads by n angles: cos and sin are [batch,time,n].
+def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
+    """Rotate the first 2n items of heads by n angles, with cos and sin [batch,time,n].
 
-    Item i and item i + n are a pair; interleaved, neighbours are.
+    Items i and i + n are a pair. If `interleaved`, items 2i and 2i + 1 are a pair.
     """
     size, half = site.extent(x, 3), site.extent(cos, -1)
     if not 0 < 2 * half <= size:
@@ -242,32 +259,35 @@ def rotated(site: NodeSite, x: Any, cos: Any, sin: Any, *, interleaved: bool) ->
     return site.step.concat([part, fixed], axis=3) if 2 * half < size else part
 
 
-def _regrouped(site: NodeSite, x: Any, shape: tuple[int, int]) -> Any:
-    """Transpose the matrices that the last axis holds."""
+def _regrouped(site: NodeSite, x: Tensor, shape: tuple[int, int]) -> Any:
+    """Transpose the matrices of a shape that are flat in the last axis."""
     split = site.reshaped(x, (0, 0, 0, *shape))
     return site.reshaped(site.transposed(split, (0, 1, 2, 4, 3)), (0, 0, 0, -1))
 
 
-def angles(site: NodeSite, positions: Any, caches: tuple[int, int]) -> list[Any]:
-    """Return cosines and sines [batch,time,angles] at positions [batch,time]."""
+def angles(site: NodeSite, positions: Tensor, caches: tuple[int, int]) -> list[Any]:
+    """Return cosines and sines [batch,time,angles] at positions [batch,time].
+
+    `caches` are the inputs that have them for all positions.
+    """
     return [site.step.gather(site.operand(i), positions, axis=0) for i in caches]
 
 
 @operator("RotaryEmbedding", since=23)
 def _rotary_embedding(
     site: NodeSite,
-    x: Any,
-    cos: Any,
-    sin: Any,
-    places: Any = None,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor | None = None,
     *,
     size: int = integer("rotary_embedding_dim", 0),
     interleaved: bool = flag("interleaved"),
 ) -> Any:
     is_flat = site.rank() == 3
     x = heads(site, site.tensor(x), site.int("num_heads")) if is_flat else site.tensor(x)
-    if places is not None:
-        cos, sin = angles(site, places, (1, 2))
+    if positions is not None:
+        cos, sin = angles(site, positions, (1, 2))
     half = site.extent(cos, -1)
     if 2 * half != (size or site.extent(x, -1)):
         raise InvalidShape(f"'cos_cache' has {half} angles, not half of what is rotated")

@@ -1,4 +1,4 @@
-"""Items by where they are: slices, gathers, scatters, padding, the largest ones."""
+"""Selections and moves of items: slices, pads, scatters, one-hot encoding, top-k."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lowering import rounding
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.along_axes import cropped, sliced
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, number, word
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.arithmetic import floored_mod
@@ -21,15 +22,15 @@ _MODE = word("mode", *_BORDERS)
 
 
 @operator("Slice", since=10)
-def _slice(site: NodeSite, x: Any) -> Any:
-    """Cut windows along axes; bounds beyond an axis are cut to it."""
+def _slice(site: NodeSite, x: Tensor) -> Any:
+    """Slice axes. Bounds are clipped to the axis."""
     return _slice_by_attributes(site, x, begins=site.integers(1), ends=site.integers(2))
 
 
 @operator("Slice")
 def _slice_by_attributes(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     begins: Sequence[int] = integers("starts"),
     ends: Sequence[int] = integers("ends"),
@@ -41,8 +42,8 @@ def _slice_by_attributes(
 
 
 @operator("Pad", since=11)
-def _pad(site: NodeSite, x: Any, *, mode: str = _MODE) -> Any:
-    """Put items around a tensor. Negative pads take items away, before others are put."""
+def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
+    """Pad a tensor. Negative pads remove items first."""
     axes = site.axes("axes", 3)
     axes = tuple(range(site.rank())) if axes is None else axes
     value = site.operand(2) if site.has(2) else 0.0
@@ -53,7 +54,7 @@ def _pad(site: NodeSite, x: Any, *, mode: str = _MODE) -> Any:
 @operator("Pad", pads=integers("paddings"))
 def _pad_by_attributes(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     pads: Sequence[int],
     value: float = number("value", 0.0),
@@ -63,7 +64,7 @@ def _pad_by_attributes(
 
 
 def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the pads before and behind each axis of input 0."""
+    """Return the pads (before, after) of each axis of input 0."""
     if len(pads) != 2 * len(axes):
         raise InvalidOperation(f"'pads' must have {2 * len(axes)} items, it has {len(pads)}")
     around = [(0, 0)] * site.rank()
@@ -73,9 +74,9 @@ def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tu
 
 
 def _padded(
-    site: NodeSite, x: Any, around: Sequence[tuple[int, int]], mode: str, value: Any
+    site: NodeSite, x: Tensor, around: Sequence[tuple[int, int]], mode: str, value: Operand
 ) -> Any:
-    """Return a tensor with items put around it, or taken away where a pad is negative."""
+    """Return a padded tensor. Negative pads remove items first."""
     x = cropped(site, x, dict(enumerate(around)))
     around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
@@ -83,15 +84,15 @@ def _padded(
         for i, (p, q) in enumerate(around):
             if p or q:
                 site.spend(p + q + shape[i])
-                places = np.arange(-p, shape[i] + q) % max(shape[i], 1)
-                x = site.step.gather(x, site.constant(places, "int64"), axis=i)
+                indices = np.arange(-p, shape[i] + q) % max(shape[i], 1)
+                x = site.step.gather(x, site.constant(indices, "int64"), axis=i)
         return site.last.copy(x)
     border = _BORDERS[mode]
     if isinstance(value, Constant) and value.array.size == 1:
         number = value.array.reshape(-1)[0].item()
         if float(rounding.saturated(number, np.float32)) == number or number != number:
             value = float(number)
-    if isinstance(value, float) or mode != "constant":
+    if not isinstance(value, Tensor) or mode != "constant":
         item = value if mode == "constant" else 0.0
         return site.last.pad(x, padding=around, border=border, value=item)
     inside = site.step.constant(shape=site.known_shape(x), value=(True,), dtype="bool")
@@ -104,32 +105,36 @@ def _padded(
 @operator("TensorScatter")
 def _tensor_scatter(
     site: NodeSite,
-    cache: Any,
-    update: Any,
-    starts: Any = None,
+    cache: Tensor,
+    update: Tensor,
+    starts: Tensor | None = None,
     *,
     axis: int = axis("axis", -2),
     mode: str = word("mode", "linear", "circular"),
 ) -> Any:
-    """Put an update into a cache from a place on. Each item of the batch has its own place."""
+    """Write an update into a cache along an axis, from a start that each batch item has.
+
+    In the mode "circular" it continues at the beginning of the axis.
+    """
     step, is_circular = site.step, mode == "circular"
     shape, length = site.known_shape(), site.known_shape(1)[axis]
     if axis == 0:
         raise InvalidOperation("'axis' must not be 0, that is the batch")
-    turns: Any = site.places(shape[axis], 1, 2)
+    # Indices in the update [batch,items of the cache]. Those beyond it stand for the cache's items.
+    index: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
-        turns = step.sub(turns, site.unsqueezed(site.whole(starts), (1,)))
-        turns = floored_mod(site, turns, shape[axis], step) if is_circular else turns
-    turns = step.broadcast(turns, shape=(shape[0], shape[axis]))
-    is_new = step.and_(step.ge(turns, 0), step.lt(turns, length))
-    moved = step.gather_in_batches(update, step.select(is_new, turns, 0), axis=axis, batch_dims=1)
+        index = step.sub(index, site.unsqueezed(site.whole(starts), (1,)))
+        index = floored_mod(site, index, shape[axis], step) if is_circular else index
+    index = step.broadcast(index, shape=(shape[0], shape[axis]))
+    is_new = step.and_(step.ge(index, 0), step.lt(index, length))
+    moved = step.gather_in_batches(update, step.select(is_new, index, 0), axis=axis, batch_dims=1)
     is_new = site.unsqueezed(is_new, [i for i in range(site.rank()) if i not in (0, axis)])
     return site.last.select(is_new, moved, cache)
 
 
 @operator("OneHot")
-def _one_hot(site: NodeSite, indices: Any, *, axis: int = integer("axis", -1)) -> Any:
-    """Put the second value at indices along a new axis, the first one elsewhere."""
+def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)) -> Any:
+    """Return the second value at indices along a new axis, and the first value elsewhere."""
     step, rank, depth = site.step, site.rank() + 1, site.integer(1)
     axis = site.axis(axis, rank)
     indices = site.unsqueezed(site.whole(site.tensor(indices)), (axis,))
@@ -144,19 +149,23 @@ def _one_hot(site: NodeSite, indices: Any, *, axis: int = integer("axis", -1)) -
 
 @operator("TopK", since=10)
 def _top_k(
-    site: NodeSite, x: Any, *, axis: int = axis("axis", -1), largest: bool = flag("largest", True)
+    site: NodeSite,
+    x: Tensor,
+    *,
+    axis: int = axis("axis", -1),
+    largest: bool = flag("largest", True),
 ) -> tuple[Any, Any]:
     return _extremes(site, x, site.integer(1), axis, largest=largest)
 
 
 @operator("TopK")
 def _top_k_by_attribute(
-    site: NodeSite, x: Any, *, k: int = integer("k"), axis: int = axis("axis", -1)
+    site: NodeSite, x: Tensor, *, k: int = integer("k"), axis: int = axis("axis", -1)
 ) -> tuple[Any, Any]:
     return _extremes(site, x, k, axis, largest=True)
 
 
-def _extremes(site: NodeSite, x: Any, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
-    """Return the largest or smallest items along an axis, and their places."""
-    values, places = site.last.topk(x, k=k, axis=axis, largest=largest)
-    return values, site.whole(places)
+def _extremes(site: NodeSite, x: Tensor, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
+    """Return the k largest or smallest items along an axis, and their indices."""
+    values, indices = site.last.topk(x, k=k, axis=axis, largest=largest)
+    return values, site.whole(indices)

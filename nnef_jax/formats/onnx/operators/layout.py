@@ -1,4 +1,4 @@
-"""The order of items and the shapes that they stand in: reshaped, joined, cut, repeated."""
+"""Operators on the shape and the order of items: Reshape, Transpose, Concat, Split, Tile."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from lowering.extents import UNKNOWN, show
 from nnef_jax.flattening.along_axes import cut, divided
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, integers, word
 from nnef_jax.flattening.operators.registry import Meaning
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.spatial_windows import depth_to_space, space_to_depth
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 
 @operator("Reshape", since=5)
-def _reshape(site: NodeSite, x: Any, *, allows_zero: bool = flag("allowzero")) -> Any:
-    """Reshape; 0 copies the extent of the input unless `allowzero`."""
+def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
+    """Reshape a tensor. An extent of 0 is that of the input unless `allowzero` is set."""
     shape = site.integers(1)
     if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
         if 0 not in site.known_shape() or -1 in shape:
@@ -28,21 +29,21 @@ def _reshape(site: NodeSite, x: Any, *, allows_zero: bool = flag("allowzero")) -
 
 @operator("Reshape")
 def _reshape_by_attribute(
-    site: NodeSite, x: Any, *, shape: Sequence[int] = integers("shape")
+    site: NodeSite, x: Tensor, *, shape: Sequence[int] = integers("shape")
 ) -> Any:
     return site.last_reshape(x, shape)
 
 
 @operator("Flatten")
-def _flatten(site: NodeSite, x: Any, *, axis: int = integer("axis", 1)) -> Any:
-    """Return a matrix: axes before one make its rows, the others its columns."""
+def _flatten(site: NodeSite, x: Tensor, *, axis: int = integer("axis", 1)) -> Any:
+    """Return a matrix: axes before `axis` become its rows, all later ones its columns."""
     axis = axis if axis == site.rank() else site.axis(axis)
     x = site.reshaped(x, (-1,), axis)
     return site.last.reshape(x, shape=(-1,), axis_start=0, axis_count=axis)
 
 
 @operator("Transpose")
-def _transpose(site: NodeSite, x: Any) -> Any:
+def _transpose(site: NodeSite, x: Tensor) -> Any:
     rank = site.rank()
     axes = site.ints("perm", tuple(range(rank))[::-1])
     if sorted(axes) != list(range(rank)):
@@ -51,7 +52,7 @@ def _transpose(site: NodeSite, x: Any) -> Any:
 
 
 @operator("Squeeze")
-def _squeeze(site: NodeSite, x: Any) -> Any:
+def _squeeze(site: NodeSite, x: Tensor) -> Any:
     axes = site.axes("axes", 1)
     if axes is None:
         axes = tuple(i for i, n in enumerate(site.known_shape()) if n == 1)
@@ -59,13 +60,13 @@ def _squeeze(site: NodeSite, x: Any) -> Any:
 
 
 @operator("Unsqueeze", since=13)
-def _unsqueeze(site: NodeSite, x: Any) -> Any:
+def _unsqueeze(site: NodeSite, x: Tensor) -> Any:
     return _unsqueeze_by_attribute(site, x, axes=site.integers(1))
 
 
 @operator("Unsqueeze")
 def _unsqueeze_by_attribute(
-    site: NodeSite, x: Any, *, axes: Sequence[int] = integers("axes")
+    site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes")
 ) -> Any:
     rank = site.rank() + len(axes)
     return site.last.unsqueeze(x, axes=sorted(site.axis(a, rank) for a in axes))
@@ -73,13 +74,13 @@ def _unsqueeze_by_attribute(
 
 @operator("Concat", since=4, axis=axis("axis"))
 @operator("Concat", axis=axis("axis", 1))
-def _concat(site: NodeSite, *values: Any, axis: int) -> Any:
+def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
     return site.last.concat(values, axis=axis)
 
 
 @operator("Split", since=18)
-def _split(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
-    """Cut along an axis into parts of some lengths, or of one length but for the last part."""
+def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
+    """Split along an axis into parts of some lengths, or of one length but for the last part."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     count = len(site.node.outputs)
@@ -92,8 +93,10 @@ def _split(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any,
 
 
 @operator("Split")
-def _split_by_attribute(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
-    """Cut along an axis into parts of some lengths, or of one length."""
+def _split_by_attribute(
+    site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)
+) -> tuple[Any, ...]:
+    """Split along an axis into parts of some lengths, or of one length."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     if site.has_attribute("split"):
@@ -102,19 +105,19 @@ def _split_by_attribute(site: NodeSite, x: Any, *, axis: int = axis("axis", 0)) 
 
 
 @operator("Tile", since=6)
-def _tile(site: NodeSite, x: Any) -> Any:
+def _tile(site: NodeSite, x: Tensor) -> Any:
     return site.last.tile(x, repeats=site.integers(1))
 
 
 @operator("Tile")
-def _tile_along_axis(site: NodeSite, x: Any) -> Any:
+def _tile_along_axis(site: NodeSite, x: Tensor) -> Any:
     repeats = [1] * site.rank()
     repeats[site.axis(site.integer(2))] = site.integer(1)
     return site.last.tile(x, repeats=repeats)
 
 
-def _blocks(move: Callable[..., Any]) -> Meaning:
-    """Return a move of blocks of channels into space, or back."""
+def _blocks(move: Callable[..., object]) -> Meaning:
+    """Return the meaning that moves blocks between channels and spatial axes."""
 
     def meaning(site: NodeSite, *, mode: str, size: int) -> Any:
         if size < 1:

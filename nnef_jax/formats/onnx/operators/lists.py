@@ -1,6 +1,7 @@
-"""Sequences, which are lists of tensors while a model is read, and optional values, None if empty.
+"""Sequences and optional values.
 
-How many items a sequence has must be known then.
+A sequence is a list of tensors while the model is flattened, and its length must be known then. An
+empty optional value is None.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.along_axes import cut
 from nnef_jax.flattening.operators.attributes import attribute, axis, flag, integer
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
-_PART = 10  # steps
+_PART = 10  # steps of the meter
 
 
 def _sequence(site: NodeSite) -> list[Any]:
@@ -24,12 +26,12 @@ def _sequence(site: NodeSite) -> list[Any]:
     return items
 
 
-def _place(site: NodeSite, i: int, count: int, *, ends: int) -> int:
-    """Return a known place among items, counted from the end where it is negative."""
-    place = site.integer(i)
-    if not -count <= place < ends:
-        raise InvalidShape(f"there is no place {place} in a sequence of {count}")
-    return place + count if place < 0 else place
+def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
+    """Return input `i`, an index in a sequence of `count` items, as a number from 0 to end - 1."""
+    index = site.integer(i)
+    if not -count <= index < end:
+        raise InvalidShape(f"there is no place {index} in a sequence of {count}")
+    return index + count if index < 0 else index
 
 
 operator("SequenceEmpty", "SequenceConstruct")(lambda site, *items: [*items])
@@ -41,30 +43,33 @@ operator("OptionalHasElement")(lambda site: site.constant(site.has(0), "bool"))
 @operator("SequenceAt")
 def _at(site: NodeSite) -> Any:
     items = _sequence(site)
-    return items[_place(site, 1, len(items), ends=len(items))]
+    return items[_index(site, 1, len(items), end=len(items))]
 
 
 @operator("SequenceInsert")
 def _insert(site: NodeSite) -> Any:
     items = _sequence(site)
-    place = _place(site, 2, len(items), ends=len(items) + 1) if site.has(2) else len(items)
-    return [*items[:place], site.operand(1), *items[place:]]
+    index = _index(site, 2, len(items), end=len(items) + 1) if site.has(2) else len(items)
+    return [*items[:index], site.operand(1), *items[index:]]
 
 
 @operator("SequenceErase")
 def _erase(site: NodeSite) -> Any:
     items = _sequence(site)
-    place = _place(site, 1, len(items), ends=len(items)) if site.has(1) else len(items) - 1
+    index = _index(site, 1, len(items), end=len(items)) if site.has(1) else len(items) - 1
     if not items:
         raise InvalidShape("there is nothing to take away from an empty sequence")
-    return items[:place] + items[place + 1 :]
+    return items[:index] + items[index + 1 :]
 
 
 @operator("SplitToSequence")
 def _split_to_sequence(
-    site: NodeSite, x: Any, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
+    site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
 ) -> Any:
-    """Cut along an axis. A single length, 1 by default, is that of all parts but the last."""
+    """Split a tensor along an axis into parts of some lengths, or of one length, by default 1.
+
+    With one length the last part may be shorter.
+    """
     if site.has(1) and site.rank(1):
         return cut(site, x, axis, site.integers(1))
     extent, length = site.known_shape()[axis], site.integer(1, 1)
@@ -91,7 +96,7 @@ def _concat_from_sequence(
 
 @operator("SequenceMap")
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
-    """Apply a graph to the items of sequences in turn. Tensors are the same for all items."""
+    """Apply a graph to each item of sequences. Inputs that are tensors stay the same."""
     count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]
     for x in site.operands:

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: how often sequences of tokens are in rows of numbers."""
+"""TfIdfVectorizer: counts of sequences of tokens in rows of numbers."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.operators.attributes import integer, integers, one_of
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
 
-def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
-    """Return how often sequences [count,length] are in rows, with up to so many tokens between."""
+def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) -> Any:
+    """Return the counts [rows,count] of sequences `grams` [count,length] in rows x.
+
+    Up to `skips` tokens may lie between the tokens of a sequence.
+    """
     (height, items), (count, length) = site.known_shape(x), grams.shape
     step = site.step
     total: Any = None
     for gap in range(1, (skips if length > 1 else 0) + 2):
-        places = items - (length - 1) * gap
-        if places < 1:
+        positions = items - (length - 1) * gap
+        if positions < 1:
             break
         is_gram: Any = None
         for k in range(length):
-            here = site.unsqueezed(site.part(x, 1, k * gap, k * gap + places), (2,))
+            here = site.unsqueezed(site.part(x, 1, k * gap, k * gap + positions), (2,))
             token = site.constant(grams[:, k].reshape(1, 1, count), "int64")
             is_token = step.eq(here, site.cast(token, site.dtype_of(x)))
             is_gram = is_token if is_gram is None else step.and_(is_gram, is_token)
@@ -36,7 +41,7 @@ def _counted(site: NodeSite, x: Any, grams: Any, skips: int) -> Any:
 @operator("TfIdfVectorizer")
 def _tf_idf_vectorizer(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     mode: str = one_of("mode", "TF", "IDF", "TFIDF"),
     shortest: int = integer("min_gram_length"),
@@ -45,7 +50,7 @@ def _tf_idf_vectorizer(
     starts: Sequence[int] = integers("ngram_counts"),
     columns: Sequence[int] = integers("ngram_indexes"),
 ) -> Any:
-    """Return counts of sequences, or weights of those that are there, or weighted counts."""
+    """Return counts of sequences (TF), weights of those that occur (IDF), or weighted counts."""
     if site.has_attribute("pool_strings"):
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
     pool = np.array(site.ints("pool_int64s"))
@@ -56,7 +61,7 @@ def _tf_idf_vectorizer(
     x = site.unsqueezed(x, (0,)) if rank == 1 else x
     parts: list[Any] = []
     order = np.full(max(columns) + 1, -1)
-    first = counted = 0  # sequences before this length: in the pool, in `parts`
+    first = counted = 0  # numbers of shorter sequences: in the pool, and in `parts`
     for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
@@ -68,8 +73,8 @@ def _tf_idf_vectorizer(
         raise InvalidOperation(f"it has {first} sequences and {len(columns)} places for them")
     step, counts = site.step, site.step.concat([site.tensor(p) for p in parts], axis=1)
     counts = site.fitted(counts, 1, counted + 1)  # a column of zeros for uncounted sequences
-    places = site.constant(np.where(order < 0, counted, order), "int64")
-    counts = step.gather(counts, places, axis=1)
+    indices = site.constant(np.where(order < 0, counted, order), "int64")
+    counts = step.gather(counts, indices, axis=1)
     if mode == "IDF":
         counts = step.min(counts, 1)
     counts = site.cast(counts, site.computed("float32"))

@@ -1,4 +1,4 @@
-"""Normalisation over batches, channels and windows; the losses on softmax."""
+"""Normalisations over batches, channels, layers and groups."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Any
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import axis, dtype, flag, integer, integers, number
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT
 from nnef_jax.formats.onnx.operators.registry import operator
 
 _EPSILON = number("epsilon", 1e-5)
 _EPSILON_OF_SUMS = number("epsilon", 1e-12)
-_STASH = dtype("stash_type", 1)  # the dtype of the first stage
+_STASH = dtype("stash_type", 1)  # the dtype in which x is standardised
 
 
 def _behind(site: NodeSite, i: int, axes: int) -> Any:
-    """Return an input with so many axes of extent 1 behind its own."""
+    """Return input `i` with further last axes of extent 1."""
     rank = site.rank(i)
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
 
 
 def _standardized(
-    site: NodeSite, x: Any, axes: Sequence[int], epsilon: float, *, centred: bool = True
+    site: NodeSite, x: Tensor, axes: Sequence[int], epsilon: float, *, centred: bool = True
 ) -> tuple[Any, Any, Any]:
-    """Return a tensor of mean 0 and variance 1 along axes, the former mean, and 1 / deviation.
+    """Return (x - mean) / deviation along axes, the mean, and 1 / deviation.
 
-    A tensor that is not centred keeps its mean, which is not returned, and has a mean square of 1.
+    The deviation is sqrt(variance + epsilon). If x is not `centred`, return x / root, None, and
+    1 / root, with root = sqrt(mean(x^2) + epsilon).
     """
     step, axes, mean = site.step, tuple(axes), None
     if centred:
@@ -40,23 +42,23 @@ def _standardized(
     return step.mul(x, inverse), mean, inverse
 
 
-def _scaled(site: NodeSite, x: Any, scale: Any, bias: Any, dtype: str = "") -> Any:
-    """Return the second stage: x * scale + bias in a dtype, that of the input by default."""
-    x, scale, bias = (
-        y if y is None else site.cast(y, dtype or site.dtype_of()) for y in (x, scale, bias)
-    )
+def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype: str = "") -> Any:
+    """Return x * scale + bias in a dtype, by default that of input 0."""
+    dtype = dtype or site.dtype_of()
+    x, scale = site.cast(x, dtype), site.cast(scale, dtype)
+    bias = bias if bias is None else site.cast(bias, dtype)
     x = site.step.mul(x, scale)
     return x if bias is None else site.step.add(x, bias)
 
 
 @operator("BatchNormalization", since=14)
 def _batch_normalization(
-    site: NodeSite, x: Any, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
+    site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
 ) -> Any:
-    """Normalise by the statistics among the inputs, or in training by those of the batch.
+    """Normalise by running statistics, inputs 3 and 4, or in training by those of the batch.
 
-    Running statistics follow those of the batch. Before version 9 there may be statistics for each
-    item of a sample.
+    Training returns new running statistics and those of the batch too. Before version 9, without
+    `spatial`, each item of a sample has statistics of its own.
     """
     dtype = site.dtype_of(3 if trains or site.version >= 14 else 0)
     step = site.step
@@ -80,21 +82,21 @@ def _batch_normalization(
 
 
 @operator("BatchNormalization", since=7)
-def _batch_normalization_by_outputs(site: NodeSite, x: Any, *, epsilon: float = _EPSILON) -> Any:
-    """Train if outputs besides the first are read."""
+def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
+    """Train if further outputs than the first are read."""
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
 
 
 @operator("BatchNormalization")
 def _old_batch_normalization(
-    site: NodeSite, x: Any, *, epsilon: float = _EPSILON, is_test: bool = flag("is_test")
+    site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, is_test: bool = flag("is_test")
 ) -> Any:
     return _batch_normalization(site, x, epsilon=epsilon, trains=not is_test)
 
 
 @operator("InstanceNormalization")
-def _instance_normalization(site: NodeSite, x: Any, *, epsilon: float = _EPSILON) -> Any:
+def _instance_normalization(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
     plane = site.rank() - 2
     normal = _standardized(site, site.wide(x), range(2, plane + 2), epsilon)[0]
     return _scaled(site, normal, _behind(site, 1, plane), _behind(site, 2, plane))
@@ -103,15 +105,15 @@ def _instance_normalization(site: NodeSite, x: Any, *, epsilon: float = _EPSILON
 @operator("LayerNormalization")
 def _layer_normalization(
     site: NodeSite,
-    x: Any,
-    scale: Any,
-    bias: Any = None,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
     *,
     axis: int = axis("axis", -1),
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    """Normalise the axes from one on; return the mean and 1 / deviation too."""
+    """Normalise `axis` and all later axes; return the mean and 1 / deviation too."""
     x = site.cast(x, site.computed(stash))
     x, mean, inverse = _standardized(site, x, range(axis, site.rank()), epsilon)
     return _scaled(site, x, scale, bias), mean, inverse
@@ -120,8 +122,8 @@ def _layer_normalization(
 @operator("RMSNormalization")
 def _rms_normalization(
     site: NodeSite,
-    x: Any,
-    scale: Any,
+    x: Tensor,
+    scale: Tensor,
     *,
     axis: int = axis("axis", -1),
     epsilon: float = _EPSILON,
@@ -134,20 +136,31 @@ def _rms_normalization(
 @operator("SimplifiedLayerNormalization")
 @operator("SimplifiedLayerNormalization", domain=MICROSOFT)
 def _simplified_layer_normalization(
-    site: NodeSite, x: Any, scale: Any, *, axis: int = axis("axis", -1), epsilon: float = _EPSILON
+    site: NodeSite,
+    x: Tensor,
+    scale: Tensor,
+    *,
+    axis: int = axis("axis", -1),
+    epsilon: float = _EPSILON,
 ) -> Any:
     return _of_mean_square(site, site.wide(x), scale, axis=axis, epsilon=epsilon)
 
 
-def _of_mean_square(site: NodeSite, x: Any, scale: Any, *, axis: int, epsilon: float) -> Any:
-    """Divide by the root of the mean square over the axes from one on; return 1 / that too."""
+def _of_mean_square(site: NodeSite, x: Tensor, scale: Tensor, *, axis: int, epsilon: float) -> Any:
+    """Divide x by the root of the mean square over `axis` and later axes; return 1 / root too."""
     axes = range(axis, site.rank())
     x, _, inverse = _standardized(site, x, axes, epsilon, centred=False)
     return _scaled(site, x, scale, None), inverse
 
 
 def _of_sum(
-    site: NodeSite, x: Any, scale: Any, bias: Any, epsilon: float, *, centred: bool = True
+    site: NodeSite,
+    x: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    epsilon: float,
+    *,
+    centred: bool = True,
 ) -> Any:
     """Normalise the last axis; return the mean and 1 / deviation too."""
     axes = (site.rank(x) - 1,)
@@ -155,7 +168,7 @@ def _of_sum(
     return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
 
 
-def _sum(site: NodeSite, x: Any, y: Any, bias: Any) -> Any:
+def _sum(site: NodeSite, x: Tensor, y: Tensor, bias: Tensor | None) -> Any:
     total = site.step.add(x, y)
     return total if bias is None else site.step.add(total, bias)
 
@@ -163,11 +176,11 @@ def _sum(site: NodeSite, x: Any, y: Any, bias: Any) -> Any:
 @operator("SkipLayerNormalization", domain=MICROSOFT)
 def _skip_layer_normalization(
     site: NodeSite,
-    x: Any,
-    y: Any,
-    scale: Any,
-    beta: Any = None,
-    bias: Any = None,
+    x: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    beta: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
@@ -178,10 +191,10 @@ def _skip_layer_normalization(
 @operator("SkipSimplifiedLayerNormalization", domain=MICROSOFT)
 def _skip_simplified_layer_normalization(
     site: NodeSite,
-    x: Any,
-    y: Any,
-    scale: Any,
-    bias: Any = None,
+    x: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    bias: Tensor | None = None,
     *,
     epsilon: float = _EPSILON_OF_SUMS,
 ) -> Any:
@@ -191,12 +204,15 @@ def _skip_simplified_layer_normalization(
 
 @operator("EmbedLayerNormalization", domain=MICROSOFT)
 def _embed_layer_normalization(
-    site: NodeSite, words: Any, *, epsilon: float = _EPSILON_OF_SUMS
+    site: NodeSite, words: Tensor, *, epsilon: float = _EPSILON_OF_SUMS
 ) -> tuple[Any, ...]:
-    """Normalise sums of embeddings of words, positions, segments; count the items of a mask."""
+    """Normalise sums of embeddings of words, positions and segments.
+
+    Return the lengths by a mask, and the sums, too.
+    """
     batch, times = site.known_shape()
-    places = site.operand(8) if site.has(8) else site.places(times, 1, 2)
-    pairs = [(2, words), (3, places), (4, site.optional(1))]
+    positions = site.operand(8) if site.has(8) else site.places(times, 1, 2)
+    pairs = [(2, words), (3, positions), (4, site.optional(1))]
     total, *embeddings = (
         site.step.gather(site.operand(i), x, axis=0) for i, x in pairs if x is not None
     )
@@ -211,11 +227,11 @@ def _embed_layer_normalization(
 
 
 def _grouped(
-    site: NodeSite, x: Any, groups: int, epsilon: float, *, by_channel: bool
+    site: NodeSite, x: Tensor, groups: int, epsilon: float, *, by_channel: bool
 ) -> tuple[Any, int]:
-    """Return normalised groups of channels [batch,groups,channels / groups,...], and the channels.
+    """Return normalised groups [batch,groups,channels / groups,...], and the number of channels.
 
-    Scale and bias have an item for each channel or each group.
+    Scale and bias must have an item for each channel if `by_channel`, else for each group.
     """
     channels = site.known_shape()[1]
     if groups < 1 or channels % groups:
@@ -234,7 +250,7 @@ def _grouped(
 @operator("GroupNormalization", since=21)
 def _group_normalization(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     groups: int = integer("num_groups"),
     epsilon: float = _EPSILON,
@@ -248,7 +264,7 @@ def _group_normalization(
 
 @operator("GroupNormalization")
 def _group_normalization_by_group(
-    site: NodeSite, x: Any, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
+    site: NodeSite, x: Tensor, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
 ) -> Any:
     normal, channels = _grouped(site, site.wide(x), groups, epsilon, by_channel=False)
     scale, bias = (_behind(site, i, site.rank() - 1) for i in (1, 2))
@@ -257,7 +273,7 @@ def _group_normalization_by_group(
 
 @operator("MeanVarianceNormalization")
 def _mean_variance_normalization(
-    site: NodeSite, x: Any, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
+    site: NodeSite, x: Tensor, *, axes: Sequence[int] = integers("axes", (0, 2, 3))
 ) -> Any:
     x, step = site.wide(x), site.step
     mean, variance = step.moments(x, axes=tuple(map(site.axis, axes)))
@@ -267,7 +283,7 @@ def _mean_variance_normalization(
 
 @operator("LpNormalization")
 def _lp_normalization(
-    site: NodeSite, x: Any, *, axis: int = axis("axis", -1), power: int = integer("p", 2)
+    site: NodeSite, x: Tensor, *, axis: int = axis("axis", -1), power: int = integer("p", 2)
 ) -> Any:
     if power not in (1, 2):
         raise InvalidOperation(f"'p' must be 1 or 2, it is {power}")

@@ -1,4 +1,4 @@
-"""Steps of training: a tensor of the model, its gradient, and the state of earlier steps."""
+"""Training steps: Adagrad, Adam and Momentum update tensors by their gradients and states."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from lowering.errors import InvalidOperation
 from nnef_jax.flattening.operators.attributes import number, one_of
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -15,10 +16,11 @@ _SHRINK = number("norm_coefficient", 0)
 _EPSILON = number("epsilon", 0)
 
 
-def _updated(site: NodeSite, update: Callable[..., tuple[Any, ...]], shrink: float) -> Any:
-    """Return the update of each tensor from rate, step, the tensor, its gradient, and its state.
+def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: float) -> Any:
+    """Return the updated tensors, then their updated states.
 
-    Inputs behind rate and step are all tensors, then all gradients, and so on.
+    The inputs are the learning rate and the number of the step, all tensors, all gradients, and all
+    states. `update` takes these for one tensor. `shrink` is the factor of L2 regularisation.
     """
     count = update.__code__.co_argcount - 2
     tensors, more = divmod(len(site.operands) - 2, count)
@@ -33,12 +35,13 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Any, ...]], shrink: flo
     return tuple(x for part in zip(*results, strict=True) for x in part)
 
 
-def _mixed(site: NodeSite, old: Any, new: Any, share: float, other: Any) -> Any:
-    return site.step.add(site.step.mul(old, share), site.step.mul(new, other))
+def _mixed(site: NodeSite, old: Tensor, new: Tensor, a: float, b: Operand) -> Any:
+    """Return a old + b new."""
+    return site.step.add(site.step.mul(old, a), site.step.mul(new, b))
 
 
-def _divided(site: NodeSite, x: Any, squares: Any, epsilon: float) -> Any:
-    """Divide by the roots of squares."""
+def _divided(site: NodeSite, x: Tensor, squares: Tensor, epsilon: float) -> Any:
+    """Return x / (sqrt(squares) + epsilon)."""
     return site.step.div(x, site.step.add(site.step.sqrt(squares), epsilon))
 
 
@@ -50,10 +53,10 @@ def _adagrad(
     epsilon: float = _EPSILON,
     decay: float = number("decay_factor", 0),
 ) -> Any:
-    """Divide gradients by the root of the sum of their squares until now."""
+    """Divide gradients by the root of the sum of all squares so far."""
     make = site.step
 
-    def update(rate: Any, step: Any, x: Any, gradient: Any, squares: Any) -> Any:
+    def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, squares: Tensor) -> Any:
         rate = make.div(rate, make.add(make.mul(step, decay), 1.0))
         squares = make.add(squares, make.sqr(gradient))
         return make.sub(x, _divided(site, make.mul(gradient, rate), squares, epsilon)), squares
@@ -71,11 +74,16 @@ def _adam(
     beta: float = number("beta", 0.999),
     shrink_after: float = number("norm_coefficient_post", 0),
 ) -> Any:
-    """Divide mean gradients by the root of their mean squares, both corrected for few steps."""
+    """Divide running means of gradients by the root of running means of their squares.
+
+    Both are corrected for the zeros that they start with.
+    """
     make = site.step
 
-    def update(rate: Any, step: Any, x: Any, gradient: Any, mean: Any, squares: Any) -> Any:
-        # A power is 0 at step 0, where nothing is corrected.
+    def update(
+        rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
+    ) -> Any:
+        # At step 0 nothing is corrected: a and b are 1.
         is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
         a, b = (make.sub(1.0, make.mul(is_later, make.pow(base, step))) for base in (alpha, beta))
         rate = make.div(make.mul(rate, make.sqrt(b)), a)
@@ -96,10 +104,13 @@ def _momentum(
     beta: float = number("beta"),
     mode: str = one_of("mode", "standard", "nesterov"),
 ) -> Any:
-    """Move along gradients that add up. Past ones fade; Nesterov's mode is one step ahead."""
+    """Move tensors along a velocity, a decaying sum of gradients.
+
+    Nesterov's mode takes the velocity of the next step.
+    """
     make = site.step
 
-    def update(rate: Any, step: Any, x: Any, gradient: Any, velocity: Any) -> Any:
+    def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
         is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
         share = make.add(make.mul(is_later, beta - 1), 1.0)
         velocity = ahead = _mixed(site, velocity, gradient, alpha, share)

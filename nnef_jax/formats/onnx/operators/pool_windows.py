@@ -1,4 +1,4 @@
-"""Maxima, means and norms of windows and of whole planes; MaxUnpool."""
+"""Pools: maxima, means and norms of windows or of all spatial axes; MaxUnpool."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
 from nnef_jax.flattening.operators.attributes import flag, integer, number
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.spatial_windows import pooled
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.filters import windows_of
@@ -19,9 +20,9 @@ _ROUNDS_UP = flag("ceil_mode")
 
 
 def _pooled(
-    site: NodeSite, x: Any, add: Callable[..., Any], *, rounds_up: bool, **options: Any
+    site: NodeSite, x: Tensor, add: Callable[..., object], *, rounds_up: bool, **options: Any
 ) -> Any:
-    """Pool windows. The last one begins on the input or on the padding before it."""
+    """Add a pool. No window begins in the padding after an axis."""
     kernel = site.spatial("kernel_shape", site.rank() - 2, None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
@@ -30,28 +31,31 @@ def _pooled(
 @operator("MaxPool")
 def _max_pool(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     order: int = integer("storage_order", 0),
     rounds_up: bool = _ROUNDS_UP,
 ) -> Any:
-    """Return maxima, and where read their places in the tensor."""
+    """Return maxima, and, if output 1 is read, their indices in the flat tensor."""
     if order not in (0, 1):
         raise InvalidOperation(f"'storage_order' must be 0 or 1, it is {order}")
     if not site.is_read(1):
         return _pooled(site, x, site.last.max_pool, rounds_up=rounds_up)
     add = site.last.max_pool_with_index
-    maxima, places = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
-    places = site.cast(places, site.computed("int64"))
-    return maxima, _by_columns(site, places, site.known_shape()[2:]) if order else places
+    maxima, indices = _pooled(site, x, add, rounds_up=rounds_up, first_axis=0)
+    indices = site.cast(indices, site.computed("int64"))
+    return maxima, _by_columns(site, indices, site.known_shape()[2:]) if order else indices
 
 
-def _by_columns(site: NodeSite, places: Any, extents: Shape) -> Any:
-    """Return places in planes whose first axis is the fastest from those whose last one is."""
+def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
+    """Convert flat indices in planes from row-major to column-major order.
+
+    `extents` is the shape of a plane.
+    """
     step = site.step
     size = math.prod(extents)
-    index = step.rem(places, size)
-    by_columns = step.sub(places, index)
+    index = step.rem(indices, size)
+    by_columns = step.sub(indices, index)
     for extent in reversed(extents):
         size //= extent
         at = step.rem(index, extent)
@@ -63,7 +67,7 @@ def _by_columns(site: NodeSite, places: Any, extents: Shape) -> Any:
 @operator("AveragePool")
 def _average_pool(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     includes: bool = flag("count_include_pad"),
     rounds_up: bool = _ROUNDS_UP,
@@ -75,8 +79,8 @@ def _average_pool(
     return _pooled(site, x, site.last.avg_pool, rounds_up=rounds_up, includes=includes)
 
 
-def _norm(site: NodeSite, x: Any, power: float, total: Callable[[Any], Any]) -> Any:
-    """Return the root of a sum of powers of absolute values."""
+def _norm(site: NodeSite, x: Tensor, power: float, total: Callable[[Tensor], Tensor]) -> Any:
+    """Return total(abs(x)^power)^(1/power)."""
     x = site.step.abs(x)
     if power < 1:
         raise InvalidOperation(f"'p' must be 1 or more, it is {power:g}")
@@ -88,30 +92,30 @@ def _norm(site: NodeSite, x: Any, power: float, total: Callable[[Any], Any]) -> 
 
 @operator("LpPool")
 def _lp_pool(
-    site: NodeSite, x: Any, *, power: float = number("p", 2), rounds_up: bool = _ROUNDS_UP
+    site: NodeSite, x: Tensor, *, power: float = number("p", 2), rounds_up: bool = _ROUNDS_UP
 ) -> Any:
-    def total(powers: Any) -> Any:
+    def total(powers: Tensor) -> Tensor:
         return _pooled(site, powers, site.step.box, rounds_up=rounds_up, normalize=False)
 
     return _norm(site, x, power, total)
 
 
 @operator("GlobalLpPool")
-def _global_lp_pool(site: NodeSite, x: Any, *, power: float = number("p", 2)) -> Any:
+def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2)) -> Any:
     return _norm(site, x, power, lambda powers: site.total(powers, plane(site)))
 
 
 @operator("MaxUnpool")
-def _max_unpool(site: NodeSite, items: Any, places: Any) -> Any:
-    """Put items where they were before MaxPool, 0 elsewhere. `output_shape` may be larger."""
+def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
+    """Put items at indices from MaxPool into zeros. A larger `output_shape` adds zeros."""
     rank, shape = site.rank() - 2, site.known_shape()
     kernel, strides = site.spatial("kernel_shape", rank, None), site.spatial("strides", rank)
     pads = site.spatial("pads", 2 * rank, 0)
     axes = zip(shape[2:], strides, kernel, pads[:rank], pads[rank:], strict=True)
     extents = (*shape[:2], *((n - 1) * s + k - p - q for n, s, k, p, q in axes))
-    items, places = (site.reshaped(x, (math.prod(shape),)) for x in (items, places))
+    items, indices = (site.reshaped(x, (math.prod(shape),)) for x in (items, indices))
     zeros = site.filled(0, site.dtype_of(), (math.prod(extents),))
-    result = site.step.scatter_elements(zeros, places, items, axis=0, reduction="none")
+    result = site.step.scatter_elements(zeros, indices, items, axis=0, reduction="none")
     result = site.reshaped(result, extents)
     if not site.has(2) or tuple(site.integers(2)) == extents:
         return result

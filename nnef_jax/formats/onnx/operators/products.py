@@ -1,4 +1,4 @@
-"""Products of matrices and of more tensors; those of quantised ones are sums in integers."""
+"""Products of matrices and tensors, of real numbers or of quantised levels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from lowering.extents import differ
 from lowering.graph import is_float
 from nnef_jax.flattening.operators.attributes import flag, number, text
-from nnef_jax.flattening.site import Tensor
+from nnef_jax.flattening.site import Operand, Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.filters import GROUPS, kernel_of, windows_of
 from nnef_jax.formats.onnx.operators.quantizers import MICROSOFT, dynamically, is_zero
@@ -21,8 +21,8 @@ _CHANNELS_LAST = flag("channels_last")
 
 
 @operator("MatMul")
-def _matmul(site: NodeSite, x: Any, y: Any) -> Any:
-    """Multiply matrices in the last two axes; a vector is a row on the left, a column behind."""
+def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
+    """Multiply matrices in the last two axes. A vector x is a row, a vector y a column."""
     dropped = [axis for axis, v in ((-2, x), (-1, y)) if site.rank(v) == 1]
     x = site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x
     y = site.unsqueezed(y, (1,)) if site.rank(y) == 1 else y
@@ -36,31 +36,31 @@ def _matmul(site: NodeSite, x: Any, y: Any) -> Any:
 @operator("Gemm")
 def _gemm(
     site: NodeSite,
-    a: Any,
-    b: Any,
-    bias: Any = None,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
     *,
     alpha: float = number("alpha", 1.0),
     beta: float = number("beta", 1.0),
     flips_a: bool = flag("transA"),
     flips_b: bool = flag("transB"),
 ) -> Any:
-    """Return alpha * A * B + beta * C. A and B may be transposed."""
-    has_bias = bias is not None and beta != 0
-    if flips_b and not flips_a and alpha == beta == 1 and has_bias:
+    """Return alpha * a b + beta * bias, with a and b transposed if they are flipped."""
+    bias = None if beta == 0 else bias
+    if bias is not None and flips_b and not flips_a and alpha == beta == 1:
         return site.last.linear(a, b, site.aligned(a, bias)[1])
-    add = site.step_or_last(alpha == 1 and not has_bias)
+    add = site.step_or_last(alpha == 1 and bias is None)
     result = add.matmul(a, b, transposeA=flips_a, transposeB=flips_b)
     if alpha != 1:
-        result = site.step_or_last(not has_bias).mul(result, alpha)
-    if not has_bias:
+        result = site.step_or_last(bias is None).mul(result, alpha)
+    if bias is None:
         return result
     return site.last.add(result, bias if beta == 1 else site.step.mul(bias, beta))
 
 
 @operator("Einsum")
-def _einsum(site: NodeSite, *inputs: Any, equation: str = text("equation")) -> Any:
-    """Sum products. If the equation names no result, its letters are those that occur once."""
+def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -> Any:
+    """Sum products. If the equation has no result, its letters are those that occur once."""
     expr = equation.replace(" ", "")
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))
@@ -76,18 +76,26 @@ def _einsum(site: NodeSite, *inputs: Any, equation: str = text("equation")) -> A
 
 def product(
     site: NodeSite,
-    a: Any,
-    b: Any,
-    zero_points: tuple[Any, Any] = (None, None),
-    scales: tuple[Any, Any] = (1.0, 1.0),
-    output: tuple[Any, Any] = (0, 1.0),
+    a: Tensor,
+    b: Tensor,
+    zero_points: tuple[Tensor | None, Tensor | None] = (None, None),
+    scales: tuple[Operand, Operand] = (1.0, 1.0),
+    output: tuple[Operand, Operand] = (0, 1.0),
     dtype: str = "int32",
     *,
     flags: tuple[bool, bool] = (False, False),
 ) -> Any:
-    """Multiply matrices as numpy does. A matrix, row or column has one scale and zero point.
+    """Multiply matrices of levels, which broadcast as in numpy.
 
-    `output` has the zero point and the scale of the result, `dtype` is that of the result.
+    Args:
+        site: the node.
+        a: levels [...,rows,items]; a vector is a row.
+        b: levels [...,items,columns]; a vector is a column.
+        zero_points: those of a and b: one, or one for each row or column.
+        scales: those of a and b, likewise.
+        output: zero point and scale of the result.
+        dtype: the dtype of the result.
+        flags: whether a and b are transposed.
     """
     vectors = [site.rank(x) == 1 for x in (a, b)]
     a, b = (
@@ -112,24 +120,31 @@ def product(
     return site.squeezed(result, *axes)
 
 
-def _centred(site: NodeSite, x: Any, zero: Any) -> tuple[Any, Any]:
-    """Return a tensor and its zero point, subtracted where it has several axes."""
-    if is_zero(zero):
+def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
+    """Return levels and their zero point. One with several axes is subtracted and becomes 0."""
+    if zero is None or is_zero(zero):
         return x, 0
     if sum(differ(n, 1) for n in site.shape(zero)) < 2:
         return x, zero
     return site.step.sub(site.cast(x, "int32"), site.cast(zero, "int32")), 0
 
 
-def dynamic_product(site: NodeSite, x: Any, levels: Any, scale: Any, zero: Any) -> Any:
-    """Multiply real numbers, quantised by their range, by levels. A column may have a scale."""
+def dynamic_product(
+    site: NodeSite, x: Tensor, levels: Tensor, scale: Tensor, zero: Tensor | None
+) -> Any:
+    """Multiply real numbers, quantised by their range, by levels.
+
+    `scale` and `zero` of the levels are numbers, or have an item for each column.
+    """
     x, x_scale, x_zero = dynamically(site, x)
     total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))
     return site.step.mul(total, site.step.mul(x_scale, scale))
 
 
 @operator("MatMulInteger")
-def _matmul_integer(site: NodeSite, a: Any, b: Any, zero_a: Any = None, zero_b: Any = None) -> Any:
+def _matmul_integer(
+    site: NodeSite, a: Tensor, b: Tensor, zero_a: Tensor | None = None, zero_b: Tensor | None = None
+) -> Any:
     return product(site, a, b, (zero_a, zero_b))
 
 
@@ -143,15 +158,15 @@ def _qlinear_matmul(site: NodeSite) -> Any:
 @operator("ConvInteger")
 def _conv_integer(
     site: NodeSite,
-    x: Any,
-    filter: Any,
-    zero_x: Any = None,
-    zero_filter: Any = None,
+    x: Tensor,
+    filter: Tensor,
+    zero_x: Tensor | None = None,
+    zero_filter: Tensor | None = None,
     *,
     groups: int = GROUPS,
 ) -> Any:
-    zero_x, zero_filter = (0 if zero is None else zero for zero in (zero_x, zero_filter))
-    levels = [zero_x, 1.0, zero_filter, 1.0, 0, 1.0]
+    zeros = [0 if zero is None else zero for zero in (zero_x, zero_filter)]
+    levels = [zeros[0], 1.0, zeros[1], 1.0, 0, 1.0]
     return site.last.quantized_conv(
         x, filter, 0, *levels, groups=groups, border="constant", dtype="int32",
         **windows_of(site, kernel_of(site)),
@@ -161,7 +176,7 @@ def _conv_integer(
 @operator("QLinearConv")
 @operator("QLinearConv", domain=MICROSOFT)
 def _qlinear_conv(
-    site: NodeSite, x: Any, *, groups: int = GROUPS, channels_last: bool = _CHANNELS_LAST
+    site: NodeSite, x: Tensor, *, groups: int = GROUPS, channels_last: bool = _CHANNELS_LAST
 ) -> Any:
     if channels_last:
         rank = site.rank()

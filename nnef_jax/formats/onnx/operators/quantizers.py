@@ -1,4 +1,4 @@
-"""Levels for real numbers and back: QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear."""
+"""Quantisation of real numbers to levels, and the inverse: QuantizeLinear, DequantizeLinear."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ _WHOLE = ("int", "uint")
 _LONG = ("int16", "uint16", "int32")
 
 
-def is_zero(x: Any) -> bool:
-    """Tell whether a tensor is left out, or known and 0."""
+def is_zero(x: object) -> bool:
+    """Tell whether an operand is left out, or a known tensor of zeros."""
     return x is None or (isinstance(x, Constant) and not np.any(x.array.astype(np.float32)))
 
 
-def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0) -> Any:
-    """Return a scale or zero point in a shape that broadcasts to a tensor.
+def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
+    """Return a scale or zero point in a shape that broadcasts to x.
 
-    It has one item, or an item for each place along the axis, or for each block of these.
+    The parameter has one item; or [n] for the n items of x along `axis`; or the shape of x with an
+    item for each `block` of items along `axis`.
     """
     shape, rank = site.shape(parameter), site.rank(x)
     if all(n == 1 for n in shape) and not block:
@@ -56,21 +57,27 @@ def spread(site: NodeSite, x: Any, parameter: Tensor, axis: int, block: int = 0)
 
 
 def quantized(
-    site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str, *, saturates: bool = True
+    site: NodeSite,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    dtype: str,
+    *,
+    saturates: bool = True,
 ) -> Any:
     """Return x / scale + zero point as the nearest number of a dtype, halves to even.
 
-    Scale and zero point broadcast to x, which has the dtype of the scale.
+    Scale and zero point broadcast to x. x has the dtype of the scale.
     """
     step = site.step
-    # XLA makes a product of what is divided by a broadcast scale: halves would be rounded wrong.
+    # XLA replaces a division by a broadcast scale by a product, which rounds halves wrong.
     levels = step.div(x, step.select(step.eq(x, x), scale, 1))
     if site.dtype_of(levels) != "float64":
         levels = site.cast(levels, "float32")
     is_whole = dtype.startswith(_WHOLE)
     if is_whole:
         levels = step.round(levels, ties="even")
-    if not is_zero(zero_point):
+    if zero_point is not None and not is_zero(zero_point):
         levels = step.add(levels, site.cast(zero_point, site.dtype_of(levels)))
     if not is_whole and (saturates or dtype.startswith("float4")):
         most = float(jnp.finfo(dtype).max)
@@ -78,11 +85,13 @@ def quantized(
     return step.cast(levels, dtype=dtype)
 
 
-def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str = "") -> Any:
-    """Return (x - zero point) * scale in a dtype, that of the scale by default, rounded once.
+def dequantized(
+    site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: str = ""
+) -> Any:
+    """Return (x - zero point) * scale in a dtype, by default that of the scale, rounded once.
 
-    Codes of 8 bits, minus a zero point, fit 16: their product with a scale is rounded once. Other
-    codes are scaled in 32 bits.
+    The difference of levels of 8 bits is exact in 16 bits, so the product is rounded once. Other
+    levels are scaled in 32 bits.
     """
     real, codes = site.dtype_of(scale), site.dtype_of(x)
     dtype = dtype or real
@@ -90,13 +99,13 @@ def dequantized(site: NodeSite, x: Any, scale: Any, zero_point: Any, dtype: str 
     if dtype != real or codes in _LONG:
         wide = "float64" if "float64" in (real, dtype) else "float32"
     exact = "int32" if codes.startswith(_WHOLE) else wide
-    if not is_zero(zero_point):
+    if zero_point is not None and not is_zero(zero_point):
         x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
     return site.cast(site.step.mul(site.cast(x, wide), site.cast(scale, wide)), dtype)
 
 
 def _spread_all(
-    site: NodeSite, x: Any, scale: Any, zero_point: Any, axis: int, block: int
+    site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, block: int
 ) -> list[Any]:
     if site.dtype_of(scale).startswith(_SMALL):
         scale = site.cast(scale, site.graph.builder.real)
@@ -105,7 +114,7 @@ def _spread_all(
 
 
 def _quantize_linear(
-    site: NodeSite, x: Any, scale: Any, zero_point: Any = None, *,
+    site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *,
     axis: int, block: int, code: int, precision: int, saturates: bool,
 ) -> Any:  # fmt: skip
     scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
@@ -118,7 +127,14 @@ def _quantize_linear(
 
 
 def _dequantize_linear(
-    site: NodeSite, x: Any, scale: Any, zero_point: Any = None, *, axis: int, block: int, code: int
+    site: NodeSite,
+    x: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None = None,
+    *,
+    axis: int,
+    block: int,
+    code: int,
 ) -> Any:
     dtype = site.computed(dtype_of(code)) if code else ""
     scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
@@ -138,11 +154,14 @@ for _domain in ("", MICROSOFT):
 
 
 @operator("DynamicQuantizeLinear")
-def dynamically(site: NodeSite, x: Any) -> tuple[Any, Any, Any]:
-    """Return real numbers as uint8, with the scale and zero point of their range and 0."""
+def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
+    """Return uint8 levels of real numbers, the scale and the zero point.
+
+    The range of the levels is that of the numbers and 0.
+    """
     axes, step = tuple(range(site.rank(x))), site.step
 
-    def end(reduce: Callable[..., Any], bound: Callable[..., Any]) -> Any:
+    def end(reduce: Callable[..., Tensor], bound: Callable[..., Tensor]) -> Tensor:
         return bound(site.reshaped(reduce(x, axes=axes) if axes else x, ()), 0)
 
     low, high = end(step.min_reduce, step.min), end(step.max_reduce, step.max)

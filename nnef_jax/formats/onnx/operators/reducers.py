@@ -1,4 +1,4 @@
-"""Reductions of axes: sums, extremes and their places."""
+"""Reductions along axes: sums, extremes and their indices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from nnef_jax.flattening.along_axes import REDUCTIONS, reduced
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.operators.attributes import axis, flag
 from nnef_jax.flattening.operators.registry import Meaning
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -26,10 +27,10 @@ def _axes(site: NodeSite) -> tuple[int, ...]:
 def _reduced(steps: tuple[str, str, str]) -> Meaning:
     _, kind, after = steps
 
-    def meaning(site: NodeSite, x: Any, *, keeps: bool) -> Any:
+    def meaning(site: NodeSite, x: Tensor, *, keeps: bool) -> Any:
         axes, dtype = _axes(site), site.dtype_of()
         if kind in ("max_reduce", "min_reduce") and any(site.shape()[a] == 0 for a in axes):
-            return _extreme_of_none(site, axes, largest=kind == "max_reduce", keeps=keeps)
+            return _extreme_of_empty(site, axes, largest=kind == "max_reduce", keeps=keeps)
         back = dtype if after and is_integer(dtype) else ""
         x = site.cast(x, site.computed("float64")) if back else x
         return reduced(site, x, axes, steps, keeps=keeps, back=back)
@@ -41,8 +42,8 @@ for _name, _steps in REDUCTIONS.items():
     operator(f"Reduce{_name}", keeps=flag("keepdims", True))(_reduced(_steps))
 
 
-def _extreme_of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
-    """Return the least number of the dtype as the largest of no items, or the greatest."""
+def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
+    """Return the maximum along empty axes, the least number of the dtype, or the minimum."""
     dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = low if largest else high
@@ -52,10 +53,10 @@ def _extreme_of_none(site: NodeSite, axes: tuple[int, ...], *, largest: bool, ke
     return site.last.constant(shape=shape, value=(item,), dtype=dtype)
 
 
-def _places(kind: str) -> Meaning:
-    """Return the places of extremes along an axis, of equal ones the first or the last."""
+def _index(kind: str) -> Meaning:
+    """Return the meaning of an operator for the index of the extreme item along an axis."""
 
-    def meaning(site: NodeSite, x: Any, *, axis: int, last: bool, keeps: bool) -> Any:
+    def meaning(site: NodeSite, x: Tensor, *, axis: int, last: bool, keeps: bool) -> Any:
         steps: list[Any] = [
             (kind, [], {"axes": (axis,), "last": last}),
             ("cast", [], {"dtype": site.graph.builder.integer}),
@@ -70,24 +71,24 @@ def _places(kind: str) -> Meaning:
 for _name, _kind in (("ArgMax", "argmax_reduce"), ("ArgMin", "argmin_reduce")):
     operator(
         _name, axis=axis("axis", 0), last=flag("select_last_index"), keeps=flag("keepdims", True)
-    )(_places(_kind))
+    )(_index(_kind))
 
 
 @operator("Hardmax", since=13)
-def _hardmax(site: NodeSite, x: Any, *, axis: int = axis("axis", -1)) -> Any:
+def _hardmax(site: NodeSite, x: Tensor, *, axis: int = axis("axis", -1)) -> Any:
     return _first_largest(site, x, (axis,))
 
 
 @operator("Hardmax")
-def _hardmax_from_axis(site: NodeSite, x: Any, *, axis: int = axis("axis", 1)) -> Any:
+def _hardmax_from_axis(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 1)) -> Any:
     return _first_largest(site, x, range(axis, site.rank()))
 
 
-def _first_largest(site: NodeSite, x: Any, axes: Sequence[int]) -> Any:
-    """Return 1 at the first largest item along axes, else 0."""
+def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
+    """Return 1 for the first largest item along axes, 0 for all others."""
     site.graph.require_items(x, axes)
     shape = site.known_shape()
-    places: Any = site.places(site.volume([shape[a] for a in axes]))
-    places = site.reshaped(places, [n if i in axes else 1 for i, n in enumerate(shape)])
+    indices: Any = site.places(site.volume([shape[a] for a in axes]))
+    indices = site.reshaped(indices, [n if i in axes else 1 for i, n in enumerate(shape)])
     first = site.whole(site.step.argmax_reduce(x, axes=tuple(axes)))
-    return site.last.cast(site.step.eq(places, first), dtype=site.dtype_of())
+    return site.last.cast(site.step.eq(indices, first), dtype=site.dtype_of())

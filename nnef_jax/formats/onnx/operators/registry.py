@@ -1,4 +1,4 @@
-"""The operators of ONNX, of its standard and of other domains."""
+"""The registry of ONNX's operators, in the standard's and other domains."""
 
 from __future__ import annotations
 

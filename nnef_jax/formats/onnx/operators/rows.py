@@ -1,4 +1,4 @@
-"""The operators that are one operation each, or a line: the kind, its inputs and attributes."""
+"""Rows of operators, each one operation: its kind, inputs and attributes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import OPERATORS
 
-# Functions of one tensor that are called as their kinds.
-_NAMED = (
+# Elementwise functions of one tensor. Operators and kinds have the same names.
+_SAME_NAME = (
     "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "ceil", "cos", "cosh", "erf", "exp",
     "floor", "log", "neg", "not", "relu", "sigmoid", "sign", "sin", "sinh", "softplus", "sqrt",
     "tan", "tanh",
@@ -29,7 +29,7 @@ RANDOM = Refusal(
 
 
 def plane(site: NodeSite) -> tuple[int, ...]:
-    """Return the axes behind those of the batch and the channels."""
+    """Return the spatial axes of input 0, all but the first two."""
     return tuple(range(2, site.rank()))
 
 
@@ -41,12 +41,12 @@ def _class_axes(site: NodeSite) -> tuple[int, ...]:
     return tuple(range(site.axis_of("axis", 1), site.rank()))
 
 
-def _optional(i: int, default: Any) -> Callable[[NodeSite], Any]:
+def _optional(i: int, default: float) -> Callable[[NodeSite], Any]:
     return lambda site: site.operand(i) if site.has(i) else default
 
 
 _ROWS: Mapping[str, Meaning] = {
-    **{kind.capitalize(): operation(kind) for kind in _NAMED},
+    **{kind.capitalize(): operation(kind) for kind in _SAME_NAME},
     **dict.fromkeys(_RANDOM, RANDOM),
     "BitwiseAnd": operation("bitwise_and", 0, 1),
     "BitwiseNot": operation("bitwise_not"),

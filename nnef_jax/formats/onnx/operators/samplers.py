@@ -1,4 +1,4 @@
-"""Items between items: Resize, Upsample, grids, regions of interest; suppression of boxes."""
+"""Samples between items: Resize, Upsample, grids, regions of interest; suppression of boxes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lowering.errors import InvalidOperation
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, number, numbers, word
 from nnef_jax.flattening.sampling import note_count, resized, roi_aligned, suppressed
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -20,11 +21,14 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # since version 20, and before
+_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # names since version 20: before it
 
 
-def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[Any]) -> Any:
-    """Return items of some axes and defaults of the others. Raises InvalidOperation."""
+def _of_all_axes(items: Sequence[float], axes: Sequence[int], default: Sequence[float]) -> Any:
+    """Return an item for each axis: those of some axes, and defaults for all others.
+
+    Raises InvalidOperation unless there is an item for each of the axes.
+    """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
     of_all = list(default)
@@ -36,7 +40,7 @@ def _of_all_axes(items: Sequence[Any], axes: Sequence[int], default: Sequence[An
 @operator("Resize", since=11)
 def _resize(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     mode: str = word("mode", "nearest", "linear", "cubic"),
     coordinates: str = word("coordinate_transformation_mode", *_COORDINATES),
@@ -46,7 +50,7 @@ def _resize(
     antialiases: bool = flag("antialias"),
     outside: float = number("extrapolation_value", 0),
 ) -> Any:
-    """Resize axes by scales, or to sizes. A policy may keep the ratio of the sizes."""
+    """Resize axes by scales, or to sizes. A policy may keep the aspect ratio."""
     rank = site.rank()
     axes = [site.axis(a) for a in site.ints("axes", tuple(range(rank)))]
     region = _region(site, axes, rank) if coordinates == _CROP else False
@@ -67,7 +71,7 @@ def _resize(
 
 
 def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
-    """Return the new extents, or under a policy one scale for all axes."""
+    """Return `sizes`, or `scales` that keep the aspect ratio under a policy."""
     policies = ("stretch", "not_larger", "not_smaller")
     policy = site.choice("keep_aspect_ratio_policy", *policies, default="stretch")
     site.graph.require_items(site.operand(0), axes)
@@ -81,7 +85,10 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
 
 
 def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
-    """Return the starts and the ends of a region along all axes."""
+    """Return the starts, then the ends of the region along all axes.
+
+    Input 1 has them for `axes`.
+    """
     roi, count = site.operand(1), len(axes)
     if list(axes) == list(range(rank)):
         return roi
@@ -97,14 +104,14 @@ _UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
 
 @operator("Upsample", since=9)
 @operator("Resize", since=10)
-def _upsample(site: NodeSite, x: Any, *, mode: str = _UPSAMPLE_MODE) -> Any:
+def _upsample(site: NodeSite, x: Tensor, *, mode: str = _UPSAMPLE_MODE) -> Any:
     return _scaled(site, x, mode, [float(s) for s in site.known(1)])
 
 
 @operator("Upsample", since=7)
 def _upsample_by_attribute(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     mode: str = _UPSAMPLE_MODE,
     scales: Sequence[float] = numbers("scales"),
@@ -115,7 +122,7 @@ def _upsample_by_attribute(
 @operator("Upsample")
 def _upsample_plane(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     mode: str = _UPSAMPLE_MODE,
     height: float = number("height_scale"),
@@ -124,8 +131,8 @@ def _upsample_plane(
     return _scaled(site, x, mode, [1.0, 1.0, height, width])
 
 
-def _scaled(site: NodeSite, x: Any, mode: str, scales: Sequence[float]) -> Any:
-    """Resize by scales: the first items coincide, and the nearest is behind or before a place."""
+def _scaled(site: NodeSite, x: Tensor, mode: str, scales: Sequence[float]) -> Any:
+    """Resize by scales. The first items of input and output coincide."""
     mode = "nearest" if mode == "nearest" else "linear"
     return resized(site.last, x, mode, "asymmetric", scales=tuple(scales), nearest_mode="simple")
 
@@ -133,8 +140,8 @@ def _scaled(site: NodeSite, x: Any, mode: str, scales: Sequence[float]) -> Any:
 @operator("GridSample")
 def _grid_sample(
     site: NodeSite,
-    x: Any,
-    grid: Any,
+    x: Tensor,
+    grid: Tensor,
     *,
     aligns: bool = flag("align_corners"),
     padding: str = word("padding_mode", "zeros", "border", "reflection"),
@@ -149,9 +156,9 @@ def _grid_sample(
 @operator("RoiAlign")
 def _roi_align(
     site: NodeSite,
-    x: Any,
-    rois: Any,
-    image: Any,
+    x: Tensor,
+    rois: Tensor,
+    image: Tensor,
     *,
     coordinates: str = word("coordinate_transformation_mode", "half_pixel", "output_half_pixel"),
     scale: float = number("spatial_scale", 1),
@@ -160,10 +167,11 @@ def _roi_align(
     width: int = integer("output_width", 1),
     samples: int = integer("sampling_ratio", 0),
 ) -> Any:
-    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels.
+    """Pool samples in regions (x1, y1, x2, y2).
 
-    Before version 16 corners are places of items. A maximum is that of neighbours of samples, times
-    their shares.
+    The corners are indices of items; with half_pixel, since version 16, they are positions of
+    pixels, whose centres have the index + 0.5. Mode max takes the maximum over the neighbours of
+    samples, each times its weight.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
     return roi_aligned(
@@ -176,13 +184,13 @@ def _roi_align(
 @operator("MaxRoiPool")
 def _max_roi_pool(
     site: NodeSite,
-    x: Any,
-    rois: Any,
+    x: Tensor,
+    rois: Tensor,
     *,
     scale: float = number("spatial_scale", 1),
     size: Sequence[int] = integers("pooled_shape"),
 ) -> Any:
-    """Pool regions (image, x1, y1, x2, y2)."""
+    """Return the maxima of cells in regions (image, x1, y1, x2, y2)."""
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
     rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
     return site.last.max_roi_pool(x, rois, image, output_size=size)
@@ -190,9 +198,9 @@ def _max_roi_pool(
 
 @operator("NonMaxSuppression")
 def _non_max_suppression(
-    site: NodeSite, boxes: Any, scores: Any, *, centred: bool = flag("center_point_box")
+    site: NodeSite, boxes: Tensor, scores: Tensor, *, centred: bool = flag("center_point_box")
 ) -> Value:
-    """Return the indices (image, class, box) of boxes that remain, padded by -1."""
+    """Return the indices (image, class, box) of the remaining boxes, padded by -1."""
     lowest = float(np.finfo(np.float32).min)
     rows, _, count = suppressed(
         site, boxes, scores, score=lowest, center_point_box=centred, sorts=False

@@ -1,11 +1,11 @@
-"""The standard's schemas: what a node may have, and the functions that define operators."""
+"""The standard's schemas: checks of nodes, and the functions that define operators."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, is_symbolic
@@ -17,12 +17,15 @@ from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter
 from nnef_jax.similar import did_you_mean
 
-_NEWEST = 2**31 - 1  # the greatest version that the package takes
+if TYPE_CHECKING:
+    from onnx import FunctionProto
+
+_NEWEST = 2**31 - 1  # the greatest version that `onnx.defs` takes
 
 
 @cache
 def _schema(domain: str, name: str, version: int) -> Any:
-    """Return the standard's schema of an operator, None if it has none of that name."""
+    """Return the standard's schema of an operator, None if there is none."""
     from onnx import defs
 
     try:
@@ -32,14 +35,14 @@ def _schema(domain: str, name: str, version: int) -> Any:
 
 
 def require_declared(node: Node, version: int) -> None:
-    """Raise InvalidOperation for inputs, outputs and attributes that the standard does not have."""
+    """Raise InvalidOperation for inputs, outputs and attributes beyond the standard's."""
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
     sides = ("inputs", node.inputs, schema.max_input), ("outputs", node.outputs, schema.max_output)
-    for what, names, most in sides:
+    for side, names, most in sides:
         if any(names[most:]):
-            raise InvalidOperation(f"it has {len(names)} {what}, the operator has {most} at most")
+            raise InvalidOperation(f"it has {len(names)} {side}, the operator has {most} at most")
     for name in (*node.attributes, *node.references):
         if name not in schema.attributes:
             hint = did_you_mean(name, schema.attributes)
@@ -54,23 +57,23 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 
 @cache
 def defined(domain: str, name: str, version: int) -> Function | None:
-    """Return the function that defines an operator whatever it is given, None if none does."""
+    """Return the function that defines an operator for all operands, None if there is none."""
     schema = _schema(domain, name, version)
     return _read(schema.function_body, schema) if schema and schema.has_function else None
 
 
-def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
-    """Return the function that defines an operator for types of operands and attributes.
+def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
+    """Return the function that defines an operator for these operands and attributes.
 
-    Raises InvalidOperation where there is none for them.
+    Raises InvalidOperation if there is none.
     """
     from onnx import FunctionProto, TypeProto, helper
 
-    def type_of(x: Any) -> bytes:
+    def type_of(x: object) -> bytes:
         if not isinstance(x, Value | Constant):
             return TypeProto().SerializeToString()
-        is_known = isinstance(x, Constant)
-        dtype, shape = (x.type, x.array.shape) if is_known else (x.type.dtype, x.type.shape)
+        is_constant = isinstance(x, Constant)
+        dtype, shape = (x.type, x.array.shape) if is_constant else (x.type.dtype, x.type.shape)
         extents = [None if n is UNKNOWN or is_symbolic(n) else int(n) for n in shape]
         return helper.make_tensor_type_proto(code_of(dtype), extents).SerializeToString()
 
@@ -87,8 +90,8 @@ def specialised(node: Node, version: int, operands: Sequence[Any]) -> Function:
     return _read(body, schema)
 
 
-def _read(proto: Any, schema: Any) -> Function:
-    """Return a function, with the defaults of the attributes of the operator that it defines."""
+def _read(proto: FunctionProto, schema: Any) -> Function:
+    """Return the function of a FunctionProto, with the defaults of the operator's attributes."""
     reader = Reader(f"the definition of {proto.name}", Raw(), Meter(Limits.unbounded()), _refused)
     reader.list_nodes(proto.node)
     values = ((key, x.default_value) for key, x in schema.attributes.items())

@@ -1,4 +1,4 @@
-"""Constants, shapes as tensors, element types, and tensors made of a few numbers."""
+"""Constants, shapes as tensors, casts, and tensors that a few numbers define."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-_NAN = 255  # the code of float8e8m0 that is none
-_MELS, _CORNER = 2595, 700  # of the scale: mel(f) = 2595 * log10(1 + f / 700)
+_NAN = 255  # the code of NaN in float8e8m0
+_MELS, _CORNER = 2595, 700  # mel(f) = 2595 * log10(1 + f / 700)
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
-_ALL = 2**63 - 1  # beyond any axis
-_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least fraction that rounds up
+_ALL = 2**63 - 1  # larger than any rank
+_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least mantissa that rounds up
 _SATURATES = flag("saturate", True)
 _ROUNDING = word("round_mode", *_LEAST)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
@@ -61,11 +61,11 @@ def _constant_of_shape(
 
 @operator("Shape")
 def _shape(
-    site: NodeSite, x: Any, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
+    site: NodeSite, x: Tensor, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
 ) -> Any:
-    """Return the extents of some axes. The network computes counts that depend on values."""
+    """Return the shape, or a part of it. The count of a padded axis is computed."""
     shape: list[Any] = list(site.known_shape())
-    if x in site.graph.counts:
+    if isinstance(x, Value) and x in site.graph.counts:
         shape = site.graph.items_of(x)
     shape = shape[start:end]
     if not any(isinstance(n, Value) for n in shape):
@@ -76,18 +76,20 @@ def _shape(
 
 
 @operator("Size")
-def _size(site: NodeSite, x: Any) -> Any:
+def _size(site: NodeSite, x: Tensor) -> Any:
     shape = site.known_shape()
-    if x not in site.graph.counts:
+    count = site.graph.counts.get(x) if isinstance(x, Value) else None
+    if count is None:
         return site.reshaped(site.numbers_of([site.volume(shape)]), ())
-    count = site.graph.counts[x]
     volume = site.volume([n for i, n in enumerate(shape) if i != count.axis])
     return site.reshaped(site.step.mul(count.items, volume), ())
 
 
 @operator("Cast", since=6)
-def _cast(site: NodeSite, x: Any, *, dtype: str = dtype("to"), saturates: bool = _SATURATES) -> Any:
-    """Return the input in a dtype. `saturates` clamps numbers to the range of 8-bit floats."""
+def _cast(
+    site: NodeSite, x: Tensor, *, dtype: str = dtype("to"), saturates: bool = _SATURATES
+) -> Any:
+    """Return the input in a dtype. `saturates` clips numbers to the range of 8-bit floats."""
     source = site.dtype_of(0)
     result = dtype if site.decides("cast", [x]) else site.computed(dtype)
     if dtype == "float8_e8m0fnu":
@@ -103,8 +105,8 @@ def _cast(site: NodeSite, x: Any, *, dtype: str = dtype("to"), saturates: bool =
 
 
 @operator("Cast")
-def _cast_1(site: NodeSite, x: Any) -> Any:
-    """Return the input in a dtype that a name says, a number since version 6."""
+def _cast_1(site: NodeSite, x: Tensor) -> Any:
+    """Return the input in a dtype that is a name, as before version 6."""
     from onnx import TensorProto
 
     names = TensorProto.DataType
@@ -119,23 +121,23 @@ operator("CastLike", saturates=_SATURATES)(
 )
 
 
-def _power_of_two(site: NodeSite, x: Any, *, saturates: bool) -> Any:
-    """Return positive numbers as powers of two, which have the exponents of float32."""
+def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
+    """Return absolute values as float8_e8m0fnu: powers of two with the exponents of float32."""
     step, least = site.step, _LEAST[_ROUNDING(site)]
     x = step.abs(site.cast(site.tensor(x), "float32"))
     bits = step.bitcast(x, dtype="int32")
     rounds = step.ge(step.bitwise_and(bits, (1 << 23) - 1), least)
     code = step.add(step.shift_right(bits, 23), step.cast(rounds, dtype="int32"))
     if saturates:
-        code, is_none = step.min(code, _NAN - 1), step.is_nan(x)
+        code, is_nan = step.min(code, _NAN - 1), step.is_nan(x)
     else:
-        code, is_none = step.min(code, _NAN), step.lt(bits, 1 << 22)  # 2^-127 is the least
-    code = step.cast(step.select(is_none, _NAN, code), dtype="uint8")
+        code, is_nan = step.min(code, _NAN), step.lt(bits, 1 << 22)  # less than 2^-127
+    code = step.cast(step.select(is_nan, _NAN, code), dtype="uint8")
     return site.last.bitcast(code, dtype="float8_e8m0fnu")
 
 
 @operator("BitCast")
-def _bit_cast(site: NodeSite, x: Any, *, dtype: str = dtype("to")) -> Any:
+def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
     if site.computed(dtype) != dtype:
         raise InvalidOperation(
             f"it gives {dtype}, which is computed in {site.computed(dtype)}",
@@ -145,8 +147,8 @@ def _bit_cast(site: NodeSite, x: Any, *, dtype: str = dtype("to")) -> Any:
 
 
 @operator("Range")
-def _range(site: NodeSite, first: Any) -> Any:
-    """Return numbers from a first one on to before a limit."""
+def _range(site: NodeSite, first: Tensor) -> Any:
+    """Return the numbers start, start + delta, ... before a limit."""
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
@@ -161,8 +163,8 @@ def _range(site: NodeSite, first: Any) -> Any:
 
 
 @operator("EyeLike")
-def _eye_like(site: NodeSite, x: Any, *, diagonal: int = integer("k", 0)) -> Any:
-    """Return ones on a diagonal of a matrix, zeros elsewhere."""
+def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> Any:
+    """Return a matrix with ones on a diagonal, and zeros elsewhere."""
     if site.rank() != 2:
         raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
     site.graph.require_items(x, (0, 1))
@@ -176,7 +178,7 @@ def _eye_like(site: NodeSite, x: Any, *, diagonal: int = integer("k", 0)) -> Any
 
 @operator("MelWeightMatrix")
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
-    """Return triangles over bins of a spectrum, [bins,bands], at equal steps of the mel scale."""
+    """Return weights [bins,bands]: triangles over bins of a spectrum, equidistant in mels."""
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [site.scalar(i) for i in (3, 4)]
     if min(bands, length, rate) < 1:

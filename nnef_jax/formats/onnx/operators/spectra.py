@@ -1,4 +1,4 @@
-"""Fourier transforms: of a tensor along an axis, and of frames of a signal."""
+"""Fourier transforms along an axis (DFT), and of windowed frames (STFT)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import flag, integer
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
@@ -22,9 +23,9 @@ def _is_real(site: NodeSite) -> bool:
 
 @operator("DFT", since=20)
 def _dft(
-    site: NodeSite, x: Any, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
+    site: NodeSite, x: Tensor, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
 ) -> Any:
-    """Transform along an axis. `onesided` has frequencies from 0 to a half alone."""
+    """Transform along an axis. `onesided` has the frequencies 0 to count // 2 only."""
     axis = site.integer(2, -2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
@@ -32,7 +33,7 @@ def _dft(
 @operator("DFT")
 def _along_axis(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     axis: int = integer("axis", 1),
     inverse: bool = flag("inverse"),
@@ -51,7 +52,7 @@ def _along_axis(
         raise InvalidOperation(f"its length must be positive, it is {count}")
     site.spend(count)
     if onesided and inverse:
-        # Frequencies above a half are conjugates of those below, which count twice.
+        # Frequencies above the half are conjugates of those below, which count twice.
         half = count // 2 + 1
         twice = np.full(half, 2.0)
         twice[0] = 1
@@ -68,8 +69,8 @@ def _along_axis(
     return site.fitted(x, rank - 1, 1) if onesided else x
 
 
-def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -> Any:
-    """Return frequencies of real numbers: those above a half are conjugates of those below."""
+def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
+    """Return the spectrum of a real signal. Its upper half is the conjugate of the lower one."""
     below, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
     if onesided or not above:
         return below
@@ -79,10 +80,10 @@ def _of_real(site: NodeSite, x: Any, axis: int, count: int, *, onesided: bool) -
 
 
 @operator("STFT")
-def _stft(site: NodeSite, x: Any, *, onesided: bool = flag("onesided", True)) -> Any:
-    """Transform windowed frames of signals [batch,items,1 or 2]: [batch,frames,frequencies,2].
+def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True)) -> Any:
+    """Return spectra [batch,frames,frequencies,2] of signals [batch,items,1 or 2].
 
-    Runtimes take [batch,items] for real signals, as torch.onnx writes them.
+    Real signals may be [batch,items], as torch.onnx writes them and runtimes read them.
     """
     if site.rank() not in (2, 3):
         raise InvalidShape(f"its signal {show(site.shape())} must have two or three axes")

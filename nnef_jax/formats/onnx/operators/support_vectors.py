@@ -1,4 +1,4 @@
-"""Support vector machines: sums of kernels between rows and stored vectors."""
+"""Support vector machines: sums of kernels of rows and support vectors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lowering.errors import InvalidOperation, InvalidShape
 from nnef_jax.flattening.operators.attributes import flag, integer, integers, numbers
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (
     DOMAIN,
@@ -32,13 +34,15 @@ def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
     return np.array(numbers, np.float32).reshape(count, -1)
 
 
-def _products(site: NodeSite, x: Any, filter: Any, bias: Any, name: str) -> Any:
-    bias = parameter(site, f"{name}.bias", [bias])
-    return site.step.linear(x, parameter(site, name, filter), bias)
+def _products(
+    site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
+) -> Any:
+    biases = parameter(site, f"{name}.bias", [bias])
+    return site.step.linear(x, parameter(site, name, filter), biases)
 
 
 def _kernels(site: NodeSite, count: int) -> Any:
-    """Return the kernel of each row with each support vector."""
+    """Return the kernels [samples,count] of rows and support vectors."""
     x, step = rows(site), site.step
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
@@ -63,7 +67,7 @@ def _regressor(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return sums for rows; with one class 1 above 0, else -1."""
+    """Return the sum for each row; with `one_class`, 1 for a sum above 0, else -1."""
     x = _kernels(site, count) if count else rows(site)
     filter = _matrix("coefficients", coefficients, 1)
     sums = _products(site, x, filter, [rho[0]], "coefficients")
@@ -84,9 +88,10 @@ def _classifier(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the label that most pairs of classes vote for, and scores of pairs, or probabilities.
+    """Return the label with most votes of pairs of classes, and the scores of pairs.
 
-    Without support vectors each class has a score.
+    With `prob_a` these are probabilities of classes. Without support vectors, they are scores of
+    classes, and the highest one decides.
     """
     labels = classes(site, names)
     count = len(labels)
@@ -122,9 +127,9 @@ def _classifier(
 
 
 def _probabilities(
-    site: NodeSite, scores: Any, count: int, slopes: Sequence[float], offsets: Sequence[float]
+    site: NodeSite, scores: Tensor, count: int, slopes: Sequence[float], offsets: Sequence[float]
 ) -> Any:
-    """Return probabilities of classes by those of pairs."""
+    """Return probabilities of classes from scores of pairs."""
     step = site.step
     products = step.mul(scores, parameter(site, "prob_a", [slopes]))
     shares = step.sigmoid(step.neg(step.add(products, parameter(site, "prob_b", [offsets]))))

@@ -1,4 +1,4 @@
-"""Attention of com.microsoft, as onnxruntime's optimiser and exporters of transformers write it."""
+"""Attention operators of com.microsoft, which onnxruntime's optimiser and exporters write."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import show
 from nnef_jax.flattening.operators.attributes import flag, integer, number
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.heads import Mask, angles, attended, heads, joined, rotated
@@ -25,8 +26,11 @@ _ATTENTION: dict[str, Any] = {
 }
 
 
-def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> None:
-    """Raise InvalidOperation for further inputs or outputs, and for other values of attributes."""
+def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
+    """Raise InvalidOperation for further inputs or outputs, or other values of attributes.
+
+    `inputs` and `outputs` are how many of them are supported.
+    """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
             raise InvalidOperation(f"input {i} is not supported")
@@ -39,11 +43,11 @@ def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: Any) -> N
             raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {written!r}")
 
 
-def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Any, least: float) -> None:
-    """Add a large negative number, `least`, to scores of keys that are padding.
+def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Tensor, least: float) -> None:
+    """Add a large negative number, `least`, to scores of padding.
 
-    Input i has a number for each key [batch,keys] or score [batch,time,keys], 0 for padding; or
-    lengths [batch]; or ends, then starts [2*batch].
+    Input `i` has numbers of keys [batch,keys] or of scores [batch,time,keys], 0 for padding; or the
+    lengths of sequences [batch]; or their ends, then their starts [2*batch].
     """
     if not site.has(i):
         return
@@ -53,40 +57,40 @@ def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Any, least: float
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
-        places = site.places(keys, 3, 4)
+        index = site.places(keys, 3, 4)
         ends = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
         ends = [site.unsqueezed(x, (1, 2, 3)) for x in ends]
-        counts = step.lt(places, ends[0])
-        counts = step.and_(counts, step.ge(places, ends[1])) if len(ends) > 1 else counts
+        is_item = step.lt(index, ends[0])
+        is_item = step.and_(is_item, step.ge(index, ends[1])) if len(ends) > 1 else is_item
     elif rank in (2, 3):
-        counts = site.unsqueezed(step.gt(numbers, 0), (1, 2) if rank == 2 else (1,))
+        is_item = site.unsqueezed(step.gt(numbers, 0), (1, 2) if rank == 2 else (1,))
     else:
         raise InvalidShape(f"a mask of {rank} axes is not supported")
-    mask.add(step.select(counts, 0, site.constant(least, site.dtype_of(query))))
+    mask.add(step.select(is_item, 0, site.constant(least, site.dtype_of(query))))
 
 
-def _split(site: NodeSite, x: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[Any]:
     ends = np.cumsum([0, *sizes]).tolist()
     if ends[-1] != site.extent(x, axis):
         raise InvalidShape(f"{show(site.shape(x))} has no parts of {list(sizes)} items")
     return [site.part(x, axis, a, b) for a, b in pairwise(ends)]
 
 
-def _unpacked(site: NodeSite, x: Any, axis: int) -> list[Any]:
-    """Split a tensor along an axis, and drop the axis."""
+def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
+    """Return the items of a tensor along an axis, without the axis."""
     parts = _split(site, x, [1] * site.extent(x, axis), axis)
     return [site.squeezed(part, axis) for part in parts]
 
 
-def _behind(site: NodeSite, past: Any, x: Any) -> Any:
+def _appended(site: NodeSite, past: Tensor | None, x: Tensor) -> Any:
     return x if past is None else site.step.concat([past, x], axis=2)
 
 
 def _attended(
-    site: NodeSite, q: Any, k: Any, v: Any, padding: int, bias: int, *, scale: float,
+    site: NodeSite, q: Tensor, k: Tensor, v: Tensor, padding: int, bias: int, *, scale: float,
     is_causal: bool, least: float,
 ) -> Any:  # fmt: skip
-    """Attend as Attention and MultiHeadAttention do; inputs `padding` and `bias` are masks."""
+    """Attend. Input `padding` is as in `_pad`, input `bias` is added to scores."""
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
     _pad(site, mask, padding, keys, q, least)
@@ -99,7 +103,13 @@ def _attended(
 
 @operator("Attention", domain=MICROSOFT, **_ATTENTION)
 def _attention(
-    site: NodeSite, x: Any, weights: Any, bias: Any = None, *, count: int, **attributes: Any
+    site: NodeSite,
+    x: Tensor,
+    weights: Tensor,
+    bias: Tensor | None = None,
+    *,
+    count: int,
+    **attributes: Any,
 ) -> tuple[Any, ...]:
     only(site, 6, do_rotary=0, past_present_share_buffer=0)
     x = site.product(x, site.unsqueezed(weights, (0,)))
@@ -108,16 +118,16 @@ def _attention(
     q, k, v = (heads(site, part, count) for part in _split(site, x, sizes, 2))
     if site.has(4):
         past = _unpacked(site, site.tensor(4), 0)
-        k, v = (_behind(site, p, x) for p, x in zip(past, (k, v), strict=True))
+        k, v = (_appended(site, p, x) for p, x in zip(past, (k, v), strict=True))
     result = _attended(site, q, k, v, 3, 5, **attributes)
     return result, site.step.stack([k, v], axis=0) if site.is_read(1) else None
 
 
 @operator("MultiHeadAttention", domain=MICROSOFT, **_ATTENTION)
 def _multi_head_attention(
-    site: NodeSite, x: Any, *, count: int, **attributes: Any
+    site: NodeSite, x: Tensor, *, count: int, **attributes: Any
 ) -> tuple[Any, ...]:
-    """Attend; heads of queries, keys and values may be packed in one tensor."""
+    """Attend. Queries, keys and values may be packed in one tensor."""
     only(site, 8, 3)
     x = site.tensor(x)
     parts: list[Any]
@@ -128,7 +138,7 @@ def _multi_head_attention(
     else:
         parts = [x, site.tensor(1), site.tensor(2)]
     # Parts are [batch,time,heads*items], unpacked ones [batch,time,heads,items]. Keys and values
-    # of another sequence are [batch,heads,time,items]; they have no bias.
+    # of cross-attention may be heads [batch,heads,time,items], which have no bias.
     end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
     parts[:end] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:end]]
     if site.has(3):
@@ -137,14 +147,14 @@ def _multi_head_attention(
         biases = _split(site, site.tensor(3), sizes, 0)
         parts[:end] = [site.step.add(p, b) for p, b in zip(parts[:end], biases, strict=False)]
     q, k, v = (p if site.rank(p) == 4 else heads(site, p, count) for p in parts)
-    k, v = _behind(site, site.optional(6), k), _behind(site, site.optional(7), v)
+    k, v = _appended(site, site.optional(6), k), _appended(site, site.optional(7), v)
     return _attended(site, q, k, v, 4, 5, **attributes), k, v
 
 
 @operator("RotaryEmbedding", domain=MICROSOFT)
 def _rotary_embedding(
     site: NodeSite,
-    x: Any,
+    x: Tensor,
     *,
     count: int = integer("num_heads", 0),
     interleaved: bool = flag("interleaved"),
@@ -174,11 +184,11 @@ def _group_query_attention(
     is_smooth: bool = flag("smooth_softmax"),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend causally, with keys and values in buffers. New ones come behind old ones.
+    """Attend causally. New keys and values are appended to the old ones in buffers.
 
-    `seqlens_k` is the number of keys, new ones among them, less 1. A buffer is as long as its
-    contents, or as the longest ones. If their length comes with a call, the buffer keeps its
-    length. A sequence that does not fit then gives NaN, where a runtime makes a longer buffer.
+    Input 5, `seqlens_k`, is the number of keys with the new ones, less 1. If the total length,
+    input 6, is known, the result's buffer has at least that length. If it is computed, the buffer
+    keeps its length, and a sequence that does not fit gives NaN; a runtime makes a longer buffer.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
     counts, step = (query_heads, key_heads, key_heads), site.step
@@ -189,15 +199,16 @@ def _group_query_attention(
         parts = _split(site, site.tensor(0), [n * items for n in counts], 2)
     q, k, v = (heads(site, x, n) for x, n in zip(parts, counts, strict=True))
     batch, _, times, _ = site.known_shape(q)
-    size = site.extent(3, 2) if site.has(3) else 0  # of the buffers
+    size = site.extent(3, 2) if site.has(3) else 0  # length of the buffers
     before: Any = 0
     if size:
         lengths = site.reshaped(site.whole(5), (batch, 1))
         before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
     if rotates:
-        places = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
+        positions = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
         q, k = (
-            rotated(site, x, *angles(site, places, (7, 8)), interleaved=interleaved) for x in (q, k)
+            rotated(site, x, *angles(site, positions, (7, 8)), interleaved=interleaved)
+            for x in (q, k)
         )
     keys, total = max(size, times), site.operand(6)
     if isinstance(total, Constant):
@@ -222,16 +233,16 @@ def _group_query_attention(
     return joined(site, result), k, v
 
 
-def _placed(site: NodeSite, past: Any, new: Any, before: Any, keys: int) -> Any:
-    """Return a buffer of `keys` keys: the first `before` [batch,1] ones, new ones, and zeros."""
+def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int) -> Any:
+    """Return a buffer of `keys` keys: the first `before` [batch,1] past keys, new ones, zeros."""
     step, (batch, heads, times, items) = site.step, site.known_shape(new)
     size = site.extent(past, 2)
-    none = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
-    parts = step.concat([past, new, none], axis=2)
-    places = site.places(keys, 1, 2)
-    behind = step.sub(places, before)
-    is_new = step.and_(step.ge(behind, 0), step.lt(behind, times))
-    index = step.select(is_new, step.add(behind, size), size + times)
-    index = step.select(step.lt(behind, 0), places, index)
+    zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
+    parts = step.concat([past, new, zero], axis=2)
+    past_index = site.places(keys, 1, 2)
+    new_index = step.sub(past_index, before)
+    is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, times))
+    index = step.select(is_new, step.add(new_index, size), size + times)
+    index = step.select(step.lt(new_index, 0), past_index, index)
     index = step.tile(site.unsqueezed(index, (1,)), repeats=(1, heads, 1))
     return step.gather_in_batches(parts, index, axis=2, batch_dims=2)

@@ -1,4 +1,4 @@
-"""Ensembles of trees: the tables of nodes and leaves that the kind `tree_ensemble` reads."""
+"""Ensembles of decision trees: tables of nodes and leaves for the kind `tree_ensemble`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import differ
 from nnef_jax.flattening.operators.attributes import attribute, integer, integers
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.estimators import (
@@ -32,29 +33,33 @@ _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
 }  # fmt: skip
-_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # by number, since version 5; then MEMBER
+_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # modes 0 to 5 of TreeEnsemble; 6 is MEMBER
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_NAN = 256  # of a comparison that holds for NaN
-_NODE = 10  # steps
+_NAN = 256  # is added to the code of a comparison that holds for NaN
+_NODE = 10  # steps of the meter
 _NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
 _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
 
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
-    """Return numbers, which may be a tensor."""
+    """Return the numbers of an attribute, which may be a tensor `*_as_tensor`."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
 
 
-def _bits(x: Any) -> NDArray[np.int32]:
+def _bits(x: ArrayLike) -> NDArray[np.int32]:
     return np.asarray(x, np.float32).view(np.int32)
 
 
 def _scores(
-    site: NodeSite, roots: Any, nodes: NDArray[np.int32], leaves: NDArray[np.int32], count: int,
-    aggregate: str = "SUM",
+    site: NodeSite, roots: Sequence[int], nodes: NDArray[np.int32], leaves: NDArray[np.int32],
+    count: int, aggregate: str = "SUM",
 ) -> Any:  # fmt: skip
-    """Return the score of each class for each row."""
+    """Return the scores [samples,count] of rows.
+
+    `roots` are rows of `nodes` [nodes,5] = (feature, true, false, threshold, comparison), or
+    (begin, end, 0, 0, 0) for a leaf, with its range of `leaves` [leaves,2] = (class, weight).
+    """
     x = rows(site)
     features = nodes[nodes[:, 4] != 0, 0]
     if features.size and differ(min(site.shape(x)[1], features.max() + 1), features.max() + 1):
@@ -76,8 +81,9 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees whose nodes have numbers: lists of an item a node, and of an item a vote."""
+    """Trees whose nodes are named by the numbers of tree and node."""
 
+    # An item for each node.
     trees: Sequence[int]
     numbers: Sequence[int]
     modes: Sequence[str]
@@ -85,7 +91,7 @@ class _Trees:
     true: Sequence[int]
     false: Sequence[int]
     tracks: Sequence[int]
-    # Node `voting` of tree `voters` votes for class `voted`.
+    # An item for each vote: node `voting` of tree `voters` votes for class `voted`.
     voters: Sequence[int]
     voting: Sequence[int]
     voted: Sequence[int]
@@ -109,7 +115,7 @@ def _attributes(votes: str) -> dict[str, Any]:
 def _ensemble(
     site: NodeSite, ensemble: _Trees, count: int, weights: NDArray[Any], aggregate: str = "SUM"
 ) -> Any:
-    """Return the score of each class for each row."""
+    """Return the scores [samples,count] of rows. `weights` has an item for each vote."""
     trees = ensemble.trees
     site.spend(_NODE * len(trees))
     if unknown := {*ensemble.modes} - {*_COMPARISONS}:
@@ -135,7 +141,7 @@ def _ensemble(
     return _scores(site, roots, nodes, leaves, count, aggregate)
 
 
-def _based(site: NodeSite, scores: Any, count: int) -> Any:
+def _based(site: NodeSite, scores: Tensor, count: int) -> Any:
     base = _numbers(site, "base_values")
     if base.size not in (0, count):
         raise InvalidShape(f"'base_values' must have {count} items, it has {base.size}")
@@ -161,10 +167,11 @@ def _classifier(
     voted: Sequence[int],
     **trees: Any,
 ) -> Any:
-    """Return the label with the highest score, and scores.
+    """Return the label with the highest score, and the scores.
 
-    Where trees vote for one class of two, the second wins above a half if no weight is below 0,
-    else above 0. Votes for the first are then taken for the second, as in ONNX Runtime.
+    If all votes are for one of two classes, a single score decides: the second class wins if the
+    score is above 0.5, or above 0 if a weight is negative. Votes for the first class count for the
+    second, as in ONNX Runtime.
     """
     labels, weights = classes(site, names), _numbers(site, "class_weights")
     if len(labels) < 2:
@@ -194,8 +201,9 @@ def _tensor(name: str, default: Constant | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Trees whose nodes and leaves have places: lists of an item a node, and of an item a leaf."""
+    """Trees whose nodes and leaves are named by their indices."""
 
+    # An item for each node.
     modes: Constant
     splits: Constant
     features: Sequence[int]
@@ -204,16 +212,18 @@ class _Tables:
     true_leafs: Sequence[int]
     false: Sequence[int]
     false_leafs: Sequence[int]
+    # An item for each leaf.
     voted: Sequence[int]
     weights: Constant
+    # Sets of numbers, each ended by NaN.
     members: Constant
 
-    def below(self, name: str, places: Sequence[int], leafs: Sequence[int]) -> list[int]:
-        """Return rows: of nodes first, then of leaves."""
+    def below(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
+        """Return the rows of children in a table of all nodes, then all leaves."""
         limits = self.modes.array.size, len(self.voted)
-        if any(not 0 <= p < limits[bool(f)] for p, f in zip(places, leafs, strict=True)):
+        if any(not 0 <= i < limits[bool(f)] for i, f in zip(indices, leafs, strict=True)):
             raise InvalidOperation(f"'nodes_{name}nodeids' names what is not there")
-        return [p + limits[0] * bool(f) for p, f in zip(places, leafs, strict=True)]
+        return [i + limits[0] * bool(f) for i, f in zip(indices, leafs, strict=True)]
 
 
 @operator(
@@ -240,7 +250,7 @@ def _tree_ensemble(
     transform: int = integer("post_transform", 0),
     **tables: Any,
 ) -> Any:
-    """Return scores of trees whose nodes and leaves have places of their own."""
+    """Return the scores [samples,targets] of rows."""
     ensemble = _Tables(**tables)
     count, features = ensemble.modes.array.size, ensemble.features
     site.spend(_NODE * count)
@@ -258,7 +268,7 @@ def _tree_ensemble(
             continue
         if mode > len(_MODES) or not sets:
             raise InvalidOperation(f"node {i} has the mode {mode}, or no set of members")
-        # Each member has a node. An item that differs from one is compared with the next.
+        # A node for each member. An item that differs from one is compared with the next.
         bits = _bits(sets.pop(0)).tolist()
         at = [i, *range(len(table), len(table) + len(bits) - 1)]
         table += [[0] * 5 for _ in at[1:]]
@@ -279,7 +289,7 @@ def _named(name: str, number: int, names: Sequence[str]) -> str:
 
 
 def _sets(members: Constant) -> list[list[float]]:
-    """Return sets of members, which NaN ends."""
+    """Return the sets of members. Each ends with NaN."""
     sets: list[list[float]] = [[]]
     for item in members.array.reshape(-1).tolist():
         if item == item:
