@@ -56,7 +56,7 @@ def test_weights_elsewhere(tmp_path: Path, wanted: np.ndarray) -> None:
     (tmp_path / "a" / "net.xml").write_bytes(TEXT)
     (tmp_path / "weights.bin").write_bytes(DATA)
     folder, weights = tmp_path / "a", tmp_path / "weights.bin"
-    with pytest.raises(nnef_jax.NnefError, match=r"weights=\) says where else it is"):
+    with pytest.raises(nnef_jax.NnefError, match=r"or name it: load\(\.\.\., weights=\)"):
         nnef_jax.load(folder)
     for given in (weights, str(weights), DATA, bytearray(DATA), io.BytesIO(DATA)):
         model = nnef_jax.load(folder / "net.xml", weights=given)

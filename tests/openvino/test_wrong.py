@@ -51,7 +51,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
         r"(?s)'relu': 'Quux' of opset1 is not supported.*'sum': 'Quuux'",
     ),
     "unknown element type": (GOOD.replace('"f32"', '"f33"'), "no element type 'f33'"),
-    "two of one id": (GOOD.replace('id="1" name="w"', 'id="0" name="w"'), "one id"),
+    "two of one id": (GOOD.replace('id="1" name="w"', 'id="0" name="w"'), "the same id"),
     "edge to nowhere": (GOOD.replace('to-layer="3"', 'to-layer="77"'), "no layer of id 77"),
     "result of nothing": (
         re.sub('<edge [^>]*to-layer="6"[^>]*>', "", GOOD),

@@ -1,6 +1,6 @@
-"""OpenVINO's intermediate representation, versions 2 to 11: layers in .xml, weights in .bin.
+"""The format OpenVINO IR, versions 2 to 11: layers in an .xml file, weights in a .bin file.
 
-Networks of other kinds come by its converter (`converter`).
+Networks of TensorFlow, TensorFlow Lite and PaddlePaddle are read too: `converter` makes IR of them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import os
 from nnef_jax.formats.base import Frontend, Options
 from nnef_jax.storage.archive import Archive
 
-# Kinds of networks that are converted, by how the names of their graphs end.
+# Frameworks whose networks are converted, by the ending of the graph's file name.
 _CONVERTED = {".tflite": "TensorFlow Lite", ".pb": "TensorFlow", ".pdmodel": "PaddlePaddle"}
 GRAPHS = ("*.xml", "saved_model.pb", "*.pdmodel")
 ALONE = {
     "model.xml": rb"\s*<(\?xml|net\b)",
     "model.tflite": rb"[\0-\xff]{4}TFL3",
-    # A GraphDef: its first node, the name of that, its operation.
+    # A GraphDef: the first node, its name, its operation.
     "model.pb": rb"\x0a[\x80-\xff]{0,4}[\0-\x7f]\x0a[\x80-\xff]?[\x01-\x7f][\w./>-]+"
     rb"\x12[\x02-\x7f][A-Z_]",
 }
@@ -24,12 +24,12 @@ HAS_WEIGHTS_BESIDE = True
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether the graph is XML, or of a kind that is converted to it."""
+    """Tell whether the graph is XML, or a network that OpenVINO converts."""
     return archive.graph.endswith((".xml", *_CONVERTED))
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked network of an archive."""
+    """Return the checked network of an archive. Raises NnefError."""
     from nnef_jax.formats.openvino.frontend import OpenvinoFrontend
 
     kind = _CONVERTED.get(os.path.splitext(archive.graph)[1])

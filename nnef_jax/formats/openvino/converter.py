@@ -1,8 +1,8 @@
-"""Networks of TensorFlow, TF Lite and PaddlePaddle, by way of the IR that OpenVINO makes of them.
+"""Converts networks of TensorFlow, TensorFlow Lite and PaddlePaddle to IR, by OpenVINO's converter.
 
-Its converter is native code, which a file of a stranger may crash, hang or fill the memory with: it
-runs in a process of its own (`converter_process`), in a new folder of the system's temporary one,
-on copies of the files that a network consists of.
+The converter is native code. A hostile file may make it crash, hang or exhaust the memory.
+Therefore it runs in a separate process (`converter_process`), on copies of the network's files in a
+new temporary folder.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
-_SECONDS_PER_STEP = 6e-6  # a minute by default: large networks are written in seconds
+_SECONDS_PER_STEP = 6e-6  # a minute by default; large networks take seconds
 _LOG, _RESULT = "converted.log", "converted.xml"
-_SHOWN = 800  # bytes of what the converter says at its end
-_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # of a SavedModel
+_SHOWN = 800  # bytes, the last ones of the converter's log
+_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # in a SavedModel
 
 
 class _Result(Folder):
-    """What the converter wrote, as members of the file that it was made of."""
+    """The converter's files, which errors show as members of the converted file."""
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
         super().__init__(folder, meter)
@@ -47,11 +47,11 @@ class _Result(Folder):
 
 @contextmanager
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
-    """Convert a network of a kind, such as TensorFlow, to a container of OpenVINO's IR.
+    """Convert a network to an archive of OpenVINO's IR. `kind` names its framework in errors.
 
-    What is mapped of it outlives the block, at whose end its files are deleted. Raises
-    UnsupportedError without the package openvino, InputError for weights that lie elsewhere,
-    ArchiveError for what the converter refuses, or where it crashes or takes too long.
+    The archive's files are deleted at the end of the block; arrays mapped from them stay valid.
+    Raises UnsupportedError without the package openvino, InputError for separate weights, and
+    ArchiveError if the converter refuses the network, crashes or takes too long.
     """
     shown = archive.location(archive.graph)
     if archive.weights is not None:
@@ -77,7 +77,7 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
-    """Copy the files that a network consists of; return the name of the first, or their folder."""
+    """Copy the files of a network; return the name of the graph's copy, or of their folder."""
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
     copies = {graph: f"source{ending}"}
@@ -96,7 +96,7 @@ def _copy(archive: Archive, folder: str, meter: Meter) -> str:
 
 
 def _run(source: str, folder: str, limits: Limits) -> str:
-    """Convert a file or folder in a folder; return why that failed, '' where it did not."""
+    """Convert `source`, a name in `folder`; return the reason of a failure, "" for success."""
     seconds = max(1, int(limits.steps * _SECONDS_PER_STEP))
     bounds = (str(seconds), str(limits.expanded_bytes))
     log = os.path.join(folder, _LOG)
@@ -111,18 +111,18 @@ def _run(source: str, folder: str, limits: Limits) -> str:
         return ""
     with open(log, "rb") as file:
         file.seek(-min(_SHOWN, os.path.getsize(log)), os.SEEK_END)
-        said = " ".join(file.read().decode(errors="replace").split())
-    return said or f"its converter ended with status {status}, without a word"
+        complaint = " ".join(file.read().decode(errors="replace").split())
+    return complaint or f"its converter ended with status {status}, without a word"
 
 
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
-    """Run a process, and end all that it started; return None where it takes too long."""
-    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # where this process finds packages
+    """Return the exit status of a command, None if it takes too long. Ends all its processes."""
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # for the same packages as here
     process = subprocess.Popen(
         command,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # whose end tells it that this process has ended
+        stdin=subprocess.PIPE,  # it closes when this process ends, and the child notices
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,
@@ -136,5 +136,5 @@ def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> i
             if os.name == "nt":
                 process.kill()
             else:
-                with suppress(OSError):  # there is none left
+                with suppress(OSError):  # no process is left
                     os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""The process in which OpenVINO converts a network: no other one of a load imports openvino.
+"""The script in which OpenVINO converts a network, so that no load imports openvino itself.
 
-`converter` starts it as a script with the name of a file or folder in the folder that it runs in,
-of which the IR is to be made, and bounds on seconds and on bytes, of memory and of each file. It
-writes `converted.xml` and `converted.bin`, or ends with a status and says why on its error output.
+`converter` runs it in a temporary folder with three arguments: the name of the network's file or
+folder there, a bound on the seconds, and a bound on the bytes of its memory and of each file. It
+writes `converted.xml` and `converted.bin`. On failure it exits with a status other than 0 and
+writes the reason to its standard error.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from typing import Any
 
 try:
     import resource
-except ImportError:  # on Windows, which bounds the time alone
+except ImportError:  # Windows: only the time is bounded
     resource = None
 
-_OWN_MEMORY = 1 << 30  # of the interpreter, the converter and its threads, beside the network's
+_BASE_MEMORY = 1 << 30  # bytes for the interpreter, the converter and its threads
 
 
 def main(source: str, seconds: int, size: int) -> None:
-    """Convert a network within limits; end at once if the process that asked for it does."""
+    """Convert a network within limits; end as soon as the parent process ends."""
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
-        # Of the system, where native code lets no thread of Python run.
+        # Limits of the system hold while native code blocks all Python threads.
         signal.alarm(min(2 * seconds, 1 << 30))
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_FSIZE, size)
-        _bound(resource.RLIMIT_DATA, size + _OWN_MEMORY)
-    # Without this package openvino takes its stub, which starts no process to send usage data.
+        _bound(resource.RLIMIT_DATA, size + _BASE_MEMORY)
+    # Without this package openvino uses a stub, which starts no process to send usage data.
     sys.modules["openvino_telemetry"] = None  # pyright: ignore[reportArgumentType]
     try:
         openvino: Any = import_module("openvino")
@@ -43,7 +44,7 @@ def main(source: str, seconds: int, size: int) -> None:
 
 
 def _bound(limit: int, value: int) -> None:
-    """Set a limit of the system, which has it in 63 bits, unless there is a lower one."""
+    """Set a limit of the system (63 bits) unless the present one is lower."""
     assert resource is not None
     _, most = resource.getrlimit(limit)
     bounds = [n for n in (value, most) if 0 <= n < 1 << 62]
@@ -52,7 +53,7 @@ def _bound(limit: int, value: int) -> None:
 
 
 def _end_with_parent(folder: str) -> None:
-    """Wait for the end of the input, which the parent holds; remove the folder, and end."""
+    """Wait until the parent closes the standard input; then remove the folder, and end."""
     while os.read(0, 1):
         pass
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The layers of a network or of a body in one, and what feeds what; versions 2 to 11 alike."""
+"""Reads the layers of a network and of its bodies, and the edges between them."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 
 OLDEST, NEWEST = 2, 11
-FIRST_OF_OPSETS = 10  # the version from which weights are layers
+FIRST_OF_OPSETS = 10  # the first version that has weights as layers
 CONSTANTS = ("const", "constant")  # layers, in lower case
-_CALLED = {  # types as version 2 calls them
+_OLD_TYPES = {  # spellings of version 2, by the type in lower case
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
 _BODIES = ("body", "then_body", "else_body")
-_PLACE = ("offset", "size")  # attributes of what lies in the .bin
-_LARGEST = 1 << 40  # of an extent
-OPEN_RANK = "..."  # a shape
-BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # of an extent that is open
+_PLACE = ("offset", "size")  # attributes, in bytes of the .bin
+_LARGEST = 1 << 40  # items along an axis
+OPEN_RANK = "..."  # the shape of a tensor of any rank
+BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # an open extent between two bounds
 
 
 @dataclass(slots=True, eq=False)
 class Port:
-    """A port with its declared type: an extent is -1 and `shape` None where it is open."""
+    """A port with its declared type. An open extent is -1. `shape` is None if the rank is open."""
 
     id: int
     shape: tuple[int, ...] | None
-    type: str  # "" where it is not declared
+    type: str  # "" if it is not declared
     names: tuple[str, ...]
 
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """Where weights of a layer lie in the .bin; `type` is "" for that of the layer."""
+    """The place of a layer's weights in the .bin, in bytes. `type` is "" for the layer's type."""
 
     offset: int
     size: int
@@ -48,7 +48,7 @@ class Blob:
 
 @dataclass(slots=True, eq=False)
 class NetLayer:
-    """One layer. `attributes` are those of its data node; `kind` is its type in lower case."""
+    """One layer. `attributes` are those of its `<data>`; `kind` is its type in lower case."""
 
     id: int
     name: str
@@ -71,28 +71,28 @@ class NetLayer:
         return f"layer '{self.name}' ({self.type})"
 
     def named(self, ports: Sequence[Port]) -> list[tuple[str, Port]]:
-        """Return its inputs or outputs, each with its name unless it has one of its own."""
+        """Return ports with names: the layer's name, followed by `.i` if there are several."""
         several = len(ports) > 1
         return [(f"{self.name}.{i}" if several else self.name, x) for i, x in enumerate(ports)]
 
 
-End = tuple[int, int]  # a layer's and a port's id
+End = tuple[int, int]  # the ids of a layer and of its port
 
 
 @dataclass(eq=False)
 class Net:
-    """A checked network: `layers` in an order in which each follows what feeds it."""
+    """A checked network. Each of `layers` comes after the layers that feed it."""
 
     name: str
     version: int
     layers: Sequence[NetLayer]
-    feeds: Mapping[End, End]  # an input port to the output port that feeds it
+    feeds: Mapping[End, End]  # from an input port to the output port that feeds it
     element: Element
     source: Source
 
     @property
     def is_legacy(self) -> bool:
-        """Tell whether weights are blobs of layers, as before version 10."""
+        """Tell whether layers hold their weights as blobs: before version 10."""
         return self.version < FIRST_OF_OPSETS
 
     @cached_property
@@ -109,26 +109,26 @@ class Net:
 
     @cached_property
     def read(self) -> frozenset[End]:
-        """Return the output ports that something reads."""
+        """Return the output ports with a reader."""
         return frozenset(self.feeds.values())
 
 
 @dataclass(slots=True, eq=False)
 class Body:
-    """A network inside a layer, and how its ends are connected: `ports`, `back` edges."""
+    """A network inside a layer, with its port map and its back edges."""
 
     net: Net
-    ports: Sequence[tuple[bool, Mapping[str, str]]]  # whether it is an input, its attributes
-    back: Sequence[tuple[End, End]]
+    ports: Sequence[tuple[bool, Mapping[str, str]]]  # lines of the map: is it an input, attributes
+    back: Sequence[tuple[End, End]]  # from, to
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
-    """Return the network of a document; raise NnefError for all that is wrong with it."""
+    """Return the network of a document. Raises NnefError, which lists all its errors."""
     if root.tag != "net":
         raise SemanticError(
-            f"the root element is <{root.tag}>, that of a network is <net>",
+            f"the root element is <{root.tag}>, a network has <net>",
             span=root.span(source),
-            hint="OpenVINO's networks are an .xml with <net> and a .bin beside it",
+            hint="a network of OpenVINO is an .xml with <net> and a .bin beside it",
         )
     try:
         version = whole_number(root.attributes, "version", 0)
@@ -156,9 +156,10 @@ class _NetReader:
             raise SemanticError("the network has no layers", span=element.span(self.source))
         by_id: dict[int, NetLayer] = {}
         for layer in layers:
-            known = by_id.setdefault(layer.id, layer)
-            if known is not layer:
-                self._error(f"layers '{known.name}' and '{layer.name}' have one id", layer.element)
+            first = by_id.setdefault(layer.id, layer)
+            if first is not layer:
+                message = f"layers '{first.name}' and '{layer.name}' have the same id"
+                self._error(message, layer.element)
         feeds: dict[End, End] = {}
         for edge in element.below("edges"):
             self.meter.spend(4, self.source.name)
@@ -179,13 +180,13 @@ class _NetReader:
             if not type:
                 raise InvalidOperation("a layer has no type")
             id = whole_number(e.attributes, "id")
-            given = e.attributes.get("precision", "")
-            precision = "" if given == "UNSPECIFIED" else _type(e.attributes)
+            is_typed = e.attributes.get("precision") != "UNSPECIFIED"
+            precision = _type(e.attributes) if is_typed else ""
             inputs = [self._port(p) for p in e.below("input") if p.tag == "port"]
             outputs = [self._port(p) for p in e.below("output") if p.tag == "port"]
             ids = [port.id for port in (*inputs, *outputs)]
             if len(ids) != len(set(ids)):
-                raise InvalidOperation("two ports of the layer have one id")
+                raise InvalidOperation("two ports of the layer have the same id")
             for holder in (e, e.child("blobs")):
                 for blob in holder.children if holder else ():
                     if all(name in blob.attributes for name in _PLACE):
@@ -196,7 +197,7 @@ class _NetReader:
             self._error(message, e, error.hint)
             precision = ""
         bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
-        for body in bodies.values():  # each line of a port map is looked for among all
+        for body in bodies.values():  # each line of a port map is compared with all lines
             lines = len(body.ports) + len(inputs) + len(outputs)
             self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
         return NetLayer(
@@ -241,7 +242,7 @@ class _NetReader:
                     raise InvalidOperation(f"there is no layer of id {layer}")
                 ports: Sequence[Port] = getattr(layers[layer], which)
                 self.meter.spend(len(ports) // COMPARISONS_PER_STEP, self.source.name)
-                if port not in [known.id for known in ports]:
+                if port not in [x.id for x in ports]:
                     name = layers[layer].name
                     raise InvalidOperation(f"there is no port {port} among {which} of '{name}'")
             if feeds.setdefault(end, start) != start:
@@ -253,8 +254,8 @@ class _NetReader:
     def _ordered(
         self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], feeds: Mapping[End, End]
     ) -> Iterator[NetLayer]:
-        """Yield each layer behind those that feed it, else in the order of the document."""
-        state = dict[int, int]()  # 1 while what feeds a layer is looked at, 2 afterwards
+        """Yield layers in the order of the document, but each after the layers that feed it."""
+        state = dict[int, int]()  # by id: 1 while its predecessors are visited, 2 afterwards
         for start in layers:
             stack = [start]
             while stack:
@@ -267,7 +268,7 @@ class _NetReader:
                 if state.get(layer.id) == 1 or not before:
                     if before:
                         raise SemanticError(
-                            f"layer '{layer.name}' depends on itself, by '{before[0].name}'",
+                            f"layer '{layer.name}' depends on itself, through '{before[0].name}'",
                             span=layer.span,
                         )
                     state[layer.id] = 2
@@ -278,15 +279,15 @@ class _NetReader:
 
 
 def _data(e: Element, type: str) -> Element:
-    """Return the element that has a layer's attributes, which version 2 calls after its type."""
+    """Return the element with a layer's attributes; version 2 names it after the layer's type."""
     kind = type.lower()
     names = [
         f"{name}{end}"
-        for name in (kind, _CALLED.get(kind, kind), "norm")
+        for name in (kind, _OLD_TYPES.get(kind, kind), "norm")
         for end in ("_data", "-data", "")
     ]
-    found = e.child("data", *names) or e.child("elementwise_data")
-    return found or Element("data", {}, e.line, e.column)
+    element = e.child("data", *names) or e.child("elementwise_data")
+    return element or Element("data", {}, e.line, e.column)
 
 
 def _type(attributes: Mapping[str, str]) -> str:
@@ -300,7 +301,7 @@ def _end(e: Element, which: str) -> End:
 
 
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
-    """Return an attribute that is a whole number, not negative; raise InvalidOperation."""
+    """Return an attribute that is a whole number >= 0. Raises InvalidOperation."""
     text = attributes.get(name)
     if text is None:
         if default is None:
@@ -312,16 +313,17 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
 
 
 def _extent(text: str) -> int:
-    known = text.strip()
-    if known == "-1":
+    digits = text.strip()
+    if digits == "-1":
         return -1
-    if not known.isdecimal() or len(known) > 20 or int(known) > _LARGEST:
-        raise InvalidOperation(f"a shape has the extent {known[:40]!r}", "an open one is ? or -1")
-    return int(known)
+    if not digits.isdecimal() or len(digits) > 20 or int(digits) > _LARGEST:
+        hint = "an open extent is ? or -1"
+        raise InvalidOperation(f"a shape has the extent {digits[:40]!r}", hint)
+    return int(digits)
 
 
 def extents(text: str) -> list[int | None]:
-    """Return a shape as attributes have it: `?`, -1 and bounds `1..8` are open, None."""
+    """Return the shape that an attribute lists. `?`, -1 and bounds as `1..8` are None: open."""
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")
     parts = map(str.strip, text.split(",") if text.strip() else ())
@@ -329,6 +331,6 @@ def extents(text: str) -> list[int | None]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Split names at commas, of which those in names have a backslash before them."""
+    """Split names at commas. A comma within a name follows a backslash."""
     parts = text.replace("\\,", "\0").split(",") if text else []
     return tuple(part.replace("\0", ",") for part in parts)

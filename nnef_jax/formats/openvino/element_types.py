@@ -1,8 +1,7 @@
-"""Element types: what files call them, how a .bin holds them, what they are computed in.
+"""Element types: their names in files, their bytes in a .bin, and the dtypes they are computed in.
 
-Of a .bin each part is checked against its end, nothing is copied.
-
-Sub-byte items follow each other from the low bits of a byte on, those of u1 from the high one.
+Parts of a .bin are views, checked against the end of the file. Items of less than a byte fill it
+from its low bits, items of u1 from its high bit.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
-# By the names of versions 10 and 11, then those of the ports and of older versions.
+# By the names of versions 10 and 11. Ports and older versions have `_ALIASES`.
 _DTYPES: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
@@ -36,7 +35,7 @@ _ALIASES = {
 _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
-# Normal floats of 4 bits: quantiles of the normal distribution (Dettmers et al. 2023,
+# The 16 numbers of nf4, quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -48,53 +47,53 @@ NF4 = (
 
 @dataclass(slots=True, eq=False)
 class Weights:
-    """The bytes of the .bin, None where there is none; `name` is what errors call it."""
+    """The bytes of the .bin, None if the file is missing. `name` is its name in errors."""
 
     data: memoryview | bytes | None
     name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value: a pickle is read where the file may not be.
+        # By value: the file may be missing where the pickle is read.
         return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
-        """Return a part; raise InvalidOperation where there is none."""
+        """Return `size` bytes from `offset` on. Raises InvalidOperation beyond the file's end."""
         if self.data is None:
             raise InvalidOperation(
                 f"its weights are in '{self.name}', which there is not",
-                "it must be beside the .xml; load(..., weights=) says where else it is",
+                "put the file beside the .xml, or name it: load(..., weights=)",
             )
         if offset < 0 or offset + size > len(self.data):
             raise InvalidOperation(
                 f"its weights are the bytes {offset} to {offset + size} of '{self.name}', "
                 f"which has {len(self.data)}",
-                "the file is cut off, or of another network",
+                "the file is cut off, or belongs to another network",
             )
         return memoryview(self.data)[offset : offset + size]
 
 
 def element_type(name: str) -> str:
-    """Return the type of any spelling, as version 11 has it; raise InvalidOperation."""
-    known = name.strip().lower()
-    known = _ALIASES.get(known, known)
-    if known not in _DTYPES:
+    """Return the type of any spelling, as version 11 spells it. Raises InvalidOperation."""
+    spelling = name.strip().lower()
+    type = _ALIASES.get(spelling, spelling)
+    if type not in _DTYPES:
         raise InvalidOperation(
             f"there is no element type '{name[:40]}'", f"known are {', '.join(_DTYPES)}"
         )
-    return known
+    return type
 
 
 def size_of(type: str, items: int) -> int:
-    """Return how many bytes so many items take in a .bin."""
+    """Return the number of bytes that items of a type take in a .bin."""
     if type in _BITS:
         return packed_size(items, _BITS[type])
     return items * np.dtype(_DTYPES[type]).itemsize
 
 
 def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any]:
-    """Return the items of a tensor, viewed in the file where it holds whole bytes.
+    """Return the items of a tensor: a view of the file if items are whole bytes, else a copy.
 
-    Those of nf4 are their codes, positions in `NF4`.
+    Items of nf4 are codes, indices into `NF4`.
     """
     dtype = np.dtype(_DTYPES[type])
     if type not in _BITS:
@@ -103,20 +102,20 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 
 def stored(type: str, real: str) -> str:
-    """Return the dtype of weights of a type in the graph: that of the file where numpy has it."""
+    """Return the dtype of weights in the graph: the file's dtype, but narrower for 64 bits."""
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else _NAMES[type]
 
 
 def computed(type: str, real: str) -> str:
-    """Return the dtype that tensors of a type are computed in; `real` is that of f32.
+    """Return the dtype that tensors of a type are computed in: `real` for f32.
 
-    It is that of f16 too, which the runtime computes in f32 on CPUs. Integers of 64 bits have 32
-    unless jax computes in 64.
+    It is `real` for f16 too: OpenVINO's runtime computes f16 in f32 on CPUs. Integers of 64 bits
+    are computed in 32 unless jax's x64 mode is on.
     """
     if type in ("f16", "nf4"):
         return real
-    if type not in _DTYPES:  # strings, whose uses are all known when the network is read
+    if type not in _DTYPES:  # strings: the network computes with none
         raise InvalidOperation(f"there are no tensors of type '{type}'")
     return computed_in(_NAMES[type], real)

@@ -1,4 +1,4 @@
-"""Flattens the layers of a network, each after the layers that feed it."""
+"""Flattens the layers of a network and of its bodies into a graph."""
 
 from __future__ import annotations
 
@@ -33,33 +33,34 @@ from nnef_jax.formats.openvino.network_ends import (
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.limits import within_memory
 
-_SINKS = ("assign", "memory", "result")
+_SINKS = ("assign", "memory", "result")  # layers that may lack results
+_STATEFUL = ("assign", "memory", "readvalue")
 
 
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Return the flat graph; `data` collects weights by label. Raises NnefError."""
+    """Return the flat graph. Collects its weights in `data`, by label. Raises NnefError."""
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
         ports = (port for layer in net.layers for port in layer.outputs)
         names = chain((layer.name for layer in net.layers), *(port.names for port in ports))
-        graph.builder.reserve([*ends.inputs, *names])  # which nothing else may take
+        graph.builder.reserve([*ends.inputs, *names])  # names of no other tensor
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
             feeds[layer.id, port.id] = flattener.input(name, layer, port, net)
         feeds = pre_processed(net, feeds, flattener.site)
-        found = flattener.run(net, feeds, [*ends.outputs.values()])
-        outputs = [flattener.value(net, *output, found) for output in ends.outputs.items()]
-        flattener.note_folded(net, found)
+        tensors = flattener.run(net, feeds, [*ends.outputs.values()])
+        outputs = [flattener.value(net, *output, tensors) for output in ends.outputs.items()]
+        flattener.note_folded(net, tensors)
         return graph.builder.graph(net.name, outputs, [*ends.outputs], options.unfixed(ends.inputs))
 
 
 @dataclass(slots=True, eq=False)
 class Flattener:
-    """Flattens networks into a graph; bodies get one of their own."""
+    """Flattens networks into a graph, and bodies each into a graph of the body."""
 
     graph: LayerGraph
     weights: Weights
@@ -71,7 +72,7 @@ class Flattener:
         with placed(f"input '{name}'", layer.span):
             type, shape = element_type(declared or "f32"), declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
-                type = "f32"  # inputs are converted, whatever they are stored in
+                type = "f32"  # inputs of any other type are converted
             require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
             value = self.graph.input(name, shape, type, self.graph.computed(type), layer.span)
         if isinstance(value, Value) and layer.kind in INPUTS:
@@ -79,16 +80,16 @@ class Flattener:
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
-        """Return the place of a layer."""
+        """Return the site of a layer with its operands."""
         version, body = net.version, self.body
         return LayerSite(layer, net, version, self.graph, self.weights, operands, body, self.prefix)
 
     def run(
-        self, net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]
+        self, net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]
     ) -> dict[End, Tensor]:
-        """Flatten the layers that outputs and sinks need; return tensors by port, with `feeds`."""
-        found: dict[End, Tensor] = dict(feeds)
-        layers = _needed(net, feeds, wanted)
+        """Flatten the layers that outputs and states need; return tensors by port, with `feeds`."""
+        tensors: dict[End, Tensor] = dict(feeds)
+        layers = _needed(net, feeds, outputs)
         is_shown = self.graph.options.outline and not self.prefix
         if not is_shown:
             unsupported = filterfalse(partial(_is_supported, net), layers)
@@ -98,33 +99,33 @@ class Flattener:
                 continue
             ports = ((layer.id, port.id) for port in layer.inputs)
             operands = [
-                feeds[end] if end in feeds else found.get(net.feeds.get(end, (-1, -1)))
+                feeds[end] if end in feeds else tensors.get(net.feeds.get(end, (-1, -1)))
                 for end in ports
             ]
             if is_shown and (has_untyped(operands) or not _is_supported(net, layer)):
-                found.update(self._shown(layer, operands))
+                tensors.update(self._shown(layer, operands))
                 continue
             try:
-                found.update(self._flattened(layer, net, operands))
+                tensors.update(self._flattened(layer, net, operands))
             except UnsupportedError:  # in a body
                 if not is_shown:
                     raise
-                found.update(self._shown(layer, operands))
-        return found
+                tensors.update(self._shown(layer, operands))
+        return tensors
 
     def _shown(
         self, layer: NetLayer, operands: Sequence[Tensor | None]
     ) -> Iterator[tuple[End, Tensor]]:
-        """Add the tensors of a layer, without their types."""
+        """Add an unsupported layer for display: its tensors have no types."""
         kind = layer.type if has_untyped(operands) else unknown(layer.type)
         names, ports = zip(*layer.named(layer.outputs), strict=True) if layer.outputs else ((), ())
-        made = add_untyped(self.graph, kind, operands, names, layer.span)
+        results = add_untyped(self.graph, kind, operands, names, layer.span)
         builder = self.graph.builder
         variable = builder.variable_of(label_of(layer)) if layer.kind == "assign" else None
-        if variable is not None:  # a state it stays, with the only tensor that has its type
+        if variable is not None:  # it stays a state; no other tensor has its type
             with placed(str(layer), layer.span):
                 builder.update(variable, variable)
-        return (((layer.id, port.id), value) for port, value in zip(ports, made, strict=True))
+        return (((layer.id, port.id), value) for port, value in zip(ports, results, strict=True))
 
     def _flattened(
         self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]
@@ -140,8 +141,8 @@ class Flattener:
             values: Sequence[Any] = results if isinstance(results, list | tuple) else [results]
             if len(values) < len(layer.outputs) and layer.kind not in _SINKS:
                 raise InvalidOperation(f"it has {len(layer.outputs)} outputs, not {len(values)}")
-        for (own, port), value in zip(layer.named(layer.outputs), values, strict=False):
-            name = self.prefix + own
+        for (output, port), value in zip(layer.named(layer.outputs), values, strict=False):
+            name = self.prefix + output
             if isinstance(value, Value) and value.name != name:
                 self.graph.builder.aliases.setdefault(name, value)
             if isinstance(value, Value) and not self.prefix:
@@ -149,50 +150,50 @@ class Flattener:
             yield (layer.id, port.id), value
 
     def _called_also(self, value: Value, *names: str) -> None:
-        """Note the other names of a tensor: those that no layer has."""
+        """Note further names of a tensor, except those that a layer has."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
-    def value(self, net: Net, name: str, end: End, found: Mapping[End, Tensor]) -> Value:
-        """Return the tensor at an output port as an output of the graph, under this name."""
-        layer, tensor = net.by_id[end[0]], found.get(end)
+    def value(self, net: Net, name: str, end: End, tensors: Mapping[End, Tensor]) -> Value:
+        """Return the tensor at an output port as the output `name` of the graph."""
+        layer, tensor = net.by_id[end[0]], tensors.get(end)
         site = self.site(layer, net, ())
         with placed(str(layer), layer.span):
             if tensor is None:
-                raise InvalidOperation("nothing gives the output that is read of it")
+                raise InvalidOperation(f"nothing gives the output of port {end[1]}")
             return self.graph.ended(site.tensor(tensor), name, layer.span)
 
-    def note_folded(self, net: Net, found: Mapping[End, Tensor]) -> None:
-        """Note the tensors of layers that are known."""
-        own = {layer: layer.named(layer.outputs) for layer in net.layers}
-        names = {(x.id, port.id): [n, *port.names] for x in own for n, port in own[x]}
-        known = [n for end, x in found.items() if isinstance(x, Constant) for n in names[end]]
+    def note_folded(self, net: Net, tensors: Mapping[End, Tensor]) -> None:
+        """Note the names of known tensors, with the layers that read them."""
+        outputs = {layer: layer.named(layer.outputs) for layer in net.layers}
+        names = {(x.id, port.id): [n, *port.names] for x in outputs for n, port in outputs[x]}
+        constants = [n for end, x in tensors.items() if isinstance(x, Constant) for n in names[end]]
         steps: list[tuple[list[str], list[str]]] = []
         for layer in net.layers:
             ends = [net.feeds.get((layer.id, port.id), (-1, -1)) for port in layer.inputs]
             reads = [name for end in ends for name in names.get(end, ())]
-            steps.append((reads, [name for name, _ in own[layer]]))
-        self.graph.fold(known, steps)
+            steps.append((reads, [name for name, _ in outputs[layer]]))
+        self.graph.fold(constants, steps)
 
     def body(
         self,
         body: Body,
         graph: LayerGraph,
         feeds: Mapping[End, Tensor],
-        wanted: Sequence[End],
+        outputs: Sequence[End],
         name: str,
     ) -> dict[End, Tensor]:
-        """Flatten a body into a graph of its own, given the tensors at its ends."""
+        """Flatten a body into `graph`; return its tensors by port. `feeds` are at its inputs."""
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
-        found = inner.run(body.net, feeds, wanted)
-        if any(found.get(end) in graph.counts for end in wanted):
+        tensors = inner.run(body.net, feeds, outputs)
+        if any(tensors.get(end) in graph.counts for end in outputs):
             raise InvalidOperation(
-                f"how many items a result of '{name}' has depends on values",
-                "a body may have such tensors inside, its ends may not",
+                f"the number of items of a result of '{name}' depends on values",
+                "a body may have such tensors inside, but not as its results",
             )
-        return found
+        return tensors
 
 
 def _is_supported(net: Net, layer: NetLayer) -> bool:
@@ -207,25 +208,25 @@ def _unsupported(layer: NetLayer, version: int) -> UnsupportedError:
     return UnsupportedError(message, span=layer.span)
 
 
-def _needed(net: Net, feeds: Mapping[End, Tensor], wanted: Sequence[End]) -> list[NetLayer]:
-    """Return the layers that outputs and sinks depend on, in order."""
-    waiting = [end[0] for end in wanted]
-    kept = ("assign", "memory", "readvalue")
-    waiting += [layer.id for layer in net.layers if layer.kind in kept]
-    known = set[int]()
+def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> list[NetLayer]:
+    """Return the layers that outputs and states depend on, in order."""
+    waiting = [end[0] for end in outputs]
+    waiting += [layer.id for layer in net.layers if layer.kind in _STATEFUL]
+    visited = set[int]()
     while waiting:
         id = waiting.pop()
-        if id in known:
+        if id in visited:
             continue
-        known.add(id)
+        visited.add(id)
         for port in net.by_id[id].inputs:
             end = (id, port.id)
             if end not in feeds and end in net.feeds:
                 waiting.append(net.feeds[end][0])
-    # A variable is declared where it is read: what writes comes last, but for Results.
-    found = [layer for layer in net.layers if layer.id in known]
+    # A ReadValue declares its variable, and must precede the Assign that writes it. Therefore an
+    # Assign that only Results read comes last.
+    layers = [layer for layer in net.layers if layer.id in visited]
     reads = (
-        (layer.id, port.id) for layer in found if layer.kind != "result" for port in layer.inputs
+        (layer.id, port.id) for layer in layers if layer.kind != "result" for port in layer.inputs
     )
     read = {net.feeds[end][0] for end in reads if end in net.feeds}
-    return sorted(found, key=lambda layer: layer.kind == "assign" and layer.id not in read)
+    return sorted(layers, key=lambda layer: layer.kind == "assign" and layer.id not in read)

@@ -1,4 +1,4 @@
-"""A network of OpenVINO with its weights, as `nnef_jax.network` takes it."""
+"""The front end of OpenVINO's IR: a checked network with its weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_SMALL = 1 << 15  # bytes of a constant: shapes, indices, ends of ranges have no more
+_SMALL = 1 << 15  # bytes; constants that may decide a shape are smaller
 
 
 class OpenvinoFrontend(GraphFrontend):
-    """A checked network; its weights stay in the file until they are computed with."""
+    """A checked network. Its weights stay in the file until a run reads them."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         super().__init__(options)
@@ -39,29 +39,29 @@ class OpenvinoFrontend(GraphFrontend):
         self.integer = computed("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the graph for the shapes in `options.input_shapes`, or else the declared ones."""
         return flatten(self._net, self._ends, options, self._weights, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes of its inputs; those whose rank is open are left out."""
-        found: dict[str, Any] = {}
+        """Return the declared shapes of the inputs, without inputs of open rank."""
+        shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):  # raised where it is flattened, with its line
-                found[name] = declared_shape(layer, port)
-        return {name: shape for name, shape in found.items() if shape is not None}
+            with suppress(InvalidOperation):  # flattening raises it again, with the line
+                shapes[name] = declared_shape(layer, port)
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of the variables whose shape or start is not known before a call."""
-        found = self._ends.variables.items()
-        return {label: variable.shape for label, variable in found if variable.changes}
+        """Return the shapes of the variables whose shape or initial value depends on a call."""
+        variables = self._ends.variables.items()
+        return {label: variable.shape for label, variable in variables if variable.changes}
 
     def content(self) -> Iterable[object]:
-        """Tell the text, and the constants that may decide the structure: all but large ones."""
+        """Return the text and all small constants: they decide the structure of the graph."""
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants
 
     def spans(self) -> Mapping[str, Span]:
-        """Return where layers stand."""
+        """Return the place of each layer in the text."""
         return {layer.name: layer.span for layer in self._net.layers}
 
     def titles(self) -> Titles:
@@ -69,10 +69,10 @@ class OpenvinoFrontend(GraphFrontend):
         return {layer.span.offset: str(layer) for layer in self._net.all_layers()}
 
     def unsavable(self) -> Sequence[NnefError]:
-        """Return errors for variables that start anew, or change their shape."""
-        why = "starts with what is computed, or changes its shape, which NNEF cannot say"
-        found = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
-        return [UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in found]
+        """Return errors for variables whose shape or initial value depends on a call."""
+        why = "starts with a computed value or has an open shape, which NNEF cannot express"
+        changing = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
+        return [UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in changing]
 
 
 def _weights(archive: Archive) -> Weights:
@@ -85,11 +85,11 @@ def _weights(archive: Archive) -> Weights:
 
 
 def _small_constants(net: Net, data: memoryview | bytes) -> Iterator[bytes]:
-    """Yield the bytes of the constants of a network and its bodies, but for large ones."""
+    """Yield the bytes of each small constant of a network and of its bodies."""
     for layer in net.all_layers():
         if layer.kind in CONSTANTS:
             places = [(blob.offset, blob.size) for blob in layer.blobs.values()]
-            given = [layer.attributes.get(name, "") for name in ("offset", "size")]
-            if all(text.isdecimal() for text in given):
-                places.append((int(given[0]), int(given[1])))
-            yield from (bytes(data[at : at + size]) for at, size in places if size <= _SMALL)
+            offset, size = (layer.attributes.get(name, "") for name in ("offset", "size"))
+            if offset.isdecimal() and size.isdecimal():
+                places.append((int(offset), int(size)))
+            yield from (bytes(data[at : at + n]) for at, n in places if n <= _SMALL)

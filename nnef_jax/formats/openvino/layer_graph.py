@@ -1,4 +1,4 @@
-"""The graph that layers are added to, with its weights; a layer in a body has one of its own."""
+"""The graph that layers of a network, or of a body, are flattened into, with its weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnef_jax.formats.openvino.network_ends import Variable
 
 
 class LayerGraph(TensorGraph):
-    """A graph in the making, of layers."""
+    """A graph under construction, with the element types and variables of OpenVINO."""
 
     TYPES: ClassVar[Mapping[str, str]] = {"b": "boolean", "i": "i64", "f": "f32"}
 
@@ -33,24 +33,24 @@ class LayerGraph(TensorGraph):
         return computed(type, options.real)
 
     def held(self, type: str) -> np.dtype[Any]:
-        """Return the dtype that known tensors of an element type are computed in here: a wide one.
+        """Return the dtype that known tensors of an element type are computed in: 32 or 64 bits.
 
-        What is written in fewer bits may come from more of them.
+        A tensor declared with fewer bits may be computed from tensors with more.
         """
         if type == "boolean":
             return np.dtype(np.bool_)
         return np.dtype(np.int64 if type[0] in "iu" else np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether the only item of a known tensor may stand in operations as a number."""
+        """Tell whether operations may hold the only item of a known tensor as a number."""
         return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
 
     def element(self, dtype: str) -> str:
-        """Return the element type that a dtype is."""
+        """Return the element type of a dtype."""
         return BY_DTYPE[dtype]
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
-        """Add weights as a variable, and convert them to the dtype that is computed in."""
+        """Add weights as a variable, and convert them to the dtype they are computed in."""
         self.data[constant.label] = constant.array
         type = TensorType(constant.array.shape, stored(constant.type, self.options.real))
         value = self.builder.variable(name, constant.label, type, span)
@@ -63,7 +63,7 @@ class LayerGraph(TensorGraph):
         return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Return the numbers that codes of 4 bits stand for."""
+        """Return the numbers of `NF4` at indices of 4 bits."""
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]

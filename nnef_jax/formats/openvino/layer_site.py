@@ -1,4 +1,4 @@
-"""Holds a layer while it is flattened: what it reads, its attributes, what it adds to the graph."""
+"""The site of a layer: its operands and attributes, and shorthands for the operations it adds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import NotFolded
 from nnef_jax.flattening.site import Site, Tensor, decides
 from nnef_jax.flattening.tensor_graph import Constant
-from nnef_jax.formats.openvino.document import Blob, Body, Net, NetLayer
+from nnef_jax.formats.openvino.document import Blob, Body, End, Net, NetLayer
 from nnef_jax.formats.openvino.element_types import (
     Weights,
     computed,
@@ -28,8 +28,9 @@ from nnef_jax.formats.openvino.element_types import (
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
-# Layers that decide shapes; in old files these alone do. Of stored numbers the network computes
-# conversions.
+# Types of layers that are computed while the network is read, if their operands are known and
+# decide shapes. In files before version 10 only `_FOLDED_OLD` are. The network itself computes
+# conversions of stored numbers.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -45,14 +46,14 @@ _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no", "")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known(Value):
-    """A known tensor where one of the graph is due, while a layer on such tensors is folded."""
+    """A known tensor that stands for a tensor of the graph while its layer is folded."""
 
     constant: Constant = field(kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
 class LayerSite(Site[LayerGraph]):
-    """A layer that is flattened into a graph. `operands` are by input port, None if unconnected."""
+    """A layer while it is flattened. `operands` are by input port, None if not connected."""
 
     layer: NetLayer
     net: Net
@@ -60,11 +61,11 @@ class LayerSite(Site[LayerGraph]):
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
-    flatten: Callable[..., Any]  # a body, into a graph of its own
-    prefix: str = ""  # of labels and names, in a body
-    folds: bool = False  # whether results are known: what it adds is computed
+    flatten: Callable[..., dict[End, Tensor]]  # flattens a body: `Flattener.body`
+    prefix: str = ""  # before labels and names, in a body
+    folds: bool = False  # operations are computed at once, not added
 
-    # What it reads
+    # Operands
 
     @property
     def operator(self) -> str:
@@ -76,21 +77,21 @@ class LayerSite(Site[LayerGraph]):
         return self.tensor(i)
 
     def is_read(self, i: int) -> bool:
-        """Tell whether something reads an output."""
+        """Tell whether a layer reads an output."""
         ports = self.layer.outputs
         return i < len(ports) and (self.layer.id, ports[i].id) in self.net.read
 
     def tensors(self) -> list[Value]:
-        """Return all inputs that are connected as tensors of the graph."""
+        """Return all connected inputs as tensors of the graph."""
         return [self.tensor(x) for x in self.operands if x is not None]
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an input as a tensor of the graph; a known one stays out of it while it folds."""
+        """Return an input as a tensor of the graph. While the layer folds, no constant is added."""
         operand = self.operand(x) if isinstance(x, int) else x
         return self._placed(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
-        """Return a network inside the layer."""
+        """Return the body of this name. Raises InvalidOperation without it."""
         body = self.layer.bodies.get(name)
         if body is None:
             raise InvalidOperation(f"it has no <{name}>")
@@ -150,30 +151,30 @@ class LayerSite(Site[LayerGraph]):
         return int(number)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return an attribute that is an element type, as the dtype that is computed in."""
+        """Return the dtype that tensors of an attribute's element type are computed in."""
         return computed(element_type(self.text(name, default)), self.graph.options.real)
 
-    # What it adds
+    # Operations
 
-    def results(self, meaning: Callable[..., Any]) -> Any:
-        """Return a meaning's results: known tensors where inputs are known and decide shapes."""
+    def results(self, run: Callable[[Any], Any]) -> Any:
+        """Return the results of a meaning: known tensors if the operands decide shapes."""
         kind, operands = self.layer.kind, [x for x in self.operands if x is not None]
         folds = kind in (_FOLDED_OLD if self.net.is_legacy else _FOLDED) and decides(operands)
         if kind in _CONVERSIONS:
             folds = folds and any(x.derived for x in operands if isinstance(x, Constant))
         if folds:
             with suppress(NotFolded):
-                return _unplaced(meaning(replace(self, folds=True)))
-        return meaning(self)
+                return _unplaced(run(replace(self, folds=True)))
+        return run(self)
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation, or compute it where the layer folds."""
+        """Add an operation, or compute it if the layer folds."""
         if self.folds:
             return self._placed(self.folded(kind, _unplaced([*operands.values()]), attributes))
         return Site._emit(self, kind, operands, attributes, inserted)
 
-    def evaluate(self, function: Callable[..., Any], *operands: Any) -> Value:
-        """Return a function of host values on what is known, where the layer folds."""
+    def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
+        """Return the result of a function of host values on known tensors. The layer must fold."""
         return self._placed(self.evaluated(function, _unplaced(operands)))
 
     def _placed(self, x: Any) -> Any:
@@ -185,7 +186,7 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def span(self) -> Span:
-        """Return where it stands."""
+        """Return the place of the layer in the document."""
         return self.layer.span
 
     @property
@@ -195,38 +196,38 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def name(self) -> str:
-        """Return the name of the layer, as the graph has it."""
+        """Return the name of the layer in the graph."""
         return self.prefix + self.layer.name
 
     @property
     def real(self) -> str:
-        """Return the dtype of real numbers of 32 bits."""
+        """Return the dtype that f32 is computed in."""
         return self.graph.options.real
 
     def has_one_weight(self) -> bool:
-        """Tell whether weights, or biases without these, are a single item, for all channels."""
+        """Tell whether the weights, or else the biases, are a single item for all channels."""
         blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
         return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
 
     def blob(self, tag: str, shape: Sequence[int], type: str = "") -> Constant | None:
-        """Return weights of the layer in a shape, None without them or of size 0.
+        """Return weights of the layer in a shape; None if they are missing or have 0 bytes.
 
-        `type` is what they hold whatever the layer says.
+        `type` overrides the element type that the layer declares.
         """
         blob = self.layer.blobs.get(tag)
         if blob is None or blob.size == 0:
             return None
         type = type or self._stored_type(blob)
-        needed = size_of(type, volume(shape))
-        if needed != blob.size:
-            message = f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {needed}"
+        size = size_of(type, volume(shape))
+        if size != blob.size:
+            message = f"'{tag}' has {blob.size} bytes, {list(shape)} items of {type} take {size}"
             raise InvalidShape(message)
         data = self.weights.slice(blob.offset, blob.size)
         label = f"{self.name}.{tag}" if tag != "custom" else self.name
         return self.read(data, type, tuple(shape), label)
 
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
-        """Return a tensor in a file; items of few bits take a byte each."""
+        """Return a tensor of a file. Items of less than a byte are unpacked to a byte each."""
         items = volume(shape)
         if len(data) < items:
             self.spend(items // CODES_PER_STEP)
@@ -241,24 +242,24 @@ class LayerSite(Site[LayerGraph]):
 
     @property
     def integer(self) -> str:
-        """Return the dtype of whole numbers of 64 bits."""
+        """Return the dtype that i64 is computed in."""
         return self.graph.builder.integer
 
     @property
     def declared(self) -> tuple[int, ...]:
-        """Return the declared shape of the first output, () where it is open."""
+        """Return the declared shape of the first output, () if its rank is open."""
         return self.layer.outputs[0].shape or ()
 
     def first(self, count: int) -> list[Value]:
-        """Return the first inputs, so many of them."""
+        """Return the first `count` inputs as tensors of the graph."""
         return [self.tensor(i) for i in range(count)]
 
-    def whole(self, i: int) -> Value:
-        """Return an input of whole numbers, which old files store as real ones."""
+    def integer_tensor(self, i: int) -> Value:
+        """Return an input in the dtype of i64: old files store whole numbers as reals."""
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
-        """Return whole numbers of any type as they are, real ones in 32 bits."""
+        """Return a tensor of indices: integers unchanged, reals cast to int32."""
         tensor = self.tensor(x)
         return self.cast(tensor, "int32") if is_float(tensor.type.dtype) else tensor
 
@@ -267,20 +268,20 @@ class LayerSite(Site[LayerGraph]):
         return [self.axis(axis) for axis in self.integers(i)]
 
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
-        """Return weights in a shape; raise InvalidOperation without them."""
+        """Return weights of the layer in a shape. Raises InvalidOperation without them."""
         weights = self.blob(tag, shape, type)
         if weights is None:
             raise InvalidOperation("it has no weights")
         return weights
 
     def broadcast(self) -> list[Any]:
-        """Return inputs 0 and 1 in one rank, as `auto_broadcast` says."""
+        """Return inputs 0 and 1 with the same rank, by the attribute `auto_broadcast`."""
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x, y = self.operand(0), self.operand(1)
         more = self.rank(x) > self.rank(y)
         if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
-            behind = range(axis + self.rank(y), self.rank(x))
-            y = self.unsqueezed(y, (*range(axis), *behind))
+            following = range(axis + self.rank(y), self.rank(x))
+            y = self.unsqueezed(y, (*range(axis), *following))
         return self.aligned(x, y)
 
     def unsqueezed(self, x: Tensor, axes: Sequence[int]) -> Value:
@@ -289,34 +290,34 @@ class LayerSite(Site[LayerGraph]):
         return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
-        """Return a tensor with items of a value before and after it along axes."""
+        """Return a tensor padded by a value. `around` has the items (before, after) by axis."""
         pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
         return self.step.pad(x, padding=pairs, border="constant", value=value)
 
     def filled(self, item: float, dtype: str, shape: Sequence[int] = ()) -> Value:
-        """Return a tensor of one item everywhere."""
+        """Return a tensor whose items are all `item`."""
         items = (item if is_float(dtype) else int(item),)
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
-    def beside(self, x: Value, item: float) -> Any:
-        """Return a number in the dtype of a tensor, a literal where these have it."""
+    def beside(self, x: Value, item: float) -> Value | float:
+        """Return an operand `item` in the dtype of `x`: a literal if a literal has that dtype."""
         dtype = x.type.dtype
         if dtype in (self.real, self.integer):
             return float(item) if dtype == self.real else int(item)
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Add a reshape that joins the axes from one to another, as the layer itself."""
+        """Add a reshape that joins the axes `first` to `last`, as the layer's result."""
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
 
     def truths(self, x: Value) -> Value:
-        """Return which items are not 0."""
+        """Return a tensor of bool: which items are not 0."""
         if x.type.dtype == "bool":
             return x
         return self.step.ne(x, self.beside(x, 0))
 
     def count(self, x: Value, axis: int, dtype: str = "") -> Value:
-        """Return how often a condition is true along an axis, which stays with extent 1."""
+        """Return the number of true items along an axis, which stays with extent 1."""
         numbers = self.step.cast(x, dtype=dtype or self.integer)
         return self.step.sum_reduce(numbers, axes=(axis,), normalize=False)
 
@@ -328,13 +329,13 @@ def _unplaced(x: Any) -> Any:
 
 
 def derived(array: Any) -> Constant:
-    """Return an array that follows from shapes and attributes as a known tensor."""
+    """Return an array computed from shapes and attributes as a known tensor."""
     items = np.asarray(array)
     return Constant(items, LayerGraph.TYPES[items.dtype.kind], derived=True)
 
 
 def stored(site: LayerSite, type: str = "") -> Constant:
-    """Return the data of a Const layer, read as a type if one is given."""
+    """Return the data of a Const layer, read as `type` if one is given."""
     layer = site.layer
     if not layer.outputs:
         raise InvalidOperation("it has no output")
@@ -353,10 +354,10 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
     items = volume(shape)
-    needed = size_of(type, items)
-    size = site.int("size", needed)
-    if size != needed and items:
-        message = f"it has {size} bytes, {list(shape)} items of {type} take {needed}"
+    due = size_of(type, items)
+    size = site.int("size", due)
+    if size != due and items:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {due}"
         raise InvalidOperation(message)
     data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
     return site.read(data, type, shape, site.name)

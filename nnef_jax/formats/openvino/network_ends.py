@@ -1,6 +1,6 @@
-"""The inputs, outputs and variables of a network: their names, and the shapes that are declared.
+"""The inputs, outputs and variables of a network, with their names and declared shapes.
 
-Variables are kept from call to call: ReadValue layers declare them.
+A ReadValue layer declares a variable, a state that lasts from call to call.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from lowering.location import Span
 from nnef_jax.errors import SemanticError
 from nnef_jax.formats.openvino.document import BOUNDS, OPEN_RANK, End, Net, NetLayer, Port, extents
 
-INPUTS = ("input", "parameter")  # layers
+INPUTS = ("input", "parameter")  # types of layers
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable: its shape, UNKNOWN where that may change, and whether inputs tell its start."""
+    """A variable. `follows` is whether its initial value is computed from inputs.
+
+    Extents of `shape` that may change are UNKNOWN.
+    """
 
     shape: Shape
     follows: bool
@@ -30,33 +33,34 @@ class Variable:
 
     @property
     def changes(self) -> bool:
-        """Tell whether it is not known before a call what it starts with, or its shape."""
+        """Tell whether the initial value or the shape is unknown before a call."""
         return self.follows or not is_known(self.shape)
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The inputs and outputs of a network by name, each with its port, and its variables."""
+    """The inputs and outputs of a network with their ports, by name; its variables, by label."""
 
     inputs: Mapping[str, tuple[NetLayer, Port]]
     outputs: Mapping[str, End]
     variables: Mapping[str, Variable]
 
     def synonyms(self, net: Net) -> dict[str, str]:
-        """Return the other names of inputs and outputs, each with the one that they go by."""
+        """Return the names of inputs and outputs by their other names."""
         names = {(layer.id, port.id): port.names for layer in net.layers for port in layer.outputs}
-        found: dict[str, str] = {}
+        synonyms: dict[str, str] = {}
         for name, (layer, port) in self.inputs.items():
-            found |= dict.fromkeys((layer.name, *port.names), name)
+            synonyms |= dict.fromkeys((layer.name, *port.names), name)
         for name, end in self.outputs.items():
-            found |= {other: name for other in names[end] if other not in found}
-        return {x: y for x, y in found.items() if x not in self.inputs and x not in self.outputs}
+            synonyms |= {other: name for other in names[end] if other not in synonyms}
+        taken = self.inputs.keys() | self.outputs.keys()
+        return {other: name for other, name in synonyms.items() if other not in taken}
 
 
 def ends_of(net: Net) -> Ends:
-    """Return how the inputs and outputs of a network are called, in the order of the document.
+    """Return the inputs, outputs and variables of a network, in the order of the document.
 
-    Before version 10 ports that nothing feeds, or that nothing reads, are inputs and outputs too.
+    Before version 10, ports without an edge are inputs and outputs too.
     """
     inputs: list[tuple[str, tuple[NetLayer, Port]]] = []
     outputs: list[tuple[str, End]] = []
@@ -84,7 +88,7 @@ def ends_of(net: Net) -> Ends:
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return items by name, the second of a name as `name_1`."""
+    """Return items by name. The second item of a name gets `name_1`."""
     table, repeated = dict[str, _T](), Counter[str]()
     for name, item in items:
         unique = name
@@ -96,7 +100,7 @@ def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
 
 
 def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
-    """Return the declared shape of an input, None if its rank is open; None for an open extent."""
+    """Return the declared shape of an input, None if its rank is open. Open extents are None."""
     text = layer.attributes.get("shape")
     if layer.kind != "parameter" or text is None:
         return [None if n < 0 else n for n in port.shape or ()]
@@ -104,7 +108,7 @@ def declared_shape(layer: NetLayer, port: Port) -> list[int | None] | None:
 
 
 def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
-    """Raise InvalidShape for an extent outside of what is declared as `1..8`, `2..` or `..8`."""
+    """Raise InvalidShape for an extent outside declared bounds, as `1..8`, `2..` or `..8`."""
     texts = layer.attributes.get("shape", "").split(",")
     for axis, (extent, text) in enumerate(zip(shape, texts, strict=False)):
         bounds = BOUNDS.fullmatch(text.strip())
@@ -120,10 +124,14 @@ def label_of(layer: NetLayer) -> str:
 
 
 def variables_of(net: Net) -> Mapping[str, Variable]:
-    """Return the variables of a network by label, without those that always are their start."""
-    found: dict[str, Variable] = {}
+    """Return the variables of a network by label.
+
+    A variable is left out if nothing writes it and inputs determine its initial value: it always
+    equals that value.
+    """
+    variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
-    following = set[int]()  # layers that depend on inputs
+    following = set[int]()  # ids of layers that depend on inputs
     for layer in net.layers:
         sources = {net.feeds.get((layer.id, port.id), (-1, -1))[0] for port in layer.inputs}
         follows = not following.isdisjoint(sources)
@@ -134,12 +142,12 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
             shape = _shape(layer)
             if label not in written:  # it never grows
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
-            found.setdefault(label, Variable(shape, follows, layer.span))
-    return found
+            variables.setdefault(label, Variable(shape, follows, layer.span))
+    return variables
 
 
 def _shape(layer: NetLayer) -> Shape:
-    """Return the declared shape; no attribute but the port of ReadValue-3 has it."""
+    """Return the declared shape of a ReadValue; that of ReadValue-3 is its port's."""
     text = layer.attributes.get("variable_shape")
     if text is None:
         return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())

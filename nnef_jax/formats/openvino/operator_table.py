@@ -1,4 +1,4 @@
-"""The layers of OpenVINO, with those that are a part of a network's structure."""
+"""The table of OpenVINO's layers for `nnef-jax formats` and the generated pages."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ _STRUCTURE = (
 
 
 def entries() -> Iterable[OperatorEntry]:
-    """Return the entries, by name. Versions are those of the document."""
+    """Return the entries, sorted by name. Versions are versions of the document."""
     entries = [*entries_of(OPERATORS, LayerSite), *_STRUCTURE]
     return sorted(entries, key=lambda x: (x.name.lower(), x.since))

@@ -1,14 +1,15 @@
-"""The mean and scale of inputs that old files keep beside the layers, as operations."""
+"""Adds the normalisation of inputs that old files declare in `<pre-process>`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
-from lowering.extents import show, volume
+from lowering.extents import Shape, show, volume
 from lowering.graph import Value
 from nnef_jax.flattening.emission import placed
 from nnef_jax.flattening.site import Tensor
@@ -22,22 +23,22 @@ from nnef_jax.formats.openvino.xml import Element
 def pre_processed(
     net: Net, feeds: Mapping[End, Tensor], site: Callable[..., LayerSite]
 ) -> dict[End, Tensor]:
-    """Return the inputs, as (x - mean) / scale where the network asks for that."""
-    found = dict(feeds)
+    """Return `feeds` with each input of a `<pre-process>` replaced by (x - mean) / scale."""
+    inputs = dict(feeds)
     for element in net.element.children:
         if element.tag == "pre-process":
             with placed("pre-process", element.span(net.source)):
-                layer, end, value = _input(net, found, element)
-                found[end] = _processed(element, value, site(layer, net, ()))
-    return found
+                layer, end, value = _input(net, inputs, element)
+                inputs[end] = _processed(element, value, site(layer, net, ()))
+    return inputs
 
 
-def _input(net: Net, found: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
-    """Return the input that is named, else the first of four axes."""
+def _input(net: Net, inputs: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
+    """Return the input that `element` names; without a name, the first input of four axes."""
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
         for end in ((layer.id, port.id) for port in layer.outputs):
-            value = found.get(end)
+            value = inputs.get(end)
             if isinstance(value, Value) and (
                 layer.name == name or (name is None and len(value.type.shape) == 4)
             ):
@@ -65,19 +66,25 @@ def _processed(element: Element, x: Value, site: LayerSite) -> Value:
     return x
 
 
-def _per_channel(found: list[Element | None], default: float, x: Value, name: str) -> Constant:
+def _per_channel(
+    elements: Sequence[Element | None], default: float, x: Value, name: str
+) -> Constant:
+    """Return the `value` of each element as a constant [1,channels,1,...]."""
     try:
-        items = [default if e is None else float(e.attributes["value"]) for e in found]
+        items = [default if e is None else float(e.attributes["value"]) for e in elements]
     except (KeyError, ValueError):
         raise InvalidOperation(f"the {name} of a channel is no number") from None
     array = np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2))
     return Constant(array, "f32", f"{x.name}.{name}")
 
 
-def _image(site: LayerSite, mean: Element | None, type: str, shape: Any) -> Any:
+def _image(site: LayerSite, mean: Element | None, type: str, shape: Shape) -> NDArray[Any]:
+    """Return the mean image of a channel, zeros without one."""
     if mean is None:
         return np.zeros(shape, np.float32)
     offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))
     if size != size_of(type, volume(shape)):
-        raise InvalidOperation(f"a mean image has {size} bytes, the input's are {list(shape)}")
+        raise InvalidOperation(
+            f"a mean image has {size} bytes, an input has {list(shape)} items of {type}"
+        )
     return unpacked(site.weights.slice(offset, size), type, tuple(shape))

@@ -1,6 +1,6 @@
-"""How windows lie on spatial axes, as attributes say it.
+"""Reads the attributes of windows: extents, strides, dilations and padding by spatial axis.
 
-Lists are in the order of the spatial axes. Version 2 has one attribute an axis.
+Lists are in the order of the spatial axes. Version 2 has an attribute for each axis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ SAME = ("same_upper", "same_lower")
 def spatial(
     site: LayerSite, name: str, rank: int, default: Sequence[int] | None = None
 ) -> list[int]:
-    """Return an attribute with an item for each spatial axis; version 2 writes `kernel-y`."""
+    """Return an attribute with an item for each spatial axis, as `kernel`.
+
+    Version 2 has `kernel-x`, `kernel-y` and `kernel-z`, of which x is the last axis.
+    """
     keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     if name == "pads_end":
         keys = ["pad-r", "pad-b"][:rank] if rank <= 2 else []
@@ -42,14 +45,14 @@ def kernel_of(site: LayerSite) -> list[int]:
 
 
 def auto_pad(site: LayerSite) -> str:
-    """Return how padding is decided: explicit, valid, same_upper or same_lower."""
+    """Return the mode of padding: explicit, valid, same_upper or same_lower."""
     modes = ("explicit", "valid", *SAME)
     mode = site.word("auto_pad", *modes, "none", "notset", "")
     return mode if mode in modes else "explicit"
 
 
 def pads_of(site: LayerSite, rank: int) -> Pairs:
-    """Return explicit padding. Old files without `pads_end` mean `pads_begin`."""
+    """Return explicit padding. In old files `pads_end` is `pads_begin` by default."""
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     end = spatial(site, "pads_end", rank, begin if site.net.is_legacy else [0] * rank)
     return list(zip(begin, end, strict=True))
@@ -58,9 +61,9 @@ def pads_of(site: LayerSite, rank: int) -> Pairs:
 def padding_of(
     site: LayerSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding before and after each spatial axis, by `auto_pad` or explicit.
+    """Return the padding before and after each spatial axis, automatic or explicit.
 
-    `reach` has the extents of a window with its gaps.
+    `reach` has the extents of a dilated window, gaps included.
     """
     mode = auto_pad(site)
     if mode == "valid":
@@ -73,7 +76,7 @@ def padding_of(
 def window_of(
     site: LayerSite, shape: Sequence[int], kernel: Sequence[int], *, dilated: bool = True
 ) -> dict[str, Any]:
-    """Return strides, dilations and padding of windows on spatial axes of a shape."""
+    """Return the strides, dilations and padding of windows on the spatial axes `shape`."""
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank) if dilated else [1] * rank

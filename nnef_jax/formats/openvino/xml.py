@@ -1,4 +1,4 @@
-"""Reads XML from strangers: no document types, no entities, bounded depth, sizes and time."""
+"""Reads untrusted XML: no document types, no entities, bounded depth, sizes and time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnef_jax.limits import Meter, raising
 _ELEMENT = 6  # steps
 _BYTES_PER_STEP = 32
 _CHUNK = 1 << 16
-_NUMBERS = "dim"  # elements of numbers alone, of which a network has most: their texts are kept
+_NUMBERS = "dim"  # the most frequent tag; only the texts of such elements are stored
 
 
 @dataclass(slots=True, eq=False)
@@ -29,21 +29,21 @@ class Element:
     dims: list[str] = field(default_factory=list[str])
 
     def child(self, *tags: str) -> Element | None:
-        """Return the first child of one of these tags, or None."""
+        """Return the first child with one of these tags, or None."""
         return next((child for child in self.children if child.tag in tags), None)
 
     def below(self, *tags: str) -> list[Element]:
-        """Return the children of the first child of one of these tags, none without one."""
+        """Return the children of the first child with one of these tags, [] if there is none."""
         child = self.child(*tags)
         return [] if child is None else child.children
 
     def span(self, source: Source) -> Span:
-        """Return the place of its start."""
+        """Return the place of the start tag."""
         return Span(source, source.offset(self.line, self.column), len(self.tag) + 1)
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[Element, Source]:
-    """Return the root element, and the text that errors show; raise NnefSyntaxError, LimitError."""
+    """Return the root element, and the source for errors. Raises NnefSyntaxError, LimitError."""
     is_wide = bytes(data[:2]) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
     source = Source(name, str(data, "utf-16" if is_wide else "utf-8-sig", "replace"))
     return _ElementReader(source, meter).read(data), source
@@ -57,7 +57,7 @@ class _ElementReader:
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
-        self._texts: list[str] = []  # since a start
+        self._texts: list[str] = []  # since the last start tag
         self._parser.CharacterDataHandler = self._texts.append
         self._open: list[Element] = []
         self._root: Element | None = None
@@ -72,11 +72,11 @@ class _ElementReader:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        except (LookupError, ValueError) as error:  # an encoding that Python does not have
+        except (LookupError, ValueError) as error:  # an encoding that Python lacks
             if isinstance(error, NnefSyntaxError | LimitError):
                 raise
             raise self._error(f"this is no XML: {error}") from None
-        assert self._root is not None  # or there is no element, which is an ExpatError
+        assert self._root is not None  # a document without an element is an ExpatError
         return self._root
 
     def _start(self, tag: str, attributes: dict[str, str]) -> None:

@@ -351,7 +351,7 @@ def _legacy_unique(
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
     """Return a sparse matrix in which each row has an item: a default one where there was none."""
-    step, indices, count = site.step, site.whole(2), site.known_shape(values)[0]
+    step, indices, count = site.step, site.integer_tensor(2), site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)

@@ -27,7 +27,7 @@ Reader = Callable[[LayerSite], Any]
 # Readers of an input by its number: as a tensor of the graph, as whole numbers of it, as known axes
 # of input 0, as a known number, which may have a default.
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
-whole: Callable[[int], Any] = partial(methodcaller, "whole")
+integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
 number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 

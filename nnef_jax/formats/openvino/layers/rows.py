@@ -13,8 +13,8 @@ from nnef_jax.formats.openvino.layers.registry import (
     LEGACY,
     OPERATORS,
     either,
+    integer_tensor,
     number_at,
-    whole,
 )
 
 indices = partial(methodcaller, "indices")
@@ -71,7 +71,7 @@ _OPSETS: dict[str, Meaning] = {
         "ctc_greedy_decoder", 0, 1, merges=flag("ctc_merge_repeated", True)
     ),
     "CTCLoss": operation(
-        "ctc_loss", 0, whole(1), whole(2), whole(3),
+        "ctc_loss", 0, integer_tensor(1), integer_tensor(2), integer_tensor(3),
         blank=lambda site: site.integers(4)[0] if site.has(4) else site.known_shape()[2] - 1,
         collapses=flag("preprocess_collapse_repeated"), unique=flag("unique"),
         merges=flag("ctc_merge_repeated", True),

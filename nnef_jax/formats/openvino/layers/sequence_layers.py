@@ -33,7 +33,7 @@ def _greedy_decoder(
     _, steps, classes = site.known_shape()
     best = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best = site.cast(best, site.integer)
-    lengths = site.unsqueezed(site.whole(1), (1,))
+    lengths = site.unsqueezed(site.integer_tensor(1), (1,))
     places = site.places(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
     shown = step.and_(step.ne(best, blank), step.lt(places, lengths))
@@ -52,7 +52,7 @@ def _greedy_decoder(
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
     """Return the tokens of beams, traced back from the last step, [steps,batch,beams]."""
-    steps, parents, lengths, end = (site.whole(i) for i in range(4))
+    steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
     if dtype == tokens.type.dtype:
@@ -66,7 +66,7 @@ def _gather_tree(site: LayerSite) -> Value:
 def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
     """Return rows of the table, input 0, at the indices, input 1, times weights of an input."""
     factors = site.tensor(weights) if weights is not None and site.has(weights) else None
-    rows = site.step.gather(site.tensor(0), indices or site.whole(1), axis=0)
+    rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
     if factors is None:
         return rows
     return site.step.mul(rows, _of_rank(site, factors, len(rows.type.shape)))
@@ -109,7 +109,7 @@ def _bags(
     is_none = isinstance(place, Constant) and place.array.ravel().tolist() == [-1]
     if default is None or place is None or is_none:
         return site.last.copy(total)
-    index = site.reshaped(site.whole(default), (1,))
+    index = site.reshaped(site.integer_tensor(default), (1,))
     row = site.step.gather(site.tensor(0), index, axis=0)
     is_empty = _are_empty(site, segments, count, 1 + len(cells))
     return site.last.select(is_empty, row, total)
@@ -122,7 +122,7 @@ _REDUCTION = word("reduction", "sum", "mean")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
     """Sum rows of a table by index; bags begin at offsets in the indices."""
-    step, indices, offsets = site.step, site.whole(1), site.whole(2)
+    step, indices, offsets = site.step, site.integer_tensor(1), site.integer_tensor(2)
     places = site.places(site.known_shape(indices)[0], 0, 2)
     ordinal = site.count(step.ge(places, site.unsqueezed(offsets, (0,))), 1)
     segments = step.sub(step.squeeze(ordinal, axes=(1,)), 1)
@@ -145,7 +145,7 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @operator("EmbeddingSegmentsSum")
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
     """Sum rows of a table by index and segment."""
-    return _bags(site, _rows(site, 5), site.whole(2), count, "sum", 4)
+    return _bags(site, _rows(site, 5), site.integer_tensor(2), count, "sum", 4)
 
 
 @opsets("SegmentMax")
@@ -163,7 +163,7 @@ def _segment_max(
         raise InvalidOperation(message)
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
-    places = site.whole(1)
+    places = site.integer_tensor(1)
     most = site.step.scatter_nd(start, site.unsqueezed(places, (1,)), x, reduction="max")
     if fill == "lowest":
         return site.last.copy(most)
@@ -177,7 +177,7 @@ def _segment_max(
 @legacy("SparseSegmentSqrtN", over="sqrtn")
 def _sparse_segments(site: LayerSite, *, over: str) -> Value:
     """Sum rows of a table by index and segment, over their number or its root."""
-    return _bags(site, _rows(site), site.whole(2), (site.declared or (0,))[0], over)
+    return _bags(site, _rows(site), site.integer_tensor(2), (site.declared or (0,))[0], over)
 
 
 @legacy("SparseToDense")
@@ -186,4 +186,4 @@ def _sparse_to_dense(site: LayerSite) -> Value:
     values, shape = site.tensor(2), site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)
     start = site.step.broadcast(site.reshaped(default, (1,) * len(shape)), shape=shape)
-    return site.last.scatter_nd(start, site.whole(0), values, reduction="none")
+    return site.last.scatter_nd(start, site.integer_tensor(0), values, reduction="none")

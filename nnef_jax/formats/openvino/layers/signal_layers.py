@@ -36,7 +36,7 @@ def _eye(
     """Return a matrix with ones on a diagonal, once for each item of a batch."""
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
-    at = site.reshaped(site.whole(2), (1, 1))
+    at = site.reshaped(site.integer_tensor(2), (1, 1))
     matrix = _diagonal(site, rows, columns, at, dtype)
     matrix = site.unsqueezed(matrix, range(len(batch)))
     return site.last.broadcast(matrix, shape=(*batch, rows, columns))
