@@ -1,8 +1,8 @@
-"""What layers of OpenVINO mean: functions, a file a family, and `rows`.
+"""The meanings of OpenVINO's layers: functions, a file a family, and the table `rows`.
 
 A function takes the first inputs as tensors of the graph, and returns the tensors of the output
-ports. Versions 2 to 9 and the operation sets of versions 10 and 11 use many types alike; where they
-do not, each has a function.
+ports. A type has one function for all versions, or one for versions 2 to 9 and one for the
+operation sets of versions 10 and 11.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detections: prior boxes, what networks say of them, decoding of text."""
+"""Layers of object detection: prior boxes, detections, regions and proposals."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _Sizes = tuple[tuple[int, int], tuple[int, int]]
 
 
 def _old_sizes(site: LayerSite) -> _Sizes:
-    """Return the extents of the features and of the image: those of inputs 0 and 1."""
+    """Return (height, width) of the features and of the image: the extents of inputs 0 and 1."""
     return _positive(*(site.known_shape(i)[2:] for i in (0, 1)))
 
 
 def _sizes(site: LayerSite) -> _Sizes:
-    """Return the extents of the features and of the image: the items of inputs 0 and 1."""
+    """Return (height, width) of the features and of the image: the items of inputs 0 and 1."""
     return _positive(*(site.integers(i) for i in (0, 1)))
 
 
@@ -38,7 +38,9 @@ def _clustered_sizes(site: LayerSite) -> _Sizes:
 
 def _positive(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
     if min(*feature[:2], *image[:2]) < 1:
-        raise InvalidOperation(f"there are no extents {list(feature)} of {list(image)}")
+        raise InvalidOperation(
+            f"features {list(feature)} or an image {list(image)} have an extent below 1"
+        )
     return (feature[0], feature[1]), (image[0], image[1])
 
 
@@ -49,9 +51,10 @@ def _priors(
     offset: float,
     shapes: Sequence[tuple[float, float, float, float, bool]],
 ) -> Constant:
-    """Return boxes around each item of the features, and below them their variances.
+    """Return boxes around each item of the features, and their variances: [2,4*boxes].
 
-    A shape has half the extents of a box, shifts of its centre, and whether the image cuts it.
+    Each of `shapes` is (half width, half height, right, down, clips) of a box in pixels. `right`
+    and `down` shift its centre; `clips` is whether it is clipped to the image.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -59,18 +62,18 @@ def _priors(
         raise InvalidOperation(f"'variance' must have 1 or 4 items, it has {len(variance)}")
     site.spend(_BOX * height * width * max(len(shapes), 1))
     rows, columns = ((np.arange(n) + offset) * s for n, s in zip(sizes[0], steps, strict=True))
-    half_w, half_h, right, down, cuts = np.asarray(shapes, float).reshape(-1, 5).T
+    half_w, half_h, right, down, clips = np.asarray(shapes, float).reshape(-1, 5).T
     with np.errstate(all="ignore"):
         x, y = columns[None, :, None] + right, rows[:, None, None] + down
         ends = x - half_w, y - half_h, x + half_w, y + half_h
         boxes = np.stack(np.broadcast_arrays(*ends), -1) / ([image_w, image_h] * 2)
         inside = np.clip(boxes, (0, 0, -np.inf, -np.inf), (np.inf, np.inf, 1, 1))
-        flat = np.where(cuts[:, None], inside, boxes).astype(np.float32).reshape(-1)
+        flat = np.where(clips[:, None], inside, boxes).astype(np.float32).reshape(-1)
     if site.flag("clip"):
         flat = np.clip(flat, 0, 1)
-    spread = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
-    both = np.stack([flat, spread])
-    return derived(both[None] if site.net.is_legacy else both)
+    variances = np.tile(np.asarray(variance * (4 // len(variance)), np.float32), flat.size // 4)
+    rows = np.stack([flat, variances])
+    return derived(rows[None] if site.net.is_legacy else rows)
 
 
 def _ratios(site: LayerSite) -> list[float]:
@@ -84,7 +87,7 @@ def _ratios(site: LayerSite) -> list[float]:
 
 
 def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Return half the extents of boxes of a size in some ratios."""
+    """Return (half width, half height) of a box of a size in each ratio of width to height."""
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
 
@@ -106,11 +109,12 @@ def _prior_box(
 ) -> Constant:  # fmt: skip
     """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
 
-    Without `scale_all_sizes` all ratios are of the first size, and operation sets have sizes and
-    step in heights of the image (MXNet's MultiBoxPrior). Old converters have multiplied them.
+    Without `scale_all_sizes`, only the first size has boxes of all ratios, as in MXNet's
+    MultiBoxPrior. Operation sets then have sizes and step in multiples of the image's height,
+    older versions in pixels.
     """
     feature, image = sizes
-    if not scale_all and not site.net.is_legacy:  # as of MXNet: in heights of the image
+    if not scale_all and not site.net.is_legacy:  # in multiples of the image's height
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
     shapes: list[tuple[float, float, float, float, bool]] = []
@@ -128,10 +132,10 @@ def _prior_box(
         halves = _halves(size, [1.0])
         if i < len(largest):
             halves += _halves(math.sqrt(size * largest[i]), [1.0])
-        others: list[tuple[float, float]] = []
+        of_ratios: list[tuple[float, float]] = []
         if scale_all or i == len(smallest) - 1:
-            others = _halves(size if scale_all else smallest[0], ratios[1:])
-        halves = [*halves, *others] if in_order else [halves[0], *others, *halves[1:]]
+            of_ratios = _halves(size if scale_all else smallest[0], ratios[1:])
+        halves = [*halves, *of_ratios] if in_order else [halves[0], *of_ratios, *halves[1:]]
         shapes += [(w, h, 0.0, 0.0, False) for w, h in halves]
     steps = (step, step)
     if step == 0:
@@ -151,7 +155,7 @@ def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
 ) -> Constant:  # fmt: skip
-    """Return boxes of some extents around each item."""
+    """Return boxes of each pair of `widths` and `heights` around each item."""
     feature, image = sizes
     step_h = step_h or step or image[0] / feature[0]
     step_w = step_w or step or image[1] / feature[1]
@@ -163,14 +167,17 @@ _ENCODED = flag("variance_encoded_in_target")
 
 
 def _old_priors(site: LayerSite) -> Value:
-    """Return the boxes, without variances if none is used: the runtime of 2020 reads none."""
+    """Return the boxes. Unused variances are left out: the runtime of 2020 does not read them."""
     priors = site.tensor(2)
     has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
     return site.part(priors, 1, 0, 1) if has_variances else priors
 
 
 def _scaled(default: bool) -> dict[str, Any]:
-    """Return attributes that depend on whether places are in extents of the image, or in pixels."""
+    """Return the attributes `normalized`, with a default, and `num_classes`, which depends on it.
+
+    Coordinates are in extents of the image if `normalized`, else in pixels.
+    """
     is_normalized = flag("normalized", default)
 
     def classes(site: LayerSite) -> int:
@@ -208,9 +215,10 @@ opsets("DetectionOutput")(
 def _anchors(
     base: float, ratios: Sequence[float], scales: Sequence[float], offset: float
 ) -> tuple[float, ...]:
-    """Return boxes around a place, for each ratio and scale.
+    """Return four coordinates of a box for each ratio and scale, relative to a place in pixels.
 
-    With an offset, as of Caffe, they are of whole pixels, and begin at the place.
+    The boxes are centred there. With an `offset`, as in Caffe, their extents are whole pixels, and
+    the box of `base` pixels begins there.
     """
     boxes: list[float] = []
     middle = (base - offset) / 2 if offset else 0.0
@@ -254,7 +262,7 @@ operator("Proposal")(
     )
 )  # fmt: skip
 
-# Regions around 9 anchors: of scales, in three ratios of a base of 16 pixels.
+# Anchors are boxes of 16 x 16 pixels in three ratios and all scales.
 _SIMPLER = operation(
     "proposal", *_INPUTS,
     anchors=lambda site: _anchors(16, (0.5, 1, 2), site.numbers("scale"), 1.0),
@@ -273,7 +281,7 @@ def _region_yolo(
     classes: int = integer("classes"),
     is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
-    """Apply the logistic function to places, objectness and classes, or softmax to classes."""
+    """Apply the logistic function to coordinates, objectness and classes; or softmax to classes."""
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
     items = coords + classes + 1
@@ -282,10 +290,10 @@ def _region_yolo(
         raise InvalidOperation(message)
     split = site.reshaped(x, [batch, regions, items, height, width])
     parts = [site.step.sigmoid(site.part(split, 2, 0, 2)), site.part(split, 2, 2, coords)]
-    sure = coords + 1 if is_softmax else items
-    parts.append(site.step.sigmoid(site.part(split, 2, coords, sure)))
+    end = coords + 1 if is_softmax else items
+    parts.append(site.step.sigmoid(site.part(split, 2, coords, end)))
     if is_softmax:
-        parts.append(site.step.softmax(site.part(split, 2, sure, items), axes=(2,)))
+        parts.append(site.step.softmax(site.part(split, 2, end, items), axes=(2,)))
     joined = site.step.concat(parts, axis=2)
     result = site.reshaped(joined, [batch, channels, height, width])
     if not is_softmax:
@@ -293,7 +301,7 @@ def _region_yolo(
     return site.flattened(result, site.axis_of("axis", 1), site.axis_of("end_axis", 3))
 
 
-# Networks of two stages
+# Detectors of two stages
 
 
 @opsets("ExperimentalDetectronPriorGridGenerator")
@@ -307,7 +315,7 @@ def _prior_grid_generator(
     stride_x: float = number("stride_x", 0),
     flattens: bool = flag("flatten", True),
 ) -> Value:
-    """Return boxes [n,4] around the middle of each item of the features."""
+    """Return boxes [n,4]: each prior around the centre of each item of the features."""
     extents = [n or site.known_shape(1)[axis] for axis, n in enumerate((h, w), 2)]
     steps = [
         stride or site.known_shape(2)[axis] / extent
@@ -333,7 +341,7 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 
 @opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
-    """Return the best regions [n,4] of an image and their scores [n], zeros behind them."""
+    """Return the best regions [n,4] of an image and their scores [n], both padded by zeros."""
     operands = site.first(4)
     count, height, width = site.known_shape(operands[3])
     shapes = [
@@ -355,9 +363,9 @@ def _proposals(
     is_normal: bool = flag("normalized", True),
     dtype: str = dtype("roi_num_type"),
 ) -> Any:
-    """Return the best regions [n,4] of images, their scores [n], and how many an image has.
+    """Return the best regions [n,4] of images, their scores [n], and their number by image.
 
-    Behind the regions and scores are zeros.
+    Regions and scores are padded by zeros.
     """
     offsets = dict.fromkeys(("pixel_offset", "overlap_offset"), 0.0 if is_normal else 1.0)
     regions, scores, count = site.last.anchored_proposals(

@@ -1,4 +1,4 @@
-"""Item by item: activations, conversions, rounding, what joins two tensors or more."""
+"""Elementwise layers: activations, conversions, rounding, and functions of several tensors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ends_of
 from nnef_jax.flattening.hostvalues import binary
 from nnef_jax.flattening.operators.attributes import integer, number, numbers, one_of, text, word
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.element_types import computed
 from nnef_jax.formats.openvino.layer_site import LayerSite
@@ -56,9 +57,9 @@ def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_s
 
 @legacy("PReLU")
 def _legacy_prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply the negative part by a slope, of each channel or of all.
+    """Multiply negative items by the slope of their channel, or by one slope.
 
-    The number of stored slopes decides, whatever `channel_shared` says.
+    The number of stored slopes decides; `channel_shared` is ignored.
     """
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
     return site.last.prelu(x, site.needed("weights", (1, slopes)))
@@ -66,9 +67,9 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
 
 @opsets("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply the negative part by slopes: of each channel or of all, or as numpy broadcasts."""
+    """Multiply negative items by slopes. A vector is by channel; others broadcast as in numpy."""
     shape, slope, slopes = x.type.shape, site.operand(1), site.shape(1)
-    if len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1]):  # of channels
+    if len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1]):
         return site.last.prelu(x, site.unsqueezed(slope, (0,)))
     return site.last.prelu(*site.aligned(x, slope))
 
@@ -104,7 +105,7 @@ _ACTIVATIONS = {
 
 @legacy("Activation")
 def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Apply the function of one tensor that the attribute `type` names."""
+    """Apply the function that the attribute `type` names."""
     if type == "square":
         return site.last.sqr(x)
     if type == "linear":
@@ -117,7 +118,7 @@ def _activation(site: LayerSite, x: Value, *, type: str = text("type")) -> Value
     return function.run(site)
 
 
-# Between element types, and rounding to levels
+# Conversions of element types, and rounding to levels
 
 _LARGEST = {"f8e4m3": 448.0, "f8e5m2": 57344.0}
 _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
@@ -125,7 +126,7 @@ _WRAPPED = ("int8", "uint8", "int16", "uint16", "uint32")
 
 @legacy("Convert")
 def _converted(site: LayerSite, x: Value, *, type: str = element("precision", "FP32")) -> Value:
-    """Return a tensor in a dtype; real numbers beyond those of 8 and 16 bits wrap around."""
+    """Cast. Real numbers outside the range of 8 or 16 bits wrap around."""
     dtype = site.graph.computed(type)
     if is_float(x.type.dtype) and dtype in _WRAPPED:
         x = site.step.cast(x, dtype="int32")
@@ -151,7 +152,7 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
 
 @opsets("ConvertPromoteTypes")
 def _promoted(site: LayerSite) -> list[Value]:
-    """Return both tensors in the type that the output ports declare, which the writer chose."""
+    """Cast both tensors to the type of the output ports, which the file's writer has derived."""
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
@@ -161,7 +162,7 @@ def _promoted(site: LayerSite) -> list[Value]:
 
 @opsets("FakeConvert")
 def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_LARGEST)) -> Value:
-    """Round real numbers, scaled and shifted, to floats of 8 bits."""
+    """Round (x * scale - shift) to floats of 8 bits, and undo the scale and shift."""
     step = site.step
     x, scale, *shift = site.aligned(*(site.operand(i) for i in range(3) if site.has(i)))
     scaled = step.mul(x, scale)
@@ -177,10 +178,10 @@ def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_L
 
 @operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
-    """Round to levels between the input's ends, spread between the output's ends.
+    """Round to levels between the input's ends, mapped to the range between the output's ends.
 
-    It is the standard's operation if both pairs of ends are the same numbers, and `levels` a power
-    of 2. Halves go to even ones.
+    Halves round to even. It is NNEF's `min_max_linear_quantize` if input and output have the same
+    known ends and `levels` is a power of 2.
     """
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
@@ -190,12 +191,13 @@ def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")
     is_same = len(arrays) == 4 and all(map(np.array_equal, arrays[:2], arrays[2:]))
     if is_same and 2**bits == levels and np.all(arrays[0] < arrays[1]):
         operands = site.aligned(x, ends[0], ends[1])
-        how = {"bits": bits, "signed": False, "symmetric": False, "ties": "even"}
-        return site.last.min_max_linear_quantize(*operands, **how)
+        return site.last.min_max_linear_quantize(
+            *operands, bits=bits, signed=False, symmetric=False, ties="even"
+        )
     return site.last.fake_quantize(*site.aligned(x, *ends), levels=levels)
 
 
-# Two tensors or more
+# Functions of several tensors
 
 _FLOORED = binary(floordiv, np.divide)
 _REMAINDER = binary(mod, np.mod)
@@ -203,15 +205,15 @@ _REMAINDER = binary(mod, np.mod)
 
 @opsets("Divide")
 def _divide(site: LayerSite) -> Value:
-    """Divide; known whole numbers are rounded down with `m_pythondiv`."""
+    """Divide. Known whole numbers are rounded down if `m_pythondiv` is set."""
     x, y = site.broadcast()
     if site.folds and site.flag("m_pythondiv", True):
         return site.evaluate(_FLOORED, x, y)
     return site.last.div(x, y)
 
 
-def _floored_mod(site: LayerSite, x: Any, y: Any) -> Value:
-    """Return the remainder of x over y, whose quotient is rounded down."""
+def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value:
+    """Return x - y * floor(x / y)."""
     step = site.step
     quotient = step.div(x, y)
     dtype = quotient.type.dtype
@@ -226,7 +228,7 @@ def _floored_mod(site: LayerSite, x: Any, y: Any) -> Value:
 @opsets("FloorMod")
 def _mod(site: LayerSite) -> Value:
     x, y = site.broadcast()
-    # Symbolic extents have no sign that is known.
+    # The sign of symbolic extents is unknown: `_floored_mod` would fail.
     return site.evaluate(_REMAINDER, x, y) if site.folds else _floored_mod(site, x, y)
 
 
@@ -247,7 +249,7 @@ def _eltwise(
     operation: str = text("operation", "sum"),
     factors: Sequence[float] = numbers("coeff", ()),
 ) -> Value:
-    """Join two or more tensors; comparisons give 0.0 and 1.0."""
+    """Combine two or more tensors from left to right. Comparisons give 0.0 and 1.0."""
     parts = [x for x in site.operands if x is not None]
     if factors and operation in ("sum", ""):
         if len(factors) != len(parts):
@@ -263,7 +265,9 @@ def _eltwise(
     return site.tensor(joined) if isinstance(joined, Constant) else joined
 
 
-def _joined(site: LayerSite, last: ByKind, operation: str, x: Any, y: Any) -> Value:
+def _joined(
+    site: LayerSite, last: ByKind, operation: str, x: Tensor | float, y: Tensor | float
+) -> Value:
     step = site.step
     match operation:
         case "squared_diff":

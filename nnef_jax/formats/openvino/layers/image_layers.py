@@ -1,4 +1,4 @@
-"""Pictures: resampling of space, grids, and planes of brightness and colour."""
+"""Layers of images: resizes, and conversions from brightness and colour planes to RGB."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 _COORDINATES = (
     "half_pixel", "pytorch_half_pixel", "asymmetric", "align_corners", "tf_half_pixel_for_nn",
 )  # fmt: skip
-_CORNERS = ("asymmetric", "align_corners")  # without and with `align_corners`
+_CORNERS = ("asymmetric", "align_corners")  # by the attribute `align_corners`
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simple")
 
 
 def _resized(
     last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize to sizes, or by `scales` if these are among the attributes."""
+    """Add a resize to `sizes`, or by the attribute `scales` if it is there."""
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
         is_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
-        if mode != "nearest" or not is_down:  # axes that keep their extent would move
-            raise InvalidOperation(f"'{coordinates}' is supported where nearest is rounded down")
+        if mode != "nearest" or not is_down:  # otherwise axes of unchanged extent would shift
+            raise InvalidOperation(f"'{coordinates}' is supported for 'nearest' rounded down")
     return resized(last, x, mode, coordinates, **attributes)
 
 
@@ -44,7 +44,10 @@ def _interpolate(
     begin: Sequence[int] = integers("pads_begin", (0,)),
     end: Sequence[int] = integers("pads_end", (0,)),
 ) -> Value:
-    """Resize along axes, to sizes or by scales; set 1 has sizes alone, set 11 sizes or scales."""
+    """Resize along axes, to sizes or by scales.
+
+    Operation set 1 has sizes only, set 4 both inputs, and set 11 one input for either.
+    """
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip_longest(begin, end, fillvalue=0))))
     rank, opset = len(x.type.shape), site.layer.opset
@@ -74,7 +77,7 @@ def _interpolated(
     site: LayerSite, x: Value, mode: str, coordinates: str, nearest: str,
     sizes: Mapping[int, int], scales: Mapping[int, float],
 ) -> Value:  # fmt: skip
-    """Resize along the axes that have a size or a scale."""
+    """Resize along the axes with a size or a scale."""
     site.graph.require_items(x, sizes)
     shape = list(site.known_shape(x))
     result = list(shape)
@@ -82,25 +85,26 @@ def _interpolated(
         result[axis] = size
     for axis, scale in scales.items():
         result[axis] = math.floor(shape[axis] * scale + 1e-6)
-    other: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
+    attributes: dict[str, Any] = {"cubic_coeff_a": site.number("cube_coeff", -0.75)}
     antialias = site.flag("antialias")
     if mode in ("bilinear_pillow", "bicubic_pillow"):
-        other |= {"antialias": True, "exclude_outside": True}
+        attributes |= {"antialias": True, "exclude_outside": True}
         mode, coordinates = ("cubic" if mode == "bicubic_pillow" else "linear"), "half_pixel"
         if mode == "cubic":
-            other["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
+            attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
     elif mode in ("linear", "linear_onnx"):
-        # The runtime of 2026.4 widens the kernel of 'linear' alone, and only of five axes or more.
+        # The runtime of 2026.4 widens the kernel only for 'linear' and five axes or more.
         antialias = antialias and mode == "linear" and len(shape) > 4
-        other |= {"antialias": antialias, "exclude_outside": antialias}
+        attributes |= {"antialias": antialias, "exclude_outside": antialias}
         mode = "linear"
-    if scales and coordinates != "align_corners":  # an extent that is cut off has no part in places
+    if scales and coordinates != "align_corners":
+        # Coordinates follow from the exact scales, not from the extents, which are rounded down.
         exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
-            other["scales"] = exact
+            attributes["scales"] = exact
     if mode == "nearest":
-        other["nearest_mode"] = nearest
-    return _resized(site.last, x, result, mode, coordinates, **other)
+        attributes["nearest_mode"] = nearest
+    return _resized(site.last, x, result, mode, coordinates, **attributes)
 
 
 def _declared(site: LayerSite) -> list[int]:
@@ -116,7 +120,7 @@ def _interp(
     end: int = integer("pad_end", 0),
     aligned: bool = flag("align_corners", True),
 ) -> Value:
-    """Interpolate linearly to the declared extents, corners on corners by default."""
+    """Interpolate linearly to the declared extents, with aligned corners by default."""
     axes = [*range(2, len(x.type.shape))]
     x = cropped(site, x, dict.fromkeys(axes, (begin, end)))
     if max(begin, end) > 0:
@@ -126,7 +130,7 @@ def _interp(
 
 @legacy("Resample")
 def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
-    """Repeat the nearest items, or interpolate between centres; `antialias` widens the kernel."""
+    """Repeat the nearest items, or interpolate between centres. `antialias` widens the kernel."""
     sizes = _declared(site)
     if type.endswith("nearest"):
         return _resized(site.last, x, sizes, "nearest", "asymmetric")
@@ -135,7 +139,7 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     return _resized(site.last, x, sizes, "linear", "half_pixel", **widens)
 
 
-# Pictures of video: ITU-R BT.601 in the range of video. What u - 128 and v - 128 add to red, green
+# Frames of video: ITU-R BT.601 in the range of video. Factors of u - 128 and v - 128 in red, green
 # and blue.
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
@@ -143,7 +147,7 @@ _BRIGHTNESS = 1.164
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return one of the two colours, [batch,rows/2,columns/2,2], at each pixel."""
+    """Return plane `i` of `chroma` [batch,rows/2,columns/2,2] less 128: [batch,rows,columns,1]."""
     batch, height, width = shape
     one = site.part(chroma, 3, i, i + 1)
     blocks = site.reshaped(one, (batch, height // 2, 1, width // 2, 1))
@@ -152,13 +156,13 @@ def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int])
 
 
 def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
-    """Return brightness [batch,rows,columns,1] and colours [batch,rows/2,columns/2,2], as reals."""
+    """Return brightness [batch,rows,columns,1] and colours [batch,rows/2,columns/2,2] as reals."""
     parts = [site.cast(x, site.real) for x in site.tensors()]
     if len(parts) == 1:
         batch, rows, width, _ = site.known_shape()
         height = rows * 2 // 3
         if rows % 3 or height % 2 or width % 2:
-            message = f"{show(site.shape())} is no picture with colours at every 2nd pixel"
+            message = f"{show(site.shape())} is no image with colours for every second pixel"
             raise InvalidShape(message)
         colours = site.part(parts[0], 1, height, rows)
         brightness = site.part(parts[0], 1, 0, height)
@@ -183,7 +187,7 @@ def _coloured(
     brightness, chroma = _planes(site, interleaved=interleaved)
     batch, height, width, _ = site.known_shape(brightness)
     if chroma.type.shape != (batch, height // 2, width // 2, 2) or height % 2 or width % 2:
-        message = f"colours {show(chroma.type.shape)} do not go with {show(brightness.type.shape)}"
+        message = f"colours {show(chroma.type.shape)} do not fit {show(brightness.type.shape)}"
         raise InvalidShape(message)
     y = step.mul(step.sub(brightness, 16.0), _BRIGHTNESS)
     u, v = (_colour(site, chroma, i, (batch, height, width)) for i in range(2))
@@ -194,8 +198,8 @@ def _coloured(
             if factor:
                 part = step.add(part, step.mul(x, factor))
         parts.append(part)
-    picture = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
+    pixels = step.clamp(step.concat(parts, axis=3), 0.0, 255.0)
     dtype = site.dtype_of(0)
     if is_float(dtype):
-        return site.last.copy(picture)
-    return site.last.cast(step.round(picture, ties="away"), dtype=dtype)
+        return site.last.copy(pixels)
+    return site.last.cast(step.round(pixels, ties="away"), dtype=dtype)

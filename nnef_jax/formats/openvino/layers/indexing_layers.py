@@ -1,6 +1,6 @@
-"""Items by index: what is gathered, put where indices say, searched for, counted.
+"""Layers of indices: gather, scatter, one-hot, range, search, and items that differ from 0.
 
-Results with as many items as values say are of the largest length there can be, padded.
+A result whose number of items depends on values has the greatest possible length, and is padded.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lowering import rounding
 from lowering.errors import InvalidOperation
@@ -46,14 +47,14 @@ def _gather(
 
 @legacy("Gather")
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
-    """Gather by whole numbers: the catalogue has indices first, files have them second."""
+    """Gather. The catalogue has the indices first, but files have them second."""
 
     def result(data: int, indices: int) -> tuple[int, ...]:
         shape = site.shape(data)
         if not -len(shape) <= axis < len(shape):
             return ()
-        at = axis % len(shape)
-        return (*shape[:at], *site.shape(indices), *shape[at + 1 :])
+        k = axis % len(shape)
+        return (*shape[:k], *site.shape(indices), *shape[k + 1 :])
 
     first = result(0, 1) == site.declared or result(1, 0) != site.declared
     data, indices = (0, 1) if first else (1, 0)
@@ -65,7 +66,7 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
 ) -> Value:
-    joins = dims > 1 and site.layer.opset == "opset5"  # the batches
+    joins = dims > 1 and site.layer.opset == "opset5"  # axes of the batch
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices
 
@@ -79,7 +80,7 @@ _NEW_AXIS: dict[str, Any] = {
 def _hot(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Return known values at indices along a new axis, as the layer itself."""
+    """Add the layer's result, of two values (off, on): on at indices of a new axis, else off."""
     off, on = (float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values)
     is_last = dtype == "float32"
     hot = site.step_or_last(is_last).one_hot(indices, on_value=on, off_value=off, **attributes)
@@ -87,13 +88,13 @@ def _hot(
 
 
 def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return indices of which none is negative if the layer ignores these."""
+    """Return the indices; if the layer ignores negative indices, `depth` replaces them."""
     indices, step = site.indices(0), site.step
     if negative == "normalize" or isinstance(site.operand(0), Constant):
         return indices
-    below = step.lt(indices, site.beside(indices, 0))
-    behind = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
-    return step.select(below, behind, indices)
+    is_negative = step.lt(indices, site.beside(indices, 0))
+    outside = step.constant(shape=(), value=(depth,), dtype=indices.type.dtype)
+    return step.select(is_negative, outside, indices)
 
 
 @legacy("OneHot", **_NEW_AXIS)
@@ -106,7 +107,7 @@ def _legacy_one_hot(
     axis: int,
     negative: str,
 ) -> Value:
-    """Put a value at indices along a new axis, another elsewhere."""
+    """Put the value `on` at indices along a new axis, and `off` elsewhere."""
     indices = _unsigned(site, depth, negative)
     axis = site.axis(axis, site.rank() + 1)
     return _hot(site, indices, (off, on), site.real, axis=axis, depth=depth)
@@ -114,7 +115,7 @@ def _legacy_one_hot(
 
 @opsets("OneHot", **_NEW_AXIS)
 def _one_hot(site: LayerSite, *, depth: int = integer_at(1), axis: int, negative: str) -> Value:
-    """Put a value at indices along a new axis, another elsewhere; both may be computed."""
+    """Put the value of input 2 at indices along a new axis, and that of input 3 elsewhere."""
     indices, step, rank = _unsigned(site, depth, negative), site.step, site.rank() + 1
     axis = site.axis(axis, rank)
     if not any(isinstance(site.operand(i), Value) for i in (2, 3)):
@@ -146,7 +147,7 @@ def _range(site: LayerSite) -> Constant | Value:
 def _bucketize(
     site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
 ) -> Value:
-    """Return the bucket of each item; a bucket has its right boundary, or its left one."""
+    """Return the bucket of each item. A bucket includes its right boundary, or its left one."""
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
@@ -163,7 +164,7 @@ def _search_sorted(
     right: bool = flag("right_mode"),
     dtype: str = dtype("output_type", "i64"),
 ) -> Value:
-    """Return how many items of a sorted last axis are below each value, or not above it."""
+    """Return the number of edges, sorted along the last axis, below each value or up to it."""
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
@@ -187,11 +188,11 @@ def _scatter_elements(
     reduction: str = word("reduction", *_REDUCTIONS, "mean"),
     keeps_first: bool = flag("use_init_val", True),
 ) -> Value:
-    """Put single items at indices along an axis, or reduce them with the items there."""
+    """Put items at indices along an axis, or reduce them with the items there."""
     dtype = x.type.dtype
 
-    def scattered(add: ByKind, start: Value, items: Value, how: str) -> Value:
-        return add.scatter_elements(start, indices, items, axis=axis, reduction=how)
+    def scattered(add: ByKind, start: Value, items: Value, kind: str) -> Value:
+        return add.scatter_elements(start, indices, items, axis=axis, reduction=kind)
 
     def filled(item: float, like: Value = updates) -> Value:
         if is_integer(dtype):
@@ -237,8 +238,8 @@ def _scatter_update(
     moved = site.transposed(x, order)
     back = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
     changes = site.transposed(updates, back)
-    places = site.unsqueezed(indices, (count,))
-    result = site.step_or_last(axis == 0).scatter_nd(moved, places, changes, reduction="none")
+    coordinates = site.unsqueezed(indices, (count,))
+    result = site.step_or_last(axis == 0).scatter_nd(moved, coordinates, changes, reduction="none")
     return result if axis == 0 else site.last.transpose(result, axes=np.argsort(order).tolist())
 
 
@@ -252,40 +253,40 @@ def _slice_scatter(
     stop: list[int] = integers_at(3),
     step: list[int] = integers_at(4),
 ) -> Value:
-    """Put updates where `Slice` would take items from."""
+    """Put updates into the region that `Slice` would cut out."""
     shape = site.known_shape()
     axes = site.axes(5) if site.has(5) else list(range(len(start)))
     site.spend(sum(shape[a] for a in axes))
     bounds = zip(axes, start, stop, step, strict=True)
-    places = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
-    return _placed(site, x, updates, places)
+    indices = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
+    return _placed(site, x, updates, indices)
 
 
 def _placed(
-    site: LayerSite, x: Value, updates: Value, places: Sequence[tuple[int, np.ndarray[Any, Any]]]
+    site: LayerSite, x: Value, updates: Value, indices: Sequence[tuple[int, NDArray[np.int64]]]
 ) -> Value:
-    """Put updates at places along axes, one axis after the other."""
-    (axis, at), *inner = places
-    indices = derived(at)
+    """Put updates at indices along axes, one axis after the other."""
+    (axis, items), *inner = indices
     if inner:
-        part = site.step.gather(x, indices, axis=axis)
+        part = site.step.gather(x, derived(items), axis=axis)
         updates = _placed(site, part, updates, inner)
     shape = [1] * len(x.type.shape)
-    shape[axis] = len(at)
-    along = site.step.broadcast(derived(at.reshape(shape)), shape=updates.type.shape)
+    shape[axis] = len(items)
+    along = site.step.broadcast(derived(items.reshape(shape)), shape=updates.type.shape)
     return site.last.scatter_elements(x, along, updates, axis=axis, reduction="none")
 
 
-# As many items as values say
+# Results whose number of items depends on values
 
 
 def _noted(site: LayerSite, x: Value, axis: int, items: Value) -> Value:
+    """Return `x`, noted to have `items` [1] items along an axis, and padding after them."""
     site.graph.counts[x] = Count(axis, items)
     return x
 
 
 def _total(site: LayerSite, x: Value) -> Value:
-    """Return how often a condition is true, [1]."""
+    """Return the number of true items, [1]."""
     numbers = site.step.cast(x, dtype=site.integer)
     axes = [*range(len(x.type.shape))]
     return site.reshaped(site.step.sum_reduce(numbers, axes=axes, normalize=False), (1,))
@@ -293,14 +294,14 @@ def _total(site: LayerSite, x: Value) -> Value:
 
 @opsets("NonZero")
 def _non_zero(site: LayerSite, *, type: str = text("output_type", "i64")) -> Value | Constant:
-    """Return the places of items that are not 0, an axis of the input in each row."""
+    """Return the indices [rank,items] of items that are not 0."""
     x = site.operand(0)
     if isinstance(x, Constant):
         return Constant(np.stack(np.nonzero(np.atleast_1d(x.array))), type, derived=True)
     x = x if x.type.shape else site.reshaped(x, (1,))
     site.known_shape(x)
-    places = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
-    return _noted(site, places, 1, _total(site, site.truths(x)))
+    indices = site.cast(site.last.non_zero(x), site.dtype("output_type", "i64"))
+    return _noted(site, indices, 1, _total(site, site.truths(x)))
 
 
 def _distinct(site: LayerSite, x: Value, axis: int, *, sorts: bool) -> tuple[Value, ...]:
@@ -317,7 +318,7 @@ def _unique(
     index: str = dtype("index_element_type", "i64"),
     number: str = dtype("count_element_type", "i64"),
 ) -> list[Value]:
-    """Return the distinct items, with first places, inverse indices and counts."""
+    """Return the distinct items, their first indices, inverse indices and counts."""
     axis = 0
     if site.has(1):
         axis = site.axes(1)[0]
@@ -342,20 +343,21 @@ def _legacy_unique(
     with_inverse: bool = flag("return_inverse"),
     with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
-    """Return distinct items and copies of the last; inverse and counts, as reals, if asked for."""
+    """Return the distinct items, padded by the last; inverse and counts, as reals, if asked."""
     items, _, inverse, often, _ = _distinct(site, x, 0, sorts=sorts)
     more = [inverse] * with_inverse + [often] * with_counts
-    return [items, *(site.cast(places, x.type.dtype) for places in more)]
+    return [items, *(site.cast(integers, x.type.dtype) for integers in more)]
 
 
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
-    """Return a sparse matrix in which each row has an item: a default one where there was none."""
+    """Return a sparse matrix with an item in each row: rows without items get the default."""
     step, indices, count = site.step, site.integer_tensor(2), site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
-    # Candidates are all items, then one for each row. The key of one left out is behind all rows.
+    # Candidates are all items, then a default for each row. Their keys are their rows, but `rows`,
+    # which sorts last, for a default that is not needed.
     keys = step.select(is_empty, site.places(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
     order = step.topk(keys, k=count + rows, axis=0, largest=False)[1]

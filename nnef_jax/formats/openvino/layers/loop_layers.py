@@ -1,4 +1,4 @@
-"""Bodies: TensorIterator and Loop repeat one, If chooses one of two."""
+"""Layers with bodies: TensorIterator and Loop repeat one, If chooses one of two."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-_MOST = 1 << 16  # iterations of a scan that a condition may end before
+_MOST = 1 << 16  # iterations; a loop with a greater bound stays a loop
 
 
 @opsets("Loop")
 def _loop(site: LayerSite) -> list[Any]:
-    """Repeat as often as input 0 says at most, and as long as the condition is true."""
+    """Repeat while the condition is true, at most as often as input 0 says."""
     repetition = _Repetition(site)
     count = site.operand(0)
     begins: Tensor | bool = site.operand(1) if site.has(1) else True
@@ -47,7 +47,7 @@ def _loop(site: LayerSite) -> list[Any]:
 
 
 class _Repetition:
-    """A layer with a repeated body, while the graph of the body is made."""
+    """A layer with a repeated body, while the body is flattened."""
 
     def __init__(self, site: LayerSite) -> None:
         self.site, self.body = site, site.body("body")
@@ -56,10 +56,10 @@ class _Repetition:
         self.back = back_edges(self.body)
         self.feeds: dict[End, Tensor] = {}
 
-    # What it reads
+    # The port maps
 
     def condition(self) -> End | None:
-        """Return the end that holds the loop's condition, None if the condition is constant."""
+        """Return the end of the body that computes the condition; None if it is always true."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
@@ -81,7 +81,7 @@ class _Repetition:
         return [x for x in self.inputs if x.axis is not None]
 
     def parts(self) -> int | None:
-        """Return the number of parts of the cut inputs; None without any."""
+        """Return the number of parts of the cut inputs, None without such inputs."""
         for link in self._cut:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
@@ -94,16 +94,16 @@ class _Repetition:
         return graph.entered(value, f"full_{len(graph.captured) + 1}")
 
     def _number(self, head: Value) -> None:
-        """Feed the number of the iteration, which has one item."""
+        """Feed the number of the iteration, of one item, to the ends that read it."""
         for link in self.inputs:
             if self._is_turn(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
                 self.feeds[link.end] = self.repeated.at.reshaped(head, (1,) * rank)
 
-    # What it becomes
+    # The operations
 
     def scanned(self, turns: int | None) -> list[Any]:
-        """Add a scan over the parts of the cut inputs, or over a number of turns."""
+        """Add a scan over the parts of the cut inputs, or of a number of turns."""
         site, repeated = self.site, self.repeated
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
@@ -118,7 +118,7 @@ class _Repetition:
     def until(
         self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
-        """Add a loop that a condition or a computed count ends: parts are taken turn by turn."""
+        """Add a loop that a condition or a computed count ends. Each turn slices its parts."""
         site, inner = self.site, self.repeated.at
         parts = self.parts()
         bounds = [n for n in (parts, count) if isinstance(n, int)]
@@ -141,7 +141,7 @@ class _Repetition:
                 held, start, length=link.size, axis=axis
             )
         if isinstance(count, Value):
-            most: Any = site.reshaped(site.cast(count, integer), ())
+            most: Value | int = site.reshaped(site.cast(count, integer), ())
             if parts is not None:
                 most = site.step.min(most, parts)
         else:
@@ -152,7 +152,7 @@ class _Repetition:
     def _emit(
         self, going: End | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
-        """Add the operation: a loop that starts with some operands, or a scan without any."""
+        """Add the operation: a loop with the operands `start`, or a scan without them."""
         site, inner, body, is_loop = self.site, self.repeated.at, self.body, start is not None
         uncut = [x for x in self.inputs if x.axis is None and not self._is_turn(x)]
         states = [x for x in uncut if x.end in self.back]
@@ -174,7 +174,7 @@ class _Repetition:
         ]
         values = [inner.tensor(tensors[end]) for end in results]
         first = [_truth(inner, tensors[going] if going else True)] if is_loop else []
-        how = [
+        modes = [
             ("last", 0, 1)
             if x.axis is None
             else ("full", site.axis(x.axis, len(v.type.shape)), 1 if x.stride > 0 else -1)
@@ -182,20 +182,22 @@ class _Repetition:
         ]
         if is_loop:  # the number of iterations comes last
             values.append(inner.step.add(self.repeated.heads[0], 1))
-            how.append(("last", 0, 1))
-        outputs = self.repeated.add(site.insert, first, after, values, how, start, limit)
+            modes.append(("last", 0, 1))
+        outputs = self.repeated.add(site.insert, first, after, values, modes, start, limit)
         if is_loop:
             self._count(shown, outputs)
         by_port = dict(zip((x.port for x in shown), outputs, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
 
     def _count(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
-        """Note how many items of joined values there are."""
+        """Note the number of items of each joined result: the iterations are not known."""
         for link, value in zip(shown, outputs, strict=False):
             if link.axis is None:
                 continue
             if link.stride < 0:
-                raise InvalidOperation("values of a computed number are joined from the end")
+                raise InvalidOperation(
+                    "the number of iterations is computed, and results are joined from the end"
+                )
             site, axis = self.site, self.site.axis(link.axis, len(value.type.shape))
             items = site.step.mul(site.reshaped(outputs[-1], (1,)), link.size)
             site.graph.counts[value] = Count(axis, items)
@@ -204,12 +206,12 @@ class _Repetition:
 operator("TensorIterator")(lambda site: _Repetition(site).scanned(None))
 
 
-# Bodies of which one is chosen
+# A choice of two bodies
 
 
 @opsets("If")
 def _if(site: LayerSite) -> list[Any]:
-    """Choose one of two bodies; only the chosen one is computed."""
+    """Choose one of two bodies. Only the chosen body is computed."""
     condition = site.operand(0)
     bodies = [site.body(f"{name}_body") for name in ("then", "else")]
     if isinstance(condition, Constant):
@@ -217,14 +219,14 @@ def _if(site: LayerSite) -> list[Any]:
         feeds = {link.end: _outer(site, link) for link in links(body, inputs=True)}
         return _results(site, body, site.graph, feeds)
     graphs = [site.graph.body() for _ in bodies]
-    makes = [partial(_branch, site, *x) for x in zip(bodies, graphs, strict=True)]
-    results = both(makes, site.graph.fixing(condition))
+    branches = [partial(_branch, site, *x) for x in zip(bodies, graphs, strict=True)]
+    results = both(branches, site.graph.fixing(condition))
     outputs = branch(site.insert, _truth(site, condition), graphs, results)
     return outputs if isinstance(outputs, list) else [outputs]
 
 
 def _branch(site: LayerSite, body: Body, graph: LayerGraph) -> list[Value]:
-    """Flatten a body into a graph of its own; return the tensors of the output ports."""
+    """Flatten a body into `graph`; return the tensors of the output ports in that graph."""
     feeds = dict[End, Tensor]()
     for link in links(body, inputs=True):
         value = _outer(site, link)
@@ -243,7 +245,7 @@ def _results(
     tensors = site.flatten(body, graph, feeds, ends, site.layer.name)
     by_port = {link.port: tensors[end] for link, end in zip(outputs, ends, strict=True)}
     if missing := [port.id for port in site.layer.outputs if port.id not in by_port]:
-        raise InvalidOperation(f"a body gives nothing for output port {missing[0]}")
+        raise InvalidOperation(f"a body has no result for output port {missing[0]}")
     return [by_port[port.id] for port in site.layer.outputs]
 
 
@@ -251,7 +253,7 @@ def _results(
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return the operand of a layer that an end of its body reads."""
+    """Return the operand of the layer that an end of its body reads."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -259,14 +261,14 @@ def _outer(site: LayerSite, link: Link) -> Tensor:
 
 
 def _truth(site: LayerSite, x: Tensor | bool) -> Value:
-    """Return a condition as a logical tensor of the graph."""
+    """Return a condition as a tensor of bool in the graph."""
     if isinstance(x, bool):
         x = derived(np.array(x))
     return site.cast(site.tensor(x), "bool")
 
 
 def _range(link: Link, extent: int) -> tuple[int, int, int]:
-    """Return where the cut items begin and end, and the sign of the direction."""
+    """Return the first cut item, the one after the last, and the direction: 1 or -1."""
     if abs(link.stride) != link.size or not link.size:
         raise InvalidOperation("parts that overlap, or leave items out, are not supported")
     first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))
@@ -276,7 +278,7 @@ def _range(link: Link, extent: int) -> tuple[int, int, int]:
 
 
 def _cut(site: LayerSite, value: Value, link: Link) -> tuple[Value, int, int]:
-    """Return the tensor to cut into slices, the direction, and the axis."""
+    """Return the cut items of a tensor, the direction (1 or -1), and the axis."""
     axis = site.axis(link.axis or 0, len(value.type.shape))
     extent = site.known_shape(value)[axis]
     low, high, sign = _range(link, extent)

@@ -1,4 +1,4 @@
-"""Products of matrices: MatMul, FullyConnected, GEMM, Einsum, attention."""
+"""Layers of matrix products: MatMul, FullyConnected, GEMM, Einsum and attention."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import volume
 from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import flag, integer, number
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import either, legacy, opsets
@@ -20,7 +21,7 @@ _TRANSPOSES: dict[str, Any] = {"left": flag("transpose_a"), "right": flag("trans
 
 @opsets("MatMul", **_TRANSPOSES)
 def _matmul(site: LayerSite, x: Value, y: Value, *, left: bool, right: bool) -> Value:
-    """Multiply as numpy does: a vector is a row on the left, a column on the right."""
+    """Multiply as numpy does: a vector is a row on the left and a column on the right."""
     is_row, is_column = (len(operand.type.shape) == 1 for operand in (x, y))
     if is_row:
         x = site.unsqueezed(x, (0,))
@@ -42,7 +43,7 @@ def _fully_connected(
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    if len(site.declared) == len(shape) == 3:  # on the last axis, as later versions emit it
+    if len(site.declared) == len(shape) == 3:  # along the last axis, as in files of later versions
         filter, bias = (1, outputs, shape[-1]), (1, 1, outputs)
     else:
         filter, bias = (outputs, volume(shape[1:])), (1, outputs)
@@ -68,10 +69,10 @@ def _gemm(
         product = site.step.mul(product, alpha)
     if not site.has(2) or beta == 0:
         return site.last.copy(product)
-    added = site.tensor(2)
+    c = site.tensor(2)
     if beta != 1:
-        added = site.step.mul(added, beta)
-    return site.last.add(*site.aligned(product, added))
+        c = site.step.mul(c, beta)
+    return site.last.add(*site.aligned(product, c))
 
 
 @opsets("Einsum")
@@ -91,17 +92,17 @@ def _einsum(site: LayerSite) -> Value:
 def _attention(
     site: LayerSite, query: Value, key: Value, value: Value, *, is_causal: bool = flag("causal")
 ) -> Value:
-    """Attend; inputs are query, key, value, and may be mask, scale and sink.
+    """Attend. Inputs are query, key and value, and optionally mask, scale and sink.
 
-    A causal mask counts times from the first. It replaces the mask of input 3.
+    With `causal`, query i attends to keys 0 to i, and the mask is ignored.
     """
-    mask: Any = site.operand(3) if site.has(3) and not is_causal else False
+    mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
         mask = False
     scale, factor = site.operand(4) if site.has(4) else None, 0.0
     if isinstance(scale, Constant):
         factor = site.scalar(4)
-    elif scale is not None:  # computed: the query is multiplied by it
+    elif scale is not None:  # a computed scale multiplies the query
         query, factor = site.step.mul(*site.aligned(query, scale)), 1.0
     if len(query.type.shape) < 3:
         raise InvalidShape(f"'query' must have 3 axes or more, it has {len(query.type.shape)}")
@@ -114,11 +115,11 @@ def _attention(
 
 
 def _with_sink(
-    site: LayerSite, query: Value, key: Value, value: Value, mask: Any, *, is_causal: bool
+    site: LayerSite, query: Value, key: Value, value: Value, mask: Tensor | bool, *, is_causal: bool
 ) -> tuple[Value, Value, Value]:
-    """Return keys, values and a mask with one more key, which has the sink as its score.
+    """Return keys, values and a mask with one more key, whose score is the sink.
 
-    The key and its value are zeros: its share of softmax adds nothing to the result.
+    That key and its value are zeros: it takes a share of the softmax, and adds 0 to the result.
     """
     *batch, times, _ = site.known_shape(query)
     keys, step = site.known_shape(key)[-2], site.step
@@ -126,13 +127,12 @@ def _with_sink(
     if is_causal:
         site.spend(times * keys // 4)
         mask = derived(np.tri(times, keys, dtype=np.bool_))
-    if mask is False:
-        mask = derived(np.zeros((1, 1), np.float32))
-    mask = site.tensor(mask)
-    if mask.type.dtype == "bool":
-        mask = step.select(mask, 0.0, -math.inf)
+    scores = derived(np.zeros((1, 1), np.float32)) if isinstance(mask, bool) else mask
+    scores = site.tensor(scores)
+    if scores.type.dtype == "bool":
+        scores = step.select(scores, 0.0, -math.inf)
     parts = [
-        step.broadcast(x, shape=(*batch, times, count)) for x, count in ((mask, keys), (sink, 1))
+        step.broadcast(x, shape=(*batch, times, count)) for x, count in ((scores, keys), (sink, 1))
     ]
     key, value = (site.padded(x, {len(batch): (0, 1)}) for x in (key, value))
     joined = [site.cast(x, query.type.dtype) for x in parts]

@@ -1,9 +1,8 @@
-"""Recurrent cells, and sequences of them as a scan over time."""
+"""Layers of recurrent cells, and sequences: scans of a cell over time."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -12,17 +11,18 @@ from lowering.graph import Value
 from nnef_jax.flattening.operators.attributes import integer, text, word
 from nnef_jax.flattening.recurrent_cells import DEFAULTS, Cell, activation, steps_within
 from nnef_jax.flattening.repetition import RepeatedBody
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
-_WAYS = {  # whether each direction is from the end
+_WAYS = {  # for each direction: does it run backward
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
 
 def _cell_of(site: LayerSite) -> Cell:
-    """Return the kind of cell that a layer has, with its attributes."""
+    """Return the cell of a layer, from its type and attributes."""
     kind = site.operator.removesuffix("cell").removesuffix("sequence")
     names = [x.strip() for x in site.text("activations", "").split(",") if x.strip()]
     parameters = [
@@ -38,28 +38,30 @@ def _cell_of(site: LayerSite) -> Cell:
 
 
 def _product(
-    site: LayerSite, cell: Cell, state: Value, first: int, last: int, r: Any, b: Any
-) -> Any:
-    """Multiply a state by the filters of gates, of all in `r` [gates*hidden,hidden].
+    site: LayerSite, cell: Cell, state: Value, first: int, last: int, r: Value, b: Value | float
+) -> Value:
+    """Multiply a state by the filters of the gates `first` to `last - 1`.
 
-    `b` is the bias of the new gate of a GRU's state where that is multiplied before it is reset,
-    else 0.
+    `r` [gates*hidden,hidden] has the filters of all gates. `b` is the bias of the last gate of a
+    GRU that resets the product, else 0.
     """
     hidden = state.type.shape[-1]
     rows = r if last - first == cell.gates else site.part(r, 0, first * hidden, last * hidden)
     return site.step.linear(state, rows, b if first else 0.0)
 
 
-def _biases(site: LayerSite, cell: Cell, bias: Any, hidden: int) -> tuple[Any, Any]:
-    """Return the bias [1,items] of the input's products, and that of a GRU's reset state."""
+def _biases(
+    site: LayerSite, cell: Cell, bias: Tensor | None, hidden: int
+) -> tuple[Tensor | float, Value | float]:
+    """Return the bias [1,items] of the input's product, and the bias of a GRU's reset product."""
     if bias is None or not cell.resets_after:
         return (0.0 if bias is None else bias), 0.0
     joined = site.tensor(bias)
     return site.part(joined, 1, 0, 3 * hidden), site.part(joined, 1, 3 * hidden, 4 * hidden)
 
 
-def _row(site: LayerSite, i: int) -> Any:
-    """Return a bias [items] as [1,items], None without one."""
+def _row(site: LayerSite, i: int) -> Tensor | None:
+    """Return input `i`, a bias [items], as [1,items]; None if it is not connected."""
     if not site.has(i):
         return None
     bias = site.operand(i)
@@ -88,12 +90,18 @@ def _cell(site: LayerSite, x: Value, *, cell: Cell) -> list[Value]:
 
 
 def _next(
-    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value, bias: Any
+    site: LayerSite,
+    cell: Cell,
+    x: Value,
+    states: Sequence[Value],
+    w: Value,
+    r: Value,
+    bias: Tensor | None,
 ) -> list[Value]:
     """Return the next states of a cell."""
     of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
 
-    def product(state: Value, first: int, last: int) -> Any:
+    def product(state: Value, first: int, last: int) -> Value:
         return _product(site, cell, state, first, last, r, of_state)
 
     return cell.next(site, site.step.linear(x, w, of_input), states, product)
@@ -102,7 +110,7 @@ def _next(
 def _joined_weights(
     site: LayerSite, cell: Cell, items: int, hidden: int
 ) -> tuple[Value, Value, Constant | None]:
-    """Return the halves of old weights [gates*hidden,items+hidden], and the bias."""
+    """Return w [gates*hidden,items] and r [gates*hidden,hidden] of old weights, and the bias."""
     stored = site.needed("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
     joined = site.tensor(stored)
@@ -110,18 +118,18 @@ def _joined_weights(
 
 
 def _run(
-    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value, bias: Any,
-    mask: Value | None, *, reverse: bool,
+    site: LayerSite, cell: Cell, x: Value, states: Sequence[Value], w: Value, r: Value,
+    bias: Tensor | None, mask: Value | None, *, reverse: bool,
 ) -> list[Value]:  # fmt: skip
     """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, (0,))
     of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
-    if bias is not None:
+    if bias is not None and not isinstance(of_input, int | float):
         products = site.step.add(products, site.unsqueezed(of_input, (0,)))
 
-    def product(body: RepeatedBody, state: Value, first: int, last: int) -> Any:
+    def product(body: RepeatedBody, state: Value, first: int, last: int) -> Value:
         return _product(body.at, cell, state, first, last, body.seen(r), body.seen(of_state))
 
     return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
@@ -131,7 +139,7 @@ def _run(
 def _sequence(
     site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
 ) -> list[Value]:
-    """Run forward, backward or both: states are [batch,directions,hidden]."""
+    """Run a cell forward, backward or both. States are [batch,directions,hidden]."""
     count = cell.states
     starts = [site.tensor(1 + i) for i in range(count)]
     lengths = site.operand(1 + count) if site.has(1 + count) else None
@@ -167,7 +175,7 @@ def _legacy_sequence(
     axis: int = integer("axis", 1),
     way: str = word("direction", "forward", "backward", "reverse"),
 ) -> list[Value]:
-    """Run one way over the axis of time, 1 by default, or 0."""
+    """Run a cell in one direction over the axis of time: 1, or 0 by the attribute `axis`."""
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))

@@ -1,4 +1,4 @@
-"""Reductions along axes, places of extremes, and normalisation."""
+"""Layers of reductions along axes, of greatest items, and of normalisation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _reduced(
     if not axes:
         return site.last.copy(x)
     _, kind, after = steps
-    back = ""  # what the result is cast back to
+    back = ""  # dtype of a final cast, "" for none
     if kind in ("all_reduce", "any_reduce") and dtype != "bool":
         x, back = site.truths(x), dtype
     elif is_integer(dtype) and (kind == "mean_reduce" or after):
@@ -56,7 +56,7 @@ def _arg_max(
     count: int = integer("top_k", 1),
     with_values: bool = flag("out_max_val"),
 ) -> Value:
-    """Return places of the largest items, as real numbers, and their values if asked for."""
+    """Return the indices of the largest items as real numbers, with `out_max_val` their values."""
     step = site.step
     if site.has_attribute("axis"):
         values, places = step.topk(x, k=count, axis=site.axis_of("axis"), largest=True)
@@ -76,19 +76,19 @@ def _top_k(
     counts: Sequence[int] = integers_at(1),
     axis: int = axis("axis"),
     mode: str = word("mode", "max", "min"),
-    order: str = word("sort", "value", "index", "none"),
+    sort: str = word("sort", "value", "index", "none"),
     type: str = text("index_element_type", "i32"),
 ) -> list[Value]:
-    """Return the largest or smallest items along an axis and their places."""
+    """Return the largest or smallest items along an axis, and their indices."""
     if len(counts) != 1:
         raise InvalidOperation("'k' must be one number")
     extent = x.type.shape[axis]
     k = counts[0] if extent is UNKNOWN else min(counts[0], extent)
     values, places = site.last.topk(x, k=k, axis=axis, largest=mode == "max")
-    if order == "index":
-        by_place = site.step.topk(places, k=k, axis=axis, largest=False)[1]
-        values = site.step.gather_elements(values, by_place, axis=axis)
-        places = site.step.gather_elements(places, by_place, axis=axis)
+    if sort == "index":
+        order = site.step.topk(places, k=k, axis=axis, largest=False)[1]
+        values = site.step.gather_elements(values, order, axis=axis)
+        places = site.step.gather_elements(places, order, axis=axis)
     if type == "i64":
         places = site.cast(places, site.integer)
     return [values, places]
@@ -101,7 +101,7 @@ def _top_k(
 def _legacy_batch_normalization(
     site: LayerSite, x: Value, *, epsilon: float = number("epsilon", 1e-5)
 ) -> Value:
-    """Normalise channels by a mean, which is stored as biases, and a variance, as weights."""
+    """Normalise channels by a variance, stored as `weights`, and a mean, stored as `biases`."""
     shape = (1, x.type.shape[1])
     variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
     if variance is None or mean is None:
@@ -111,7 +111,7 @@ def _legacy_batch_normalization(
 
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
-    """Normalise channels; set 1 has gamma and beta first, set 5 the data."""
+    """Normalise channels. The data is input 2 of operation set 1, and input 0 since set 5."""
     first, places = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
     scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in places)
     x = site.tensor(first)
@@ -145,7 +145,7 @@ def _legacy_response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta. Windows lie along channels or in space."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta, the mean over channels or over space."""
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
     axes = [1] if region == "across" else range(2, len(x.type.shape))
@@ -163,20 +163,24 @@ def _response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean of squares) ** beta, over axes."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta, the mean over windows along axes."""
     sizes = [size if i in axes else 1 for i in range(len(x.type.shape))]
     return site.last.local_response_normalization(x, size=sizes, alpha=alpha, beta=beta, bias=bias)
 
 
 def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
-    """Return the factor 1 / sqrt(squares + epsilon), or with epsilon elsewhere."""
+    """Return 1 / sqrt(squares + epsilon).
+
+    It is 1 / sqrt(max(squares, epsilon)) for `where` "max", and 1 / (sqrt(squares) + epsilon) for
+    "outside_sqrt".
+    """
     if where == "outside_sqrt":
         return site.step.rcp(site.step.add(site.root(squares), epsilon))
     return site.step.rsqrt(getattr(site.step, where)(squares, epsilon))
 
 
 def _centred(site: LayerSite, x: Value, axes: Sequence[int]) -> tuple[Value, Value]:
-    """Return a tensor less its mean along axes, and its variance."""
+    """Return a tensor minus its mean along axes, and its variance."""
     mean, variance = site.step.moments(x, axes=axes)
     return site.step.sub(x, mean), variance
 
@@ -189,7 +193,7 @@ def _mvn(
     epsilon: float = number("eps", 1e-9),
     scales: bool = flag("normalize_variance", True),
 ) -> Value:
-    """Normalise along axes (set 6), or all but batch and perhaps channels."""
+    """Normalise along axes: those of input 1 (set 6), or all but the batch and maybe channels."""
     where = "add"
     if site.has(1) and not site.net.is_legacy:
         axes = sorted(site.axes(1))
@@ -206,7 +210,7 @@ def _mvn(
 def _unit_factor(
     site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, where: str = "add"
 ) -> Value:
-    """Return 1 over the root of the sum of squares along axes; without axes, of each square."""
+    """Return 1 / sqrt(sum of squares along axes), see `_root_mean`. No axes mean no sum."""
     squares = site.step.sqr(x)
     if axes:
         squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
@@ -229,7 +233,7 @@ def _legacy_unit(
     is_shared: bool = flag("channel_shared"),
     is_spatial: bool = flag("across_spatial"),
 ) -> Value:
-    """Divide by the root of the sum of squares, and multiply by a scale if one is stored."""
+    """Divide by the root of the sum of squares, and multiply by the stored scale, if any."""
     shape = x.type.shape
     is_shared = is_shared or site.has_one_weight()
     scale = site.blob("weights", (1, 1 if is_shared else shape[1]))

@@ -1,6 +1,6 @@
-"""Suppresses boxes that overlap better ones, and pools regions.
+"""Layers of regions: suppression of overlapping boxes, and pools.
 
-Of boxes that remain there are indices, -1 behind them.
+Suppression returns the indices of the boxes that remain, padded by -1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
-    """Return indices in the integers that the layer says."""
+    """Cast indices to the attribute `output_type`, if it is there."""
     if not site.has_attribute("output_type"):
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
@@ -32,7 +32,7 @@ def _is_centre(site: LayerSite) -> bool:
 
 
 def _has_count(site: LayerSite) -> bool:
-    """Tell whether the length of the result is that of the boxes: before set 5 it is fixed."""
+    """Tell whether the result has as many rows as boxes remain: since operation set 5."""
     return site.layer.opset in ("opset5", "opset9")
 
 
@@ -56,7 +56,7 @@ def _suppression(
     is_centre: bool,
     sorts: bool = flag("sort_result_descending", True),
 ) -> Any:
-    """Return indices (image, class, box), from set 5 on with scores and how many there are.
+    """Return indices (image, class, box), and since set 5 scores and the number of indices.
 
     Rotated boxes are (centre x, y, width, height, angle).
     """
@@ -66,7 +66,7 @@ def _suppression(
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    if has_count:  # layers behind take nothing else for boxes
+    if has_count:  # later layers take padding for boxes otherwise
         note_count(site, count, indices, values)
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
 
@@ -90,9 +90,9 @@ _CLASSES: dict[str, Any] = {
 
 
 def _matrix_order(site: LayerSite) -> str:
-    """Return the order of boxes whose scores are lowered.
+    """Return the order of the boxes of MatrixNms.
 
-    Whatever the layer says the runtime sorts them by class across images alone.
+    The runtime sorts by class only across images, whatever `sort_result_type` says.
     """
     order = _order(site)
     return order if _ACROSS(site) else "score"
@@ -118,7 +118,7 @@ def _counts(site: LayerSite) -> Any:
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return boxes with their classes and scores, their indices, how many an image has."""
+    """Return boxes with classes and scores, their indices, and their number by image."""
     rows, indices, count = results
     return [rows, *_typed(site, indices, count)]
 
@@ -130,7 +130,7 @@ def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value
 def _roi_pooling(
     site: LayerSite, x: Value, rois: Value, *, method: str = word("method", "max", "bilinear")
 ) -> Value:
-    """Pool regions (image, x1, y1, x2, y2): maxima of bins, or items between corners."""
+    """Pool regions (image, x1, y1, x2, y2): maxima of bins, or bilinear samples."""
     size = site.ints("output_size", site.ints("output_roi", [0, 0]))
     size = [site.int("pooled_h", size[0]), site.int("pooled_w", size[-1])]
     first = site.part(rois, 1, 0, 1)
@@ -144,8 +144,8 @@ def _roi_pooling(
         scaled = _scaled(site, box, [width - 1, height - 1] * 2, [0, 0, 1, 1])
         method = "aligned" if min(size) > 1 else "symmetric"
         pooled = site.step.roi_resample(x, scaled, image, output_size=size, method=method)
-    alive = site.step.cast(site.step.ge(first, 0.0), dtype=x.type.dtype)
-    return site.last.mul(pooled, site.unsqueezed(alive, (2, 3)))
+    exists = site.step.cast(site.step.ge(first, 0.0), dtype=x.type.dtype)
+    return site.last.mul(pooled, site.unsqueezed(exists, (2, 3)))
 
 
 _SENSITIVE: dict[str, Any] = {
@@ -172,9 +172,11 @@ def _position_sensitive(
     )  # fmt: skip
 
 
-def _scaled(site: LayerSite, rois: Value, factors: Sequence[float], more: Sequence[float]) -> Value:
-    """Return regions times one row, plus another."""
-    factor, offset = (derived(np.array([row], np.float32)) for row in (factors, more))
+def _scaled(
+    site: LayerSite, rois: Value, factors: Sequence[float], offsets: Sequence[float]
+) -> Value:
+    """Return regions [n,items] times `factors`, plus `offsets`, both by item."""
+    factor, offset = (derived(np.array([row], np.float32)) for row in (factors, offsets))
     return site.step.add(site.step.mul(rois, factor), offset)
 
 
@@ -195,13 +197,13 @@ def _roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), whose corners are places of items or of pixels."""
-    more = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
-    if corners not in more:
-        raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(more)}")
+    """Pool samples of regions (x1, y1, x2, y2), by `aligned_mode` in coordinates of pixels."""
+    shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
+    if corners not in shifts:
+        raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
     least = 1.0 if corners == "asymmetric" else 0.0
     return roi_aligned(
-        site, *site.first(3), scale=scale, shift=more[corners], mode=mode, least=least, **samples
+        site, *site.first(3), scale=scale, shift=shifts[corners], mode=mode, least=least, **samples
     )
 
 
@@ -229,10 +231,9 @@ def _roi_feature_extractor(
     scales: list[int] = integers("pyramid_scales"),
     is_aligned: bool = flag("aligned"),
 ) -> Any:
-    """Pool each region from the level of a pyramid that suits its area; return regions too.
+    """Pool each region from a level of a pyramid; return the pools and the regions.
 
-    The level is 2 for the area of 224 x 224 items, one more for four times that
-    (arXiv:1612.03144, equation 1).
+    The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation 1).
     """
     step = site.step
     rois, *levels = site.tensors()
@@ -247,14 +248,14 @@ def _roi_feature_extractor(
     level = step.clamp(level, 0.0, float(len(levels) - 1))
     level = site.unsqueezed(step.select(exists, level, -1.0), (2, 3))
     images = derived(np.zeros(site.known_shape(rois)[0], np.int64))
-    how = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
-    total: Any = 0.0
+    sampling = {"output_size": (size, size), "sampling_ratio": samples, "mode": "avg", "least": 1.0}
+    total: Value | float = 0.0
     for i, features in enumerate(levels):
         corners = step.mul(rois, 1 / scales[i])
         corners = step.sub(corners, 0.5) if is_aligned else corners
-        pooled = step.roi_align(features, corners, images, **how)
-        here = step.eq(level, float(i))
-        total = site.step_or_last(i == len(levels) - 1).select(here, pooled, total)
+        pooled = step.roi_align(features, corners, images, **sampling)
+        is_level = step.eq(level, float(i))
+        total = site.step_or_last(i == len(levels) - 1).select(is_level, pooled, total)
     return [total, rois]
 
 
@@ -262,7 +263,7 @@ def _roi_feature_extractor(
 def _top_k_rois(
     site: LayerSite, rois: Value, probabilities: Value, *, most: int = integer("max_rois", 0)
 ) -> Value:
-    """Return the regions [n,4] of the highest probabilities."""
+    """Return the `max_rois` regions [n,4] of the highest probabilities."""
     count = min(most, site.known_shape(probabilities)[0])
     _, best = site.step.topk(probabilities, axis=0, k=count, largest=True)
     return site.last.gather(rois, best, axis=0)

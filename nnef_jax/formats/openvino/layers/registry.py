@@ -1,6 +1,7 @@
-"""The layers of OpenVINO, by their type in any case. Versions are those of the document.
+"""The registry of OpenVINO's layers, by type in any case, and readers of their known inputs.
 
-What operation sets have as a known input is an attribute of a meaning by one of the readers here.
+Versions are versions of the document. Operation sets have known inputs for attributes of older
+versions: a reader makes such an input an attribute of the meaning.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ legacy = partial(operator, until=LEGACY)
 opsets = partial(operator, since=FIRST_OF_OPSETS)
 Reader = Callable[[LayerSite], Any]
 
-# Readers of an input by its number: as a tensor of the graph, as whole numbers of it, as known axes
-# of input 0, as a known number, which may have a default.
+# Readers of an input by its index: as a tensor of the graph, as a tensor in the dtype of i64, as
+# known axes of input 0, as a known number (a default may follow).
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
 integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
@@ -33,17 +34,17 @@ number_at: Callable[..., Any] = partial(methodcaller, "scalar")
 
 
 def axis_at(i: int) -> Any:
-    """Return an input that is one axis of input 0."""
+    """Return the reader of an input that names one axis of input 0."""
     return lambda site: site.axes(i)[0]
 
 
 def integer_at(i: int) -> Any:
-    """Return an input that is one whole number."""
+    """Return the reader of an input that is one whole number."""
     return lambda site: site.integers(i)[0]
 
 
 def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
-    """Return an input that is a list of whole numbers. None as a default makes it required."""
+    """Return the reader of a list of whole numbers. It is required if `default` is None."""
     return lambda site: site.integers(i) if default is None or site.has(i) else default
 
 
@@ -51,11 +52,11 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 
 
 def element(name: str, default: str | None = None) -> Any:
-    """Return an attribute that is an element type, as files name these."""
+    """Return the reader of an attribute that is an element type, as version 11 spells it."""
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return an attribute that some files have under another name."""
+    """Return the reader of an attribute that some files have under another name."""
     other = replace(attribute, name=name)
     return lambda site: (attribute if site.has_attribute(attribute.name) else other)(site)

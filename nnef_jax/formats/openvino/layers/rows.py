@@ -1,4 +1,4 @@
-"""The layers that are one operation each, or a line: the kind, its inputs and attributes."""
+"""The table of layers that are one operation each, or a line of code."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ indices = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:
-    """Return the meaning of a layer that is an operation on two tensors, as it broadcasts them."""
+    """Return the meaning of a layer that is one operation on two broadcast tensors."""
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
-# Functions of one tensor, which Activation of versions 2 to 9 names too.
+# Functions of one tensor. Activation of versions 2 to 9 has their names as its `type`.
 FUNCTIONS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
     "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
@@ -120,20 +120,20 @@ _OLD: dict[str, Meaning] = {
     ),
 }
 
-# Layers that no pure function of arrays can be.
+# Layers that are no pure functions of arrays.
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),
         Refusal(
             "it draws random numbers, and a model is a function of its inputs",
-            "cut the network there, and give what jax.random draws as an input",
+            "cut the network there, and give numbers from jax.random as an input",
         ),
     ),
     **dict.fromkeys(
         ("StringTensorPack", "StringTensorUnpack"),
         Refusal(
             "it holds text, and arrays hold numbers",
-            "cut the network behind its tokenizer, and give tokens as an input",
+            "cut the network after its tokenizer, and give tokens as an input",
         ),
     ),
 }

@@ -1,4 +1,4 @@
-"""Sequences and segments: classification in time, beams, rows of a table joined by segment."""
+"""Layers of sequences and segments: CTC decoding, beams, bags of embeddings."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def _greedy_decoder(
     index: str = dtype("classes_index_type", "i32"),
     number: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of the best path without blanks, -1 behind them, and their number.
+    """Return the classes of the best path without blanks, padded by -1, and their number.
 
-    With `merge_repeated` equal neighbours are one. The blank is the last class, or that of input 2.
+    With `merge_repeated` equal neighbours become one. The blank is the class that input 2 names, or
+    else the last class.
     """
     step = site.step
     _, steps, classes = site.known_shape()
@@ -51,7 +52,7 @@ def _greedy_decoder(
 
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
-    """Return the tokens of beams, traced back from the last step, [steps,batch,beams]."""
+    """Return the tokens [steps,batch,beams] of beams, traced back from the last step."""
     steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
@@ -60,11 +61,11 @@ def _gather_tree(site: LayerSite) -> Value:
     return site.last.cast(tokens, dtype=dtype)
 
 
-# Bags of embeddings, sums and maxima of segments
+# Bags of embeddings; sums and maxima of segments
 
 
 def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
-    """Return rows of the table, input 0, at the indices, input 1, times weights of an input."""
+    """Return rows of input 0 at `indices` (by default input 1), times the input `weights`."""
     factors = site.tensor(weights) if weights is not None and site.has(weights) else None
     rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
     if factors is None:
@@ -73,19 +74,19 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
 
 
 def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
-    """Return a tensor with axes behind its own."""
+    """Return a tensor with axes of extent 1 appended, up to a rank."""
     return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
-    """Return how many items each segment has."""
+    """Return the number of items of each segment, [count]."""
     places = site.places(count, 0, 2)
     is_in = site.step.eq(places, site.unsqueezed(segments, (0,)))
     return site.step.squeeze(site.count(is_in, 1, dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
-    """Return which segments have no items, with so many axes."""
+    """Return which segments have no items, [count,1,...] of a rank."""
     is_empty = site.step.eq(_counts(site, segments, count), 0)
     return _of_rank(site, is_empty, rank)
 
@@ -93,9 +94,9 @@ def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value
 def _bags(
     site: LayerSite, rows: Value, segments: Value, count: int, over: str, default: int | None = None
 ) -> Value:
-    """Sum the rows of each segment, over their number ("mean") or its root ("sqrtn").
+    """Sum the rows of each segment, divided by their number ("mean") or its root ("sqrtn").
 
-    A segment without rows is the row of the table that the input `default` names, else zeros.
+    A segment without rows gets the row of the table that the input `default` names, or zeros.
     """
     dtype, cells = rows.type.dtype, rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
@@ -121,7 +122,7 @@ _REDUCTION = word("reduction", "sum", "mean")
 @operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum rows of a table by index; bags begin at offsets in the indices."""
+    """Sum or average rows of a table by bag. A bag is a run of indices from its offset on."""
     step, indices, offsets = site.step, site.integer_tensor(1), site.integer_tensor(2)
     places = site.places(site.known_shape(indices)[0], 0, 2)
     ordinal = site.count(step.ge(places, site.unsqueezed(offsets, (0,))), 1)
@@ -133,7 +134,7 @@ def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 @operator("EmbeddingBagPackedSum")
 @opsets("EmbeddingBagPacked")
 def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum rows of a table by index, [bags,rows]."""
+    """Sum or average rows of a table by bag. Indices are [bags,rows]."""
     rows, step = _rows(site, 2), site.step
     if reduction == "mean":
         total = step.mean_reduce(rows, axes=(1,))
@@ -144,7 +145,7 @@ def _packed_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
 
 @operator("EmbeddingSegmentsSum")
 def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
-    """Sum rows of a table by index and segment."""
+    """Sum rows of a table by segment."""
     return _bags(site, _rows(site, 5), site.integer_tensor(2), count, "sum", 4)
 
 
@@ -152,14 +153,14 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 def _segment_max(
     site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
 ) -> Value:
-    """Return the greatest items of each segment; an empty one has zeros, or the least number."""
+    """Return the greatest items of each segment; of an empty one zeros, or the least number."""
     segments = site.operand(1)
     if site.has(2):
         count = site.integers(2)[0]
     elif isinstance(segments, Constant):
         count = int(segments.array.max(initial=-1)) + 1
     else:
-        message = "how many segments there are depends on values, input 2 does not say it"
+        message = "the number of segments depends on values; give it as input 2"
         raise InvalidOperation(message)
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
@@ -176,13 +177,13 @@ def _segment_max(
 @legacy("SparseSegmentMean", over="mean")
 @legacy("SparseSegmentSqrtN", over="sqrtn")
 def _sparse_segments(site: LayerSite, *, over: str) -> Value:
-    """Sum rows of a table by index and segment, over their number or its root."""
+    """Sum rows of a table by segment, divided by their number or its root."""
     return _bags(site, _rows(site), site.integer_tensor(2), (site.declared or (0,))[0], over)
 
 
 @legacy("SparseToDense")
 def _sparse_to_dense(site: LayerSite) -> Value:
-    """Return a tensor of a default with values at indices [items,axes]."""
+    """Return a tensor with values at indices [items,axes], and a default elsewhere."""
     values, shape = site.tensor(2), site.declared
     default = site.tensor(3) if site.has(3) else site.filled(0, values.type.dtype)
     start = site.step.broadcast(site.reshaped(default, (1,) * len(shape)), shape=shape)

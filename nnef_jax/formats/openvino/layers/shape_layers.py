@@ -1,4 +1,4 @@
-"""Shapes and the order of items: reshape, transpose, join, split, repeat, shift, blocks."""
+"""Layers of shapes and the order of items: reshape, transpose, concat, split, tile, roll."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from nnef_jax.formats.openvino.layers.registry import (
 @legacy("ShapeOf", "Shape", default="i32")
 @opsets("ShapeOf", "Shape", default="i64")
 def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
-    """Return the shape without padding: the network computes counts that values decide."""
+    """Return the shape without padding. The network computes extents that depend on values."""
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
@@ -43,7 +43,7 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
 
 @opsets("Reshape")
 def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) -> Value:
-    """Reshape; with `special_zero` a 0 copies the extent of the input."""
+    """Reshape. With `special_zero` a 0 copies the extent of the input."""
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
@@ -53,15 +53,15 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
 
 @legacy("Reshape")
 def _legacy_reshape(site: LayerSite, x: Value) -> Value:
-    """Reshape to the declared shape of the output, with the batch that the input has."""
+    """Reshape to the declared shape of the output, for the batch of the actual input."""
     declared = site.layer.inputs[0].shape or ()
     return site.last_reshape(x, _rebatched(site.declared, declared, x.type.shape))
 
 
 def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[int]) -> list[int]:
-    """Return the declared shape of a result for another shape of the input than its declared one.
+    """Return the declared shape of a result, adapted to the actual shape of the input.
 
-    The first axis stays the batch: it has the same share of the items.
+    Only the first extent, the batch, is adapted: to the number of items.
     """
     result = list(result)
     if tuple(declared) == tuple(actual) or not result:
@@ -76,7 +76,7 @@ def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[
 
 @operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
-    """Drop axes of extent 1: those of input 1, or all."""
+    """Drop axes of extent 1: the axes of input 1, or all."""
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
@@ -95,11 +95,11 @@ def _unsqueeze(site: LayerSite, x: Value, *, axes: Sequence[int] = integers_at(1
 @opsets("Transpose", order=integers_at(1))
 @legacy("Permute", order=integers("order"))
 def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
-    """Permute axes; an empty order reverses them."""
+    """Permute axes. An empty order reverses them."""
     rank = len(x.type.shape)
     axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
     if sorted(axes) != list(range(rank)):
-        raise InvalidOperation(f"{list(order)} is no order of {rank} axes")
+        raise InvalidOperation(f"{list(order)} is no permutation of {rank} axes")
     return site.last.transpose(x, axes=axes)
 
 
@@ -132,7 +132,7 @@ def _variadic_split(
 
 @legacy("Split", "Slice")
 def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[Value]:
-    """Cut along an axis, into parts of the declared extents of the outputs."""
+    """Cut along an axis, into parts with the declared extents of the outputs."""
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
@@ -149,8 +149,8 @@ def _legacy_tile(
 
 @opsets("Tile")
 def _tile(site: LayerSite, x: Value, *, repeats: list[int] = integers_at(1)) -> Value:
-    more = len(repeats) - len(x.type.shape)
-    return site.last.tile(site.unsqueezed(x, range(more)), repeats=[1] * -more + repeats)
+    missing = len(repeats) - len(x.type.shape)
+    return site.last.tile(site.unsqueezed(x, range(missing)), repeats=[1] * -missing + repeats)
 
 
 @operator("Broadcast")
@@ -161,7 +161,7 @@ def _broadcast(
     shape: Sequence[int] = integers_at(1),
     mode: str = word("mode", "numpy", "bidirectional", "explicit", "pdpd"),
 ) -> Value:
-    """Repeat items to a shape: as numpy does, both ways, or along the axes of input 2."""
+    """Broadcast to a shape: as numpy, in both directions, or along the axes of input 2."""
     rank = len(x.type.shape)
     axes: Sequence[int] | None = None
     if mode == "explicit":
@@ -184,7 +184,7 @@ def _reverse(
     axes: Sequence[int] = integers_at(1),
     mode: str = word("mode", "index", "mask"),
 ) -> Value:
-    """Reverse axes, which input 1 names or is a mask of."""
+    """Reverse the axes that input 1 lists, or masks."""
     if mode == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
     ways = {"begin": -1, "end": -(2**31), "stride": -1}
@@ -194,15 +194,19 @@ def _reverse(
 
 @opsets("Roll")
 def _roll(
-    site: LayerSite, x: Any, *, shifts: list[int] = integers_at(1), axes: Sequence[int] = axes_at(2)
+    site: LayerSite,
+    x: Value,
+    *,
+    shifts: list[int] = integers_at(1),
+    axes: Sequence[int] = axes_at(2),
 ) -> Value:
-    """Shift items along axes; what leaves at one end enters at the other."""
+    """Shift items along axes, circularly."""
     if len(shifts) == 1:
         shifts *= len(axes)
     for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
         extent = site.known_shape(x)[along]
-        at = (-shift) % extent if extent else 0
-        ends = [(a, b) for a, b in ((at, extent), (0, at)) if a != b]
+        first = (-shift) % extent if extent else 0
+        ends = [(a, b) for a, b in ((first, extent), (0, first)) if a != b]
         halves = [site.part(x, along, a, b) for a, b in ends]
         add = site.step_or_last(i == len(axes))
         x = add.concat(halves, axis=along) if len(halves) > 1 else halves[0]
@@ -237,7 +241,7 @@ _PARTS: dict[str, Any] = {"block": integers_at(1), "begin": integers_at(2), "end
 def _space_to_batch(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Pad, and move the places within blocks to the batch."""
+    """Pad, and move the positions within blocks to the batch."""
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip(begin, end, strict=True))))
     shape = x.type.shape
@@ -252,7 +256,7 @@ def _space_to_batch(
 def _batch_to_space(
     site: LayerSite, x: Value, *, block: Sequence[int], begin: Sequence[int], end: Sequence[int]
 ) -> Value:
-    """Move parts of the batch to places within blocks, and crop."""
+    """Move parts of the batch to positions within blocks, and crop."""
     shape, rank = site.known_shape(), len(block)
     counts = [shape[0] // math.prod(block), *shape[1:]]
     split = site.reshaped(x, [*block, *counts])
@@ -278,7 +282,7 @@ def _shuffle_channels(
 
 @operator("ReorgYolo")
 def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers("stride")) -> Value:
-    """Rearrange as darknet does: the input is read as if it had channels / stride^2 channels."""
+    """Rearrange as darknet: as if the input had channels / stride**2 channels."""
     stride = strides[0]
     batch, channels, height, width = site.known_shape()
     if stride < 1 or channels % stride**2 or height % stride or width % stride:

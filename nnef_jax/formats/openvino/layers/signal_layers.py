@@ -1,4 +1,4 @@
-"""Matrices, patches, Fourier transforms of whole tensors and of frames."""
+"""Layers of signals: Fourier transforms, frames, patches; and identity and inverse matrices."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from nnef_jax.formats.openvino.layers.registry import integer_at, integers_at, o
 from nnef_jax.formats.openvino.window_attributes import padding_of
 
 
-def _diagonal(site: LayerSite, rows: int, columns: int, at: Any, dtype: str) -> Value:
-    """Return ones where the column is so much above the row, zeros elsewhere."""
+def _diagonal(site: LayerSite, rows: int, columns: int, offset: Value | int, dtype: str) -> Value:
+    """Return [rows,columns] with ones where column - row is `offset`, and zeros elsewhere."""
     row, column = site.places(rows, 0, 2), site.places(columns, 1, 2)
-    return site.step.cast(site.step.eq(site.step.sub(column, row), at), dtype=dtype)
+    return site.step.cast(site.step.eq(site.step.sub(column, row), offset), dtype=dtype)
 
 
 @opsets("Eye")
@@ -33,18 +33,18 @@ def _eye(
     batch: Sequence[int] = integers_at(3, ()),
     dtype: str = dtype("output_type"),
 ) -> Value:
-    """Return a matrix with ones on a diagonal, once for each item of a batch."""
+    """Return a matrix with ones on a diagonal, repeated for each item of a batch."""
     if min((rows, columns, *batch)) < 0:
         raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
-    at = site.reshaped(site.integer_tensor(2), (1, 1))
-    matrix = _diagonal(site, rows, columns, at, dtype)
+    offset = site.reshaped(site.integer_tensor(2), (1, 1))
+    matrix = _diagonal(site, rows, columns, offset, dtype)
     matrix = site.unsqueezed(matrix, range(len(batch)))
     return site.last.broadcast(matrix, shape=(*batch, rows, columns))
 
 
 @opsets("Inverse")
 def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> Value:
-    """Invert matrices; with `adjoint` the results are transposed, as the runtime has it."""
+    """Invert matrices. With `adjoint` the inverses are transposed, as in the runtime."""
     inverse = site.step_or_last(not adjoint).inverse(x)
     *axes, rows, columns = range(len(inverse.type.shape))
     return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
@@ -74,10 +74,10 @@ def _extract_patches(
     strides: list[int] = integers("strides"),
     rates: list[int] = integers("rates"),
 ) -> Value:
-    """Return the items of windows as channels, the window's cells slowest."""
+    """Return the items of windows as channels, ordered by cell of the window, then channel."""
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
-    # A convolution with filters of one 1 each: for every cell of the window, then every channel.
+    # A convolution by one-hot filters: one for each cell of the window and each channel.
     count = math.prod(sizes) * channels
     site.spend(count**2 // 4)
     ones = np.eye(count, dtype=np.float32).reshape(count, -1, channels).swapaxes(1, 2)
@@ -90,11 +90,11 @@ def _extract_patches(
 
 
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
-    """Return the axes of the signal, counted without [re,im], and their lengths, -1 for any."""
+    """Return the axes of the signal, without that of [re,im], and their lengths, -1 for all."""
     axes = [site.axis(a, rank) for a in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
     if len(sizes) != len(axes) or len(set(axes)) != len(axes):
-        raise InvalidOperation(f"axes {axes} and lengths {sizes} do not go together")
+        raise InvalidOperation(f"axes {axes} and lengths {sizes} do not match")
     return axes, sizes
 
 
@@ -108,7 +108,7 @@ def _transformed(
 
 
 def _over_length(site: LayerSite, x: Value, axes: Sequence[int]) -> Value:
-    """Return the sums of an inverse transform over their number."""
+    """Divide the sums of an inverse transform by their number of terms."""
     return site.last.mul(x, 1 / max(math.prod(x.type.shape[a] for a in axes), 1))
 
 
@@ -129,7 +129,7 @@ def _pairs(site: LayerSite, x: Value) -> Value:
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
-    """Transform real numbers, and keep the frequencies from 0 to a half of the last axis."""
+    """Transform real numbers; return frequencies 0 to n // 2 of the last axis, of n items."""
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
     return _halved(site, sums, axes[-1])
@@ -141,14 +141,14 @@ def _halved(site: LayerSite, x: Value, axis: int) -> Value:
 
 
 def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
-    """Return the real signal of frequencies from 0 to a half, times its length."""
+    """Return the real signal of the frequencies 0 to size // 2, multiplied by its length `size`."""
     x = site.fitted(x, axis, size // 2 + 1)
-    count = (size - 1) // 2  # of the frequencies above a half: conjugates of those below
+    count = (size - 1) // 2  # frequencies above a half, conjugates of lower ones
     if count:
-        others = site.part(x, axis, count, 0, -1)
+        upper = site.part(x, axis, count, 0, -1)
         shape = (1,) * (len(x.type.shape) - 1) + (2,)
-        others = site.step.mul(others, derived(np.array([1, -1], np.float32).reshape(shape)))
-        x = site.step.concat([x, others], axis=axis)
+        upper = site.step.mul(upper, derived(np.array([1, -1], np.float32).reshape(shape)))
+        x = site.step.concat([x, upper], axis=axis)
     pairs = site.step.fft(x, axis=axis, inverse=True)
     last = len(pairs.type.shape) - 1
     return site.step.squeeze(site.part(pairs, last, 0, 1), axes=(last,))
@@ -156,7 +156,7 @@ def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
 
 @opsets("IRDFT")
 def _irdft(site: LayerSite) -> Value:
-    """Reverse RDFT; the last axis has twice as many items as frequencies but the first and last."""
+    """Invert RDFT. By default the last axis gets 2 * (frequencies - 1) items."""
     axes, sizes = _axes(site, len(site.known_shape()) - 1)
     x = _transformed(site, site.tensor(0), axes[:-1], sizes[:-1], inverse=True)
     size = 2 * (x.type.shape[axes[-1]] - 1) if sizes[-1] < 0 else sizes[-1]
@@ -179,9 +179,9 @@ def _stft(
     hop: int,
     swaps: bool = flag("transpose_frames"),
 ) -> Value:
-    """Return frequencies from 0 to a half of windowed frames, [batch,frames,frequencies,2].
+    """Return the frequencies 0 to size // 2 of windowed frames, [batch,frames,frequencies,2].
 
-    With `transpose_frames` frequencies are before frames.
+    With `transpose_frames` the result is [batch,frequencies,frames,2].
     """
     axis = len(site.known_shape()) - 1
     frames = {"axis": axis, "frame_length": size, "frame_step": hop}
@@ -203,7 +203,7 @@ def _istft(
     is_normal: bool = flag("normalized"),
     is_centred: bool = flag("center"),
 ) -> Value:
-    """Add windowed frames up, divided by the squares of their windows; input 4 is a length."""
+    """Add up windowed frames, divided by the sum of squared windows. Input 4 is the length."""
     add, shape = site.step, site.known_shape()
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
@@ -229,7 +229,7 @@ def _istft(
 
 
 def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
-    """Add frames [batch,size,frames] up, each a step behind the one before: [batch,1,items]."""
+    """Add up frames [batch,size,frames], each `step` items after the last: [batch,1,items]."""
     size = frames.type.shape[1]
     filter = site.reshaped(_diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))
     window = {"stride": (step,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}

@@ -1,4 +1,4 @@
-"""Parts of tensors, and what is put around them."""
+"""Layers of slices and of padding."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _MASKS = ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellips
 @legacy("StridedSlice", bounds=True)
 @opsets("StridedSlice", bounds=False)
 def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
-    """Cut as tensorflow does: masks ignore bounds, add axes, take one item, stand for axes.
+    """Slice as in TensorFlow: masks ignore bounds, add axes, drop axes, or stand for axes.
 
-    `bounds` are the items of `begin_mask` and `end_mask` that use the bound: 1 before version 10,
-    since then 0.
+    `bounds` is the item of `begin_mask` and `end_mask` for which the bound holds: 1 before version
+    10, since then 0.
     """
     begin, end = site.integers(1), site.integers(2)
     count = max(len(begin), len(end))
@@ -65,8 +65,8 @@ def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
         elif axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
         elif takes[i]:
-            at = 0 if free[i] else begin[i]
-            parts[axis] = (at, at + 1 if at != -1 else None, 1)
+            index = 0 if free[i] else begin[i]
+            parts[axis] = (index, index + 1 if index != -1 else None, 1)
             gone.append(axis)
             axis += 1
         else:
@@ -87,10 +87,10 @@ def _crop(
     axes: Sequence[int] = integers("axis", ()),
     offsets: Sequence[int] = integers("offset", ()),
 ) -> Value:
-    """Cut to the extents of a second input, to `dim`, or by `crop_begin` and `crop_end`."""
+    """Crop to the extents of input 1, to `dim`, or by `crop_begin` and `crop_end`."""
     element = site.layer.element
     axes = [site.axis(a) for a in axes]
-    if not axes:  # of version 2: an element for each axis
+    if not axes:  # version 2 has an element for each axis
         data = element.child("data", "crop-data", "crop_data") or element
         crops = [e for e in (*element.children, *data.children) if e.tag == "crop"]
         axes = [site.axis(int(e.attributes["axis"])) for e in crops if "axis" in e.attributes]

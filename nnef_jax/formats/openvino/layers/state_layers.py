@@ -1,4 +1,4 @@
-"""What a network keeps from call to call: Memory, ReadValue and Assign."""
+"""Layers of state, which lasts from call to call: Memory, ReadValue and Assign."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ from nnef_jax.formats.openvino.network_ends import label_of
 
 @legacy("Memory")
 def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
-    """Read (index 1) or write (index 0) the state of an `id`, which starts with zeros.
+    """Read (index 1) or write (index 0) the state `id`. Its initial value is 0.
 
-    OpenVINO's CPU plugin starts with zeros since 2021.1 (MKLDNNMemoryInputNode::createPrimitive).
-    Before, a state was allocated and not set until its first write
-    (MKLDNNGraph::AllocateWithReuse, where inputs alone are filled): results of the first cycles
-    depended on the contents of the memory.
+    OpenVINO's CPU plugin starts with 0 since 2021.1 (MKLDNNMemoryInputNode::createPrimitive).
+    Earlier versions read uninitialised memory until the first write
+    (MKLDNNGraph::AllocateWithReuse).
     """
     label = site.layer.attributes.get("id", site.layer.name)
     if index == 1:
@@ -42,7 +41,7 @@ def _memory(site: LayerSite, *, index: int = integer("index", 0)) -> Any:
 def _variable(
     site: LayerSite, label: str, type: TensorType, initial: NDArray[Any] | None = None
 ) -> Value:
-    """Return the variable of a label, which starts with an array or with zeros."""
+    """Return the variable of a label. Its initial value is an array, zeros by default."""
     graph = site.graph
     _require_outermost(site)
     if label not in graph.data:
@@ -53,11 +52,11 @@ def _variable(
 
 def _require_outermost(site: LayerSite) -> None:
     if site.graph.outer is not None:
-        raise InvalidOperation("a body cannot keep a state from call to call")
+        raise InvalidOperation("a body cannot have a state from call to call")
 
 
 def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Return zeros, charged to the limits as no file holds them; raise LimitError."""
+    """Return zeros. They count against the limits: no file holds them. Raises LimitError."""
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
     return np.zeros(shape, dtype)
@@ -65,16 +64,16 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 @opsets("ReadValue")
 def _read_value(site: LayerSite) -> Value:
-    """Read a variable; in a first cycle return input 0, zeros without one.
+    """Read a variable. Its initial value is input 0, or zeros without it.
 
-    A start that follows from inputs is computed by the network; any other is stored. Without one an
-    extent that is open starts with 0.
+    An initial value that depends on inputs is computed by the network; any other is stored. Zeros
+    have the extent 0 along open axes.
     """
     label, options, graph = label_of(site.layer), site.graph.options, site.graph
     _require_outermost(site)
     start = site.operand(0) if site.has(0) else None
     variable = graph.variables.get(label)
-    if variable is None:  # which nothing writes
+    if variable is None:  # nothing writes it
         return site.last.copy(site.tensor(0))
     if start is not None and variable.follows and options.starts:
         value = site.last.copy(site.tensor(start))
@@ -101,7 +100,7 @@ def _read_value(site: LayerSite) -> Value:
 
 
 def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
-    """Return a tensor that follows from weights alone."""
+    """Return the items of a tensor that depends on weights alone."""
     if isinstance(start, Constant):
         return start.array
     graph = site.graph.builder.graph("", [start], [start.name])
@@ -111,7 +110,7 @@ def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
 
 @opsets("Assign")
 def _assign(site: LayerSite) -> Any:
-    """Keep input 0 for the next call, if a ReadValue has the same `variable_id`."""
+    """Write input 0 to the variable, if a ReadValue has the same `variable_id`."""
     label, value = label_of(site.layer), site.tensor(0)
     read = site.graph.builder.variable_of(label)
     if read is not None:

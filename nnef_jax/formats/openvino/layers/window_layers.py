@@ -1,6 +1,6 @@
-"""Convolutions, transposed, binary and deformable ones, and pools of windows.
+"""Layers of windows: pools, and convolutions, also transposed, binary and deformable.
 
-Operands stay [batch,channels,...].
+Operands are [batch,channels,...].
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lowering.graph import Value
 from nnef_jax.flattening.along_axes import cropped
 from nnef_jax.flattening.operators.attributes import flag, integer, number, text, word
 from nnef_jax.flattening.operators.registry import operation
+from nnef_jax.flattening.site import Tensor
 from nnef_jax.flattening.spatial_windows import halves, pooled
 from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.document import CONSTANTS
@@ -33,16 +34,16 @@ from nnef_jax.formats.openvino.window_attributes import (
 
 
 class _Filter(NamedTuple):
-    """A filter [groups*items,...], the bias, and the extents of the window."""
+    """A filter [groups*items,...], a bias, and the extents of the window."""
 
-    items: Any
-    bias: Any
+    items: Tensor
+    bias: Tensor | float
     groups: int
     kernel: Sequence[int]
 
 
 def _filter(i: int = 1) -> Reader:
-    """Return an input that is a filter without groups."""
+    """Return the reader of an input that is a filter without groups."""
 
     def read(site: LayerSite) -> _Filter:
         filter = site.tensor(i)
@@ -52,7 +53,7 @@ def _filter(i: int = 1) -> Reader:
 
 
 def _grouped(site: LayerSite) -> _Filter:
-    """Return input 1, a filter [groups,items,...]."""
+    """Return input 1, a filter [groups,items,...], as [groups*items,...]."""
     filter = site.tensor(1)
     groups, items, *extents = filter.type.shape
     joined = site.reshaped(filter, (groups * items, *extents))
@@ -60,21 +61,21 @@ def _grouped(site: LayerSite) -> _Filter:
 
 
 def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
-    """Return a filter and a bias that old layers store, or that are inputs 1 and 2."""
+    """Return the reader of a filter and a bias that old layers store, or have as inputs 1 and 2."""
 
     def read(site: LayerSite) -> _Filter:
         channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
         kernel = kernel_of(site)
         first, second = (channels, outputs) if is_transposed else (outputs, channels)
         shape = (first, second // max(groups, 1), *kernel)
-        filter: Any = site.blob("weights", shape)
-        bias: Any = site.blob("biases", (1, outputs)) or 0.0
-        if filter is None:
+        items: Tensor | None = site.blob("weights", shape)
+        bias: Tensor | float = site.blob("biases", (1, outputs)) or 0.0
+        if items is None:
             if not may_be_input:
                 raise InvalidOperation("it has no weights")
             bias = site.reshaped(site.tensor(2), (1, outputs)) if site.has(2) else 0.0
-            filter = site.reshaped(site.tensor(1), shape)
-        return _Filter(filter, bias, groups, kernel)
+            return _Filter(site.reshaped(site.tensor(1), shape), bias, groups, kernel)
+        return _Filter(items, bias, groups, kernel)
 
     return read
 
@@ -111,10 +112,11 @@ def _transposed(
     site: LayerSite, x: Value, *, filter: _Filter, extents: Sequence[int] | None, mode: str,
     cuts_end: str,
 ) -> Value:  # fmt: skip
-    """Add a transposed convolution: extents are (in - 1) * stride + span - padding + more.
+    """Add a transposed convolution.
 
-    `extents` are those of the result, if it says them. `cuts_end` is the mode that cuts more at the
-    end: `same_upper` in old files, `same_lower` since version 10.
+    Its result has (in - 1) * stride + span - padding + output_padding items along an axis, or
+    `extents`, which determine the padding. `cuts_end` is the mode whose padding is greater at the
+    end: `same_upper` before version 10, since then `same_lower`.
     """
     rank = len(filter.kernel)
     strides, dilations, more, begin = (
@@ -132,21 +134,21 @@ def _transposed(
         ]
     else:
         padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
-    # Items that no window reaches are zeros, at the end.
-    behind = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
+    # Items at the end that no window reaches are zeros.
+    zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
     cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
-    result = site.step_or_last(not any(behind)).deconv(
+    result = site.step_or_last(not any(zeros)).deconv(
         x, filter.items, filter.bias, output_shape=(), groups=filter.groups, padding=cut,
         stride=strides, dilation=dilations, border="constant",
     )  # fmt: skip
-    if not any(behind):
+    if not any(zeros):
         return result
-    around = [(0, 0), (0, 0), *((0, zeros) for zeros in behind)]
+    around = [(0, 0), (0, 0), *((0, n) for n in zeros)]
     return site.last.pad(result, padding=around, border="constant", value=0.0)
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int, int]:
-    """Return the numbers of items to cut off at both ends, below 0 where zeros are added."""
+    """Return the items to cut off at both ends of an axis. A negative number adds zeros."""
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == cuts_end)
     elif mode == "valid":
@@ -172,9 +174,9 @@ _SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("
 @legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
 @opsets("BinaryConvolution", filter=_bits, **_SIGNS)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
-    """Convolve signs with signs; padding of value 0 adds nothing (-1 and 1 are signs of it).
+    """Convolve signs with signs, -1 and 1. Padding by `pad_value` 0 adds nothing.
 
-    Unlike other layers it reads a filter's bits from the low one of a byte on.
+    Unlike in other layers, a filter's bits begin with the low bit of a byte.
     """
     if mode != "xnor-popcount":
         raise InvalidOperation(f"there is no mode '{mode}'")
@@ -188,7 +190,7 @@ def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: floa
     return site.last.conv(x, signs, 0.0, groups=1, border="constant", **window)
 
 
-def _mask(site: LayerSite) -> Any:
+def _mask(site: LayerSite) -> Value | bool:
     return site.tensor(3) if site.has(3) else False
 
 
@@ -200,7 +202,7 @@ _DEFORMABLE: dict[str, Any] = {
 @legacy("DeformableConvolution", filter=_old_filter(), mask=False, **_DEFORMABLE)
 @opsets("DeformableConvolution", filter=_filter(2), mask=_mask, **_DEFORMABLE)
 def _deformable(
-    site: LayerSite, *, filter: _Filter, mask: Any, groups: int, pads_bilinear: bool
+    site: LayerSite, *, filter: _Filter, mask: Value | bool, groups: int, pads_bilinear: bool
 ) -> Value:
     x, offsets = site.first(2)
     return site.last.deformable_conv(
@@ -210,8 +212,8 @@ def _deformable(
     )  # fmt: skip
 
 
-# Pools. What rounding up adds is part of no mean before version 10, and since then where nothing is
-# padded, as the runtimes of both have it.
+# Pools. Rounding up adds cells after the input. As in the runtimes, a mean leaves them out before
+# version 10. Since then it counts them, but only if it counts padding and there is some.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
@@ -250,7 +252,7 @@ def _pooling(
 
 @opsets("MaxPool")
 def _max_pool(site: LayerSite, x: Value, *, rounding: str = _ROUNDING) -> Any:
-    """Return maxima, and from operation set 8 on their places from `axis` on, where read."""
+    """Return maxima, and, if a layer reads them, their indices over the axes from `axis` on."""
     if not site.is_read(1):
         return [_pool(site, x, "max_pool", rounding=rounding), None]
     first = site.axis_of("axis", 0)
