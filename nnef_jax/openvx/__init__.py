@@ -1,7 +1,7 @@
-"""Neural network layers of OpenVX in its fixed-point arithmetic, bit by bit.
+"""The fixed-point arithmetic of the OpenVX Neural Network Extension, bit by bit.
 
-Pure functions of the extension KHR_NN_8 and KHR_NN_16 (OpenVX Neural Network Extension): eight
-layers over tensors of uint8, int8 or Q7.8.
+It has the eight layers of the profiles KHR_NN_8 and KHR_NN_16, as pure functions of tensors of
+uint8, int8 or int16 (Q7.8); and `lower`, which turns a network into a function of these layers.
 """
 
 from __future__ import annotations

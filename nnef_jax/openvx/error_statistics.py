@@ -1,32 +1,37 @@
-"""What fixed-point arithmetic does to a network: where it overflows, and how far it is off."""
+"""Compares the tensors of a lowered network with the real network: overflow, errors, SNR."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from numpy.typing import NDArray
 
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
 from nnef_jax.analysis.question import bound
+from nnef_jax.call_arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.openvx.plan import PlanStep
 from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
+
+if TYPE_CHECKING:
+    from nnef_jax.openvx.integer_function import Lowered
 
 _NONE = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorStats:
-    """A tensor in fixed point, beside the one in real numbers: see `Lowered.stats`."""
+    """A fixed-point tensor compared with the real one. `Lowered.stats` describes the fields."""
 
     name: str
     layer: str
@@ -43,13 +48,14 @@ class TensorStats:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Stats(Result):
-    """What `Lowered.stats` found: a `TensorStats` for each tensor that both networks have.
+    """The result of `Lowered.stats`: a `TensorStats` for each tensor that both networks have.
 
     Args:
         tensors: by name, in the order in which they are computed.
-        comparison: the same as `analysis.compare` sees it.
-        clipped: how many items of weights were cut off, by name.
-        samples: how many inputs were run.
+        comparison: the result of `analysis.compare` on the same tensors.
+        clipped: the number of weights that were cut off, by name.
+        samples: the number of inputs that were run.
+        isolated: whether each layer was also run on the tensors of the real network.
     """
 
     tensors: Mapping[str, TensorStats]
@@ -64,10 +70,10 @@ class Stats(Result):
         return next((x for x in self.tensors.values() if x.reason), None)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON, among them the name `first` (None)."""
+        """Return plain values of JSON. `first` is a name or None."""
         names = "tensors", "clipped", "samples"
-        told: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
-        return told | {"first": self.first and self.first.name}
+        fields: dict[str, object] = {name: plain(getattr(self, name)) for name in names}
+        return fields | {"first": self.first and self.first.name}
 
     def table(self) -> Table:
         """Return a table with a line for each tensor."""
@@ -83,72 +89,67 @@ class Stats(Result):
         columns = ["tensor", "OpenVX", "shape", "position", "low", "high", "beyond", "error"]
         columns += ["SNR in dB", *(["by itself"] if self.isolated else []), "differs"]
         first = self.first
-        said = f"the first that differs is {first.name}: {first.reason}" if first else ""
+        verdict = f"the first that differs is {first.name}: {first.reason}" if first else ""
         cut = sum(self.clipped.values())
         weights = f", {cut} item{'s' * (cut != 1)} of weights cut off" if cut else ""
         samples = f"{self.samples} sample{'s' * (self.samples != 1)}"
-        return table_of(f"{samples}, {said or 'none differs'}{weights}", columns, rows)
+        return table_of(f"{samples}, {verdict or 'none differs'}{weights}", columns, rows)
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Draw the SNR of each tensor; return the axes of matplotlib, for others to be added."""
+        """Draw the SNR of each tensor; return the axes of matplotlib, for further curves."""
         ax = axes(ax, (8, 4))
-        known = [x for x in self.tensors.values() if x.snr == x.snr]
-        heights = [min(x.snr, 120.0) for x in known]
-        (line,) = ax.plot(range(len(known)), heights, marker="o", markersize=3, lw=1.2, label=label)
-        names = [x.name for x in known]
-        if self.first in known:
-            where = known.index(self.first)
+        drawn = [x for x in self.tensors.values() if x.snr == x.snr]
+        heights = [min(x.snr, 120.0) for x in drawn]
+        (line,) = ax.plot(range(len(drawn)), heights, marker="o", markersize=3, lw=1.2, label=label)
+        names = [x.name for x in drawn]
+        if self.first in drawn:
+            i = drawn.index(self.first)
             color = line.get_color()
-            ax.plot(where, heights[where], "o", markersize=8, mfc="none", color=color)
-        if len(known) <= 40:
+            ax.plot(i, heights[i], "o", markersize=8, mfc="none", color=color)
+        if len(drawn) <= 40:
             names = list(map(literally, names))
-            ax.set_xticks(range(len(known)), names, rotation=60, ha="right", fontsize=8)
+            ax.set_xticks(range(len(drawn)), names, rotation=60, ha="right", fontsize=8)
         ax.set_ylabel("SNR (dB)")
         return ax
 
 
 def statistics(
-    model: Model,
-    inputs: tuple[Any, ...],
-    steps: Sequence[PlanStep],
-    entering: Callable[..., Any],
-    inside: Callable[..., Any],
-    clipped: Mapping[str, int],
-    *,
-    rtol: float,
-    atol: float,
-    isolate: bool,
+    lowered: Lowered, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Return the result of `Lowered.stats`, by its methods of these names."""
+    """Return the result of `Lowered.stats`."""
     require_flags(isolate=isolate)
+    model = lowered.model
     arrays, is_set = _samples(model, inputs)
-    layers = {v.name: s.layer.name if s.layer else "" for s in steps for v in s.results}
+    layers = {v.name: s.layer.name if s.layer else "" for s in lowered.steps for v in s.results}
     names = [name for name in layers if name in model.graph.values]
     if not names:
         raise InputError("the network computes nothing from its inputs")
 
-    def wanted(*arrays: Any) -> dict[str, Any]:
+    def computed(*arrays: Array) -> dict[str, Array]:
         return model.intermediates(*arrays, names=names)
 
-    def found(instead: Any, *arrays: Any) -> Any:
-        pairs = zip(entering(*arrays), inside(*arrays, instead=instead), strict=True)
-        return [{**x, **y} for x, y in pairs]
+    def lowered_tensors(
+        instead: Mapping[str, Array], *arrays: Array
+    ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
+        inputs, input_masks = lowered.entering(*arrays)
+        tensors, masks = lowered.inside(*arrays, instead=instead)
+        return {**inputs, **tensors}, {**input_masks, **masks}
 
     if is_set:
-        wanted, found = jax.vmap(wanted), jax.vmap(found)
-    tensors, masks = found({}, *arrays)
-    known = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
-    real_ones = wanted(*arrays)
-    known |= {name: real_ones[name] for name in names}  # in order, which jax does not keep
-    recorded = {name: np.asarray(x) for name, x in known.items()}
+        computed, lowered_tensors = jax.vmap(computed), jax.vmap(lowered_tensors)
+    tensors, masks = lowered_tensors({}, *arrays)
+    reals = {spec.name: x for spec, x in zip(model.inputs, arrays, strict=True)}
+    results = computed(*arrays)
+    reals |= {name: results[name] for name in names}  # in the order of the network; jax sorts
+    recorded = {name: np.asarray(x) for name, x in reals.items()}
     comparison = compare(recorded, _arrays(tensors, recorded), rtol=rtol, atol=atol)
-    own: Mapping[str, float] = {}
+    isolated_snr: Mapping[str, float] = {}
     if isolate:
-        again, _ = found({name: known[name] for name in names}, *arrays)
-        alone = compare(recorded, _arrays(again, recorded)).tensors
-        own = {name: x.snr for name, x in alone.items()}
+        isolated, _ = lowered_tensors({name: reals[name] for name in names}, *arrays)
+        differences = compare(recorded, _arrays(isolated, recorded)).tensors
+        isolated_snr = {name: x.snr for name, x in differences.items()}
 
-    def row(name: str, different: TensorDifference) -> TensorStats:
+    def row(name: str, difference: TensorDifference) -> TensorStats:
         x = tensors[name]
         data, mask = np.asarray(real(x)), masks.get(name)
         return TensorStats(
@@ -159,37 +160,39 @@ def statistics(
             low=float(data.min()) if data.size else _NONE,
             high=float(data.max()) if data.size else _NONE,
             beyond=_NONE if mask is None else float(np.mean(np.asarray(mask))),
-            absolute=different.absolute,
-            snr=different.snr,
-            reason=different.reason,
-            own_snr=own.get(name, _NONE),
+            absolute=difference.absolute,
+            snr=difference.snr,
+            reason=difference.reason,
+            own_snr=isolated_snr.get(name, _NONE),
         )
 
     return Stats(
         tensors={name: row(name, x) for name, x in comparison.tensors.items()},
         comparison=comparison,
-        clipped=clipped,
+        clipped=lowered.clipped,
         samples=int(arrays[0].shape[0]) if arrays and arrays[0].ndim else 1,
         isolated=isolate,
     )
 
 
-def _arrays(tensors: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict[str, NDArray[Any]]:
     return {name: np.asarray(real(tensors[name])) for name in names}
 
 
-def _samples(model: Model, inputs: tuple[Any, ...]) -> tuple[list[Any], bool]:
-    """Return the inputs in order, and whether they have one axis more than the network's."""
+def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
+    """Return the inputs in order, and whether they are sets: with one more axis than declared."""
     names = [spec.name for spec in model.inputs]
-    is_named = len(inputs) == 1 and isinstance(inputs[0], Mapping)
-    is_complete = is_named and set(inputs[0]) == set(names)
-    given = [inputs[0][name] for name in names] if is_complete else inputs
+    by_name = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else None
+    is_complete = by_name is not None and set(by_name) == set(names)
+    ordered: list[Any] = [*inputs]
+    if by_name is not None and is_complete:
+        ordered = [by_name[name] for name in names]
     ranks = [len(spec.shape) + 1 for spec in model.inputs]
-    if (is_named and not is_complete) or [np.ndim(x) for x in given] != ranks:
+    if (by_name is not None and not is_complete) or [np.ndim(x) for x in ordered] != ranks:
         return bound(model, inputs), False
-    arrays = [jnp.asarray(x) for x in given]
+    arrays = [jnp.asarray(x) for x in ordered]
     counts = {len(x) for x in arrays}
     if len(counts) > 1 or 0 in counts:
-        raise InputError(f"inputs of a set have one length, at least 1, not {sorted(counts)}")
-    bound(model, [x[0] for x in arrays])  # for errors of its own
+        raise InputError(f"inputs of a set have the same length, at least 1, not {sorted(counts)}")
+    bound(model, [x[0] for x in arrays])  # raises the errors of a call
     return arrays, True

@@ -1,11 +1,11 @@
-"""Exact sums of products of 8- and 16-bit integers, and their rounding to as many bits.
+"""Computes exact sums of products of 8- and 16-bit integers, and rounds them to 8 or 16 bits.
 
-Factors are written in balanced digits. Sums of products of digits that stay within 2**24 are exact
-in float32, in whichever order they are added, and run on what computes networks fast. Joined with
-the digits' weights they are the sums of the factors' products.
+Factors are split into balanced digits. Sums of products of digits up to 2**24 are exact in float32
+in any order of addition, so the fast float32 kernels compute them. The sums of the factors'
+products are these sums, weighted by powers of 2.
 
-A product of two 16-bit integers has 31 bits, so that two of them overflow an int32. A sum is kept
-as two: `high * 2**base + low`, of up to 2**47, exact without 64-bit integers.
+A product of two 16-bit integers has 31 bits, and two such products overflow an int32. A sum is
+therefore two int32: `high * 2**base + low`, exact up to 2**47 without 64-bit integers.
 """
 
 from __future__ import annotations
@@ -14,24 +14,26 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.core import Tracer
+from numpy.typing import NDArray
 
 from lowering import Slide, correlation
 
+_Integers = TypeVar("_Integers", Array, NDArray[Any])
 _EXACT = 1 << 24
-_JOIN = 32  # what joining one sum of digits costs, in multiply-adds
-_CHUNKS = 256  # of channels at most, or cells of a window, each a part of the program
-_LOW = 16  # bits of the lower word at most: 2**15 values of such fit their int32
-_BEYOND = 17  # bits of what no result holds: clipping there changes none
-_UNROLLED_GROUPS = 8  # groups that are convolutions of their own
+_JOIN = 32  # multiply-adds; the cost of adding one sum of digits to the result
+_CHUNKS = 256  # unrolled chunks of channels, or cells of a window, at most
+_LOW = 16  # bits of the lower word at most; a sum of 2**15 such words fits an int32
+_BEYOND = 17  # bits; larger sums saturate in any case
+_UNROLLED_GROUPS = 8  # groups at most that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
-_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # one cell after the other of two axes
+_EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
 
 
 @partial(
@@ -41,10 +43,10 @@ _EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # one cell after the ot
 )
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """A filter (O,I,k...) of integers as float32 digits of `width` bits, the lowest first.
+    """A filter (O,I,k...) of integers as float32 digits of `width` bits, the lowest digit first.
 
-    The other factor is written in `pieces` digits of 8 bits (or as it is), `depth` channels are
-    summed at once, and no sum of products exceeds `largest`.
+    The input is split into `pieces` digits: 2 of 8 bits, or 1. `depth` channels are summed at once.
+    No sum of products exceeds `largest`.
     """
 
     digits: tuple[Array, ...]
@@ -54,28 +56,28 @@ class Factors:
     largest: int
 
 
-def factors(filter: Any) -> Factors | None:
-    """Write a filter (O,I,k...) in as few digits as sums over it and any input of its dtype allow.
+def factors(filter: Array | NDArray[Any]) -> Factors | None:
+    """Split a filter (O,I,k...) into the digits that are cheapest for exact sums over any input.
 
-    Known values need fewer than the worst case, which is taken where jax traces: filters of
-    networks in Q7.8 are one digit of 16 bits, their inputs two of 8. None says that there are too
-    many products to sum: more than 16384 cells of a channel in the worst case.
+    The values decide, or the worst case if they are traced. Filters in Q7.8 are typically one digit
+    of 16 bits, and their inputs two digits of 8. None means too many products for exact sums: in
+    the worst case more than 16384 cells of a channel.
     """
     limits = jnp.iinfo(filter.dtype)
     bits, reach = limits.bits, max(-limits.min, limits.max)
     channels, cells = filter.shape[1], math.prod(filter.shape[2:])
-    known = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
+    values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
     plans: list[tuple[int, int, tuple[int, int, int, int]]] = []
     for width in {bits, 8, 4}:
-        if known is None:  # the lower digits reach -2**(width-1), whatever the ends are
+        if values is None:  # lower digits reach -2**(width-1) for any limits
             tops = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
             most = [max(1 << (width - 1), int(np.abs(top).max())) for top in tops]
             sums = [np.full((1, channels), cells * top, np.int64) for top in most]
         else:
-            planes = [x.reshape(*x.shape[:2], -1) for x in _digits(known, width, bits)]
+            planes = [x.reshape(*x.shape[:2], -1) for x in _digits(values, width, bits)]
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
         largest = reach * sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
-        largest = 1 << max(largest - 1, 0).bit_length()  # for other values the same program
+        largest = 1 << max(largest - 1, 0).bit_length()  # similar filters share a program
         for pieces, digit in ((1, reach), (2, 128))[: bits // 8]:
             depth = _depth(sums, _EXACT // digit)
             if depth:
@@ -85,12 +87,18 @@ def factors(filter: Any) -> Factors | None:
     if not plans:
         return None
     _, _, (width, *plan) = min(plans)
-    numbers = _digits(filter.astype(np.int32) if known is None else known, width, bits)
-    return Factors(tuple(jnp.asarray(x, np.float32) for x in numbers), width, *plan)
+    if values is None:
+        digits: Sequence[Array | NDArray[Any]] = _digits(jnp.asarray(filter, np.int32), width, bits)
+    else:
+        digits = _digits(values, width, bits)
+    return Factors(tuple(jnp.asarray(x, np.float32) for x in digits), width, *plan)
 
 
-def _depth(sums: list[np.ndarray[Any, Any]], most: int) -> int:
-    """Return how many channels may be summed at once so that no sum is above `most`, or 0."""
+def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
+    """Return the number of channels to sum at once such that no sum exceeds `most`, or 0.
+
+    `sums` has for each digit the sums of absolute values (O,I).
+    """
     channels = depth = sums[0].shape[1]
     while channels <= depth * _CHUNKS:
         starts = np.arange(0, channels, depth)
@@ -100,9 +108,9 @@ def _depth(sums: list[np.ndarray[Any, Any]], most: int) -> int:
     return 0
 
 
-def _digits(x: Any, width: int, bits: int) -> list[Any]:
-    """Write int32 in balanced digits: the lowest ones are -2**(width-1) to 2**(width-1) - 1."""
-    half, digits = 1 << (width - 1), list[Any]()
+def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
+    """Split int32 into balanced digits: lower ones are -2**(width-1) to 2**(width-1) - 1."""
+    half, digits = 1 << (width - 1), list[_Integers]()
     for _ in range(bits // width - 1):
         low = ((x + half) & (2 * half - 1)) - half
         digits.append(low)
@@ -114,23 +122,23 @@ def sums_of_products(x: Array, filter: Factors, slide: Slide) -> list[tuple[Arra
     """Return terms (int32, shift) whose sum is the correlation of (B,C,X...) with the filter."""
     batch, _, *extents = x.shape
     depth = filter.digits[0].shape[1]
-    whole = x.astype(np.int32)
+    integers = x.astype(np.int32)
     if _is_by_cells(filter.digits[0], slide) and filter.largest < 1 << 31:
-        places = enumerate(filter.digits)
-        integers: Any = sum(d.astype(np.int32) << (k * filter.width) for k, d in places)
-        return [(_by_cells(whole, integers, slide), 0)]
-    pieces = _digits(whole, 8, 16) if filter.pieces == 2 else [whole]
+        digits = enumerate(filter.digits)
+        weights: Any = sum(d.astype(np.int32) << (k * filter.width) for k, d in digits)
+        return [(_by_cells(integers, weights, slide), 0)]
+    pieces = _digits(integers, 8, 16) if filter.pieces == 2 else [integers]
     inputs = jnp.concatenate(pieces).astype(np.float32)
     grouped = inputs.reshape(-1, slide.groups, depth, *extents)
     terms: list[tuple[Array, int]] = []
     for start in range(0, depth, filter.depth):
-        chosen = slice(start, start + filter.depth)
-        part = grouped[:, :, chosen].reshape(len(inputs), -1, *extents)
-        for place, digit in enumerate(filter.digits):
-            sums = _correlate(part, digit[:, chosen], slide).astype(np.int32)
+        channels = slice(start, start + filter.depth)
+        part = grouped[:, :, channels].reshape(len(inputs), -1, *extents)
+        for k, digit in enumerate(filter.digits):
+            sums = _correlate(part, digit[:, channels], slide).astype(np.int32)
             for piece in range(filter.pieces):
                 rows = sums[piece * batch : (piece + 1) * batch]
-                terms.append((rows, place * filter.width + piece * 8))
+                terms.append((rows, k * filter.width + piece * 8))
     return terms
 
 
@@ -139,33 +147,34 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
         return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
     if _is_by_cells(filter, slide):
         return _by_cells(x, filter, slide)
-    # Elsewhere than on CPUs convolutions may be computed by other algorithms than sums of products.
+    # Other platforms than CPUs may compute convolutions by inexact algorithms, as Winograd's.
     return lax.platform_dependent(
         x, filter, cpu=partial(_conv, slide=slide), default=partial(_by_cells, slide=slide)
     )
 
 
 def _is_by_cells(filter: Array, slide: Slide) -> bool:
-    """Tell whether each plane has a filter of its own: 64 of 28x28 take 0.12 instead of 2.9 ms.
+    """Tell whether to sum cell by cell: for depthwise filters of few cells.
 
-    They are summed as integers where these fit an int32: a MobileNet takes 10.9 ms instead of 12.7.
+    64 planes of 28x28 take 0.12 ms instead of 2.9. Sums that fit an int32 are computed in integers:
+    a MobileNet takes 10.9 ms instead of 12.7.
     """
-    few = math.prod(filter.shape[2:]) <= _CHUNKS
-    return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and few
+    is_small = math.prod(filter.shape[2:]) <= _CHUNKS
+    return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and is_small
 
 
 def _conv(x: Array, filter: Array, slide: Slide) -> Array:
     groups, (batch, depth, *extents) = slide.groups, x.shape
     if math.prod(filter.shape[2:]) == 1 and slide == _EACH:
-        # XLA's convolution transposes: a MobileNet takes 10.9 ms with it, 6.0 so.
+        # 6.0 ms instead of 10.9 (MobileNet): XLA's convolution transposes its operands.
         matrix = jnp.broadcast_to(filter.reshape(-1, depth), (batch, len(filter), depth))
         planes = x.reshape(batch, depth, -1)
         product = jnp.einsum("boi,bip->bop", matrix, planes, precision=_HIGHEST)
         return product.reshape(batch, len(filter), *extents)
-    if 1 < groups <= _UNROLLED_GROUPS:  # 2 groups of 5x5 windows take 0.36 instead of 0.84 ms
-        alone = replace(slide, groups=1)
+    if 1 < groups <= _UNROLLED_GROUPS:  # 0.36 ms instead of 0.84 for 2 groups of 5x5 windows
+        ungrouped = replace(slide, groups=1)
         pairs = zip(jnp.split(x, groups, 1), jnp.split(filter, groups), strict=True)
-        return jnp.concatenate([_conv(*pair, alone) for pair in pairs], 1)
+        return jnp.concatenate([_conv(*pair, ungrouped) for pair in pairs], 1)
     return correlation.correlate(x, filter, slide, _HIGHEST)
 
 
@@ -177,7 +186,7 @@ def _by_cells(x: Array, filter: Array, slide: Slide) -> Array:
 @partial(jax.tree_util.register_dataclass, data_fields=["high", "low"], meta_fields=["base"])
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """A tensor of `high * 2**base + low`, where 0 <= low < 2**base, both int32."""
+    """A tensor of integers `high * 2**base + low` with 0 <= low < 2**base, both int32."""
 
     high: Array
     low: Array
@@ -185,36 +194,36 @@ class Wide:
 
 
 def base_for(largest: int, shift: int) -> int | None:
-    """Return the base for sums up to a magnitude, of which `shift` bits are rounded away.
+    """Return the base for sums up to `largest`, whose last `shift` bits are rounded away.
 
-    That shift itself takes the fewest operations. None says that no base holds such sums.
+    It is `shift` if possible, which takes the fewest operations. None means that no base suffices.
     """
     bases = (min(max(shift, 0), _LOW), _LOW)
     return next((base for base in bases if largest < 1 << (31 + base)), None)
 
 
 def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
-    """Return the sum of `value * 2**shift` over terms (value, shift), int32 that broadcast."""
+    """Return the sum of `value * 2**shift` over terms (value, shift). Values int32 broadcast."""
     high: Any = jnp.int32(0)
     low: Any = jnp.int32(0)
     for value, shift in terms:
         if shift >= base:
             high = high + (value << (shift - base))
         else:
-            under = base - shift
-            high = high + (value >> under)
-            low = low + ((value & ((1 << under) - 1)) << shift)
+            bits = base - shift
+            high = high + (value >> bits)
+            low = low + ((value & ((1 << bits) - 1)) << shift)
     high, low = jnp.broadcast_arrays(high + (low >> base), low & ((1 << base) - 1))
     return Wide(high, low, base)
 
 
 def narrow(
-    x: Wide, shift: int, overflow_policy: str, rounding_policy: str, dtype: Any
+    x: Wide, shift: int, overflow_policy: str, rounding_policy: str, dtype: np.dtype[Any]
 ) -> tuple[Array, Array]:
-    """Return round(x / 2**shift) in 8 or 16 bits, and whether it lies beyond them, by item.
+    """Return round(x / 2**shift) in a dtype of 8 or 16 bits, and a mask of items that overflow.
 
     Rounding is 'to_zero' or 'nearest_even', overflow 'wrap' (two's complement) or 'saturate'. A
-    negative shift multiplies. Shifts are at most `base + 31`.
+    negative shift multiplies. A shift is at most `base + 31`.
     """
     up = min(max(-shift, 0), _LOW)
     near = _rounded(_clipped(x, shift), shift, rounding_policy)
@@ -228,7 +237,7 @@ def narrow(
 
 
 def _clipped(x: Wide, shift: int) -> Wide:
-    """Bring sums near to those that fit, so that quotients fit an int32."""
+    """Clip sums far outside the range of results, such that quotients fit an int32."""
     more = x.base - max(shift, 0)
     if more <= 0:
         return x
@@ -237,22 +246,22 @@ def _clipped(x: Wide, shift: int) -> Wide:
 
 
 def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
-    """Return round(x / 2**shift) modulo 2**32; a negative shift counts as 0."""
+    """Return round(x / 2**shift) modulo 2**32. A negative shift counts as 0."""
     if shift <= 0:
         return (x.high << x.base) + x.low
-    floor, half, rest = _parts(x, shift)
-    up = (x.high < 0) & (half | rest)
+    floor, half, lower = _parts(x, shift)
+    up = (x.high < 0) & (half | lower)
     if rounding_policy == "nearest_even":
-        up = half & (rest | (floor & 1 == 1))
+        up = half & (lower | (floor & 1 == 1))
     return floor + up.astype(np.int32)
 
 
 def _parts(x: Wide, shift: int) -> tuple[Array, Array, Array]:
-    """Return floor(x / 2**shift), the bit below it, and whether any bit below that is set."""
+    """Return floor(x / 2**shift), the next lower bit, and whether any bit below that is set."""
     if shift > x.base:
         more = shift - x.base
         half = (x.high >> (more - 1)) & 1 == 1
-        rest = (x.high & ((1 << (more - 1)) - 1) != 0) | (x.low != 0)
-        return x.high >> more, half, rest
+        lower = (x.high & ((1 << (more - 1)) - 1) != 0) | (x.low != 0)
+        return x.high >> more, half, lower
     floor = (x.high << (x.base - shift)) + (x.low >> shift)
     return floor, (x.low >> (shift - 1)) & 1 == 1, x.low & ((1 << (shift - 1)) - 1) != 0

@@ -1,4 +1,4 @@
-"""A network as one function on raw integers: what a device with the profile computes."""
+"""Turns a network into one function of raw integers, in the arithmetic of a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nnef_jax.call_arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, UnsupportedError, at_operation, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep, plan_of
-from nnef_jax.openvx.plan_evaluation import Evaluation, beyond, real, weights_name
+from nnef_jax.openvx.plan_evaluation import Evaluation, Prepared, Values, beyond, real, weights_name
 from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shapes
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
 
 
 class Lowered:
-    """A network in the fixed-point arithmetic of a profile; made by `lower`.
+    """A network in the fixed-point arithmetic of a profile, as `lower` returns it.
 
-    A call takes and returns raw integers: `Tensor`s, inputs by position or name. It is jitted, and
-    may be mapped by `jax.vmap`. Several outputs are a NamedTuple with the graph's names.
+    A call takes and returns raw integers as `Tensor`s. Inputs are by position or by name. Several
+    outputs are a NamedTuple with the graph's names. The call is jitted; `jax.vmap` can map it.
     """
 
     def __init__(self, model: Model, choices: Choices) -> None:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        self._weights: dict[Any, dict[str, dict[str, Any]]] = {}
+        self._weights: dict[tuple[object, ...], Prepared] = {}  # by the names of steps and layers
         self._raw, self._real = jax.jit(self._run_raw), jax.jit(self._run_real)
         self._applied, self._inside = jax.jit(self._run_applied), jax.jit(self._run_inside)
         declared = self.evaluation(declared_shapes(model))
@@ -56,12 +56,13 @@ class Lowered:
 
     def __repr__(self) -> str:
         choices = self.choices
-        said = f"{choices.overflow_policy}, {choices.rounding_policy}, {choices.semantics}"
-        return f"<nnef_jax.openvx.Lowered {self.model.graph.name} {choices.profile.name}: {said}>"
+        policies = f"{choices.overflow_policy}, {choices.rounding_policy}, {choices.semantics}"
+        network = f"{self.model.graph.name} {choices.profile.name}"
+        return f"<nnef_jax.openvx.Lowered {network}: {policies}>"
 
     @property
     def report(self) -> ProfileReport:
-        """Return which layer computes each operation."""
+        """Return the report of `check_profile`: the layer that computes each operation."""
         profile = self.choices.profile
         return check_profile(
             self.model, profile.name, dtype=profile.dtype, semantics=self.choices.semantics
@@ -69,14 +70,15 @@ class Lowered:
 
     @property
     def steps(self) -> Sequence[PlanStep]:
-        """Return the layers in order, for the declared shapes."""
+        """Return the steps in order, for the declared shapes."""
         return self.evaluation(declared_shapes(self.model)).plan.needed
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return how many items of weights are beyond the type and were cut off, by name.
+        """Return the number of weights outside of the type, which were cut off, by name.
 
-        Names are those of the layer and of the operand: "conv1.filter". Those without are left out.
+        A name is that of the layer and of the operand, as "conv1.filter". Operands without such
+        weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
@@ -88,7 +90,7 @@ class Lowered:
     def __call__(self, *args: Tensor | ArrayLike, **kwargs: Tensor | ArrayLike) -> Any:
         """Run the network on tensors of the profile's type and position.
 
-        Raises TypeError for what are none, VxError for other types and positions, InputError for
+        Raises TypeError for other objects, VxError for other types and positions, InputError for
         other shapes.
         """
         inputs = _bind_tensors(self.model, args, kwargs)
@@ -102,7 +104,7 @@ class Lowered:
         return self._raw(weights, inputs)
 
     def float(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
-        """Run the network between real numbers: inputs are rounded, outputs converted."""
+        """Run the network on real numbers: inputs are rounded, and outputs converted back."""
         inputs = bind(self.model, args, kwargs)
         weights, _ = self._ready([x.shape for x in inputs])
         return self._real(weights, inputs)
@@ -110,11 +112,13 @@ class Lowered:
     def apply(self, params: Params, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network as a pure function of parameters and inputs, all real numbers.
 
-        The values are those of `float`. What is computed in real numbers before it is rounded may
-        be one unit off, as both are compiled apart: folded weights, tables, softmax and what does
-        not fit. Derivatives pass straight through rounding: they are those of the real network at
+        The values are those of `float`, with one exception: numbers that are computed in real
+        arithmetic and then rounded may be one unit off, since both functions are compiled
+        separately. These are folded weights, tables, softmax, and operations that do not fit.
+
+        Derivatives pass straight through rounding: they are derivatives of the real network at
         these values, and 0 where a number is cut off (straight-through estimation,
-        arXiv:1308.3432). So parameters can be trained for the profile:
+        arXiv:1308.3432). Parameters can be trained for the profile:
 
         >>> gradient = jax.grad(lambda params: loss(fixed.apply(params, x)))(model.params)
 
@@ -128,9 +132,9 @@ class Lowered:
         return self._applied(params, [jnp.asarray(x) for x in inputs])
 
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
-        """Return all tensors that are computed inside, by name; inputs are real numbers.
+        """Return all tensors inside the network by name, for inputs in real numbers.
 
-        Those of operations that do not fit are arrays.
+        Results of operations that do not fit are arrays.
         """
         inputs = bind(self.model, args, kwargs)
         return self.inside(*inputs)[0]
@@ -138,35 +142,35 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return tensors by name, and where those that may leave the range of the type do.
+        """Return tensors by name, and masks of the items that overflow, for tensors that can.
 
-        `instead` are real numbers that readers of a tensor get instead of it.
+        `instead` has by name real numbers that readers of a tensor get in its place.
         """
         weights, _ = self._ready([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return the inputs in fixed point by name, and where they are beyond the type."""
+        """Return the inputs in fixed point by name, and masks of the items that overflow."""
         evaluation = self.evaluation([x.shape for x in inputs])
         names = [value.name for value in evaluation.plan.graph.inputs]
-        found = dict(zip(names, evaluation.inputs(inputs), strict=True))
-        given = dict(zip(names, inputs, strict=True))
-        masks = {n: beyond(given[n], x) for n, x in found.items() if isinstance(x, Tensor)}
-        return found, masks
+        reals = dict(zip(names, inputs, strict=True))
+        tensors = dict(zip(names, evaluation.inputs(inputs), strict=True))
+        masks = {n: beyond(reals[n], x) for n, x in tensors.items() if isinstance(x, Tensor)}
+        return tensors, masks
 
     def stats(
         self, *inputs: Input, rtol: float = 0.1, atol: float = 0.0, isolate: bool = False
     ) -> Stats:
-        """Compare the tensors inside with those of the network in real numbers.
+        """Compare the tensors inside with the tensors of the network in real numbers.
 
-        Inputs are real numbers: those of a call, or of a whole set with one axis more, over which
-        both networks are mapped by `jax.vmap`. All tensors are held in memory.
+        Inputs are real numbers: those of one call, or of a set of calls, with a first axis over
+        which `jax.vmap` maps both networks. All tensors are held in memory.
 
-        Of each tensor `low` and `high` are the extremes, `beyond` is the share of items that the
-        overflow policy cut off or wrapped (NaN where none can be), `absolute` the largest error and
-        `snr` 10 log10(sum of squares / that of errors). `reason` says why it differs, as in
-        `analysis.compare`: "" where no item is out of tolerance. `own_snr` is the SNR where all
-        that its layer reads is as in the real network.
+        Each tensor has these figures. `low` and `high` are the extremes. `beyond` is the share of
+        items that were cut off or wrapped, NaN if that is impossible. `absolute` is the largest
+        error. `snr` is 10 log10(sum of squares / sum of squared errors). `reason` is why the tensor
+        differs, as in `analysis.compare`, and "" if all items are within tolerance. With `isolate`,
+        `own_snr` is the SNR for a layer whose operands are those of the real network.
 
         `to_dict()` is `{"tensors": {name: {"name", "layer", "shape", "position", "low", "high",
         "beyond", "absolute", "snr", "reason", "own_snr"}}, "clipped": {name: count}, "samples",
@@ -181,24 +185,23 @@ class Lowered:
         """
         from nnef_jax.openvx.error_statistics import statistics
 
-        parts = self.steps, self.entering, self.inside, self.clipped
-        return statistics(self.model, inputs, *parts, rtol=rtol, atol=atol, isolate=isolate)
+        return statistics(self, inputs, rtol=rtol, atol=atol, isolate=isolate)
 
     def quantize(self, *args: ArrayLike, **kwargs: ArrayLike) -> tuple[Tensor, ...]:
-        """Return the inputs of a call from real numbers."""
+        """Return real inputs of a call in fixed point."""
         inputs = bind(self.model, args, kwargs)
         return tuple(self.evaluation([x.shape for x in inputs]).inputs(inputs))
 
-    def _run_raw(self, weights: Any, inputs: list[Any]) -> Any:
+    def _run_raw(self, weights: Prepared, inputs: list[Tensor | Array]) -> Any:
         evaluation = self.evaluation([x.shape for x in inputs])
         return self._packed(evaluation, evaluation.run(weights, inputs)[0])
 
-    def _run_real(self, weights: Any, inputs: list[Any]) -> Any:
+    def _run_real(self, weights: Prepared, inputs: list[Array]) -> Any:
         evaluation = self.evaluation([x.shape for x in inputs])
         values, _ = evaluation.run(weights, evaluation.inputs(inputs))
         return jax.tree.map(real, self._packed(evaluation, values), is_leaf=_is_tensor)
 
-    def _run_applied(self, params: Any, inputs: list[Any]) -> Any:
+    def _run_applied(self, params: Params, inputs: list[Array]) -> Any:
         evaluation = self.evaluation([x.shape for x in inputs])
         weights = evaluation.real_weights(params)
         integers = evaluation.prepared(weights, static=False)
@@ -207,8 +210,9 @@ class Lowered:
         outputs = [values[value] for value in evaluation.plan.graph.outputs]
         return packed(self.model, outputs)
 
-    def _run_inside(self, weights: Any, inputs: list[Any], instead: Mapping[str, Any]) -> Any:
-        """Return tensors by name, and masks of those that may leave the range of the type."""
+    def _run_inside(
+        self, weights: Prepared, inputs: list[Array], instead: Mapping[str, Array]
+    ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
         evaluation = self.evaluation([x.shape for x in inputs])
         graph = evaluation.plan.graph
         replaced = {graph.values[name]: x for name, x in instead.items()}
@@ -216,18 +220,17 @@ class Lowered:
         named = {v.name: x for v, x in values.items() if v not in graph.inputs}
         return named, {value.name: mask for value, mask in masks.items()}
 
-    def _packed(self, evaluation: Evaluation, values: Mapping[Any, Any]) -> Any:
+    def _packed(self, evaluation: Evaluation, values: Values) -> Any:
         outputs = [evaluation.fixed(v, values[v]) for v in evaluation.plan.graph.outputs]
         return packed(self.model, outputs)
 
-    def _ready(self, shapes: Sequence[Shape]) -> tuple[Any, Evaluation]:
-        """Return the weights as layers read them, made once, and what computes with them."""
+    def _ready(self, shapes: Sequence[Shape]) -> tuple[Prepared, Evaluation]:
+        """Return the prepared weights, which are cached, and the evaluation for these shapes."""
         evaluation = self.evaluation(shapes)
         key = tuple((s.name, s.layer and s.layer.name) for s in evaluation.plan.needed)
         if key not in self._weights:
-            if any(
-                isinstance(x, Tracer) for x in self.model.params.values()
-            ):  # of this trace alone
+            params = self.model.params
+            if any(isinstance(x, Tracer) for x in params.values()):  # valid in this trace only
                 return evaluation.prepared(self.real_weights(evaluation), static=False), evaluation
             with jax.ensure_compile_time_eval():
                 weights = self.real_weights(evaluation)
@@ -235,7 +238,7 @@ class Lowered:
         return self._weights[key], evaluation
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the operands that no input changes, in real numbers, by step and operand."""
+        """Return the fixed operands in real numbers, by step and operand."""
         return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
@@ -254,20 +257,20 @@ class Lowered:
         return self._evaluations[key]
 
     def _require_known_positions(self, evaluation: Evaluation) -> None:
-        """Refuse positions out of range, and of what the network does not have."""
+        """Raise VxError for a position out of range, InputError for one of an unknown tensor."""
         if not self.choices.positions:
             return
         weights = self.real_weights(evaluation)
-        known = {value.name for value in evaluation.positions}
-        known |= {
+        names = {value.name for value in evaluation.positions}
+        names |= {
             weights_name(step, name)
             for step in evaluation.plan.needed
             for name in weights[step.name]
         }
         for name, position in self.choices.positions:
             checked_position(position)
-            if name not in known:
-                hint = did_you_mean(name, known)
+            if name not in names:
+                hint = did_you_mean(name, names)
                 raise InputError(f"positions: there is no tensor '{name}'", hint=hint)
 
 
@@ -285,67 +288,77 @@ def lower(
 ) -> Lowered:
     """Return a network as a function in the fixed-point arithmetic of a profile, bit by bit.
 
-    Batch normalisation, and factors and terms for each channel, become a part of the weights of the
-    layer before; then weights are rounded once, to nearest even, and cut off where they are beyond
-    the type (`clipped`). Groups of convolutions are views. Functions that OpenVX has no activation
-    for are tables of all values of the type.
+    Batch normalisation, and factors and offsets by channel, are folded into the weights of the
+    layer before. Then weights are rounded once, to nearest even, and saturated (`Lowered.clipped`
+    counts the weights that were cut off). Groups of convolutions are views. A function that OpenVX
+    has no activation for is a table of all values of the type.
 
     Args:
-        model: of any format, without state; open first axes of inputs are the batch.
+        model: of any format, without state. An open first axis of an input is the batch.
         profile: "openvx-16bit" (int16, Q7.8) or "openvx-8bit" (int8).
-        overflow_policy: what becomes of a result beyond the type.
-        rounding_policy: of results of products, and of `mul`.
+        overflow_policy: "saturate" or "wrap", for results outside of the type.
+        rounding_policy: "to_zero" or "nearest_even", for results of products and of `mul`.
         semantics: "spec", the equations of the text, or "khronos", the published C code with its
             quirks: docs/openvx.md.
-        on_unfit: "float" computes what does not fit in real numbers, between integers; "error"
-            raises.
+        on_unfit: "float" computes operations that do not fit in real numbers; "error" raises.
         dtype: "uint8" for the 8-bit profile without signs.
-        positions: fixed-point positions of tensors by name, and of weights by those of layer and
-            operand ("conv1.filter"), instead of that of the profile. `search_positions` finds some.
-        strict: False allows other positions, which OpenVX does not.
+        positions: fixed-point positions by tensor, and by weight (layer and operand, as
+            "conv1.filter"). By default the position of the profile. See `search_positions`.
+        strict: False allows other positions than the profile's, which OpenVX does not.
 
-    Raises UnsupportedError with all that does not fit, and for a network with state; InputError for
-    open shapes and unknown names, TypeError and ValueError for wrong arguments.
+    Raises UnsupportedError, which lists all operations that do not fit, and for a network with
+    state; InputError for open shapes and unknown names, TypeError and ValueError for wrong
+    arguments.
 
     >>> fixed = nnef_jax.openvx.lower(model, "openvx-16bit", overflow_policy="wrap")
     >>> integers = fixed(nnef_jax.openvx.Tensor.quantize(image))
     """
     require_model(model)
-    found = profile_of(profile, dtype)
-    chosen = overflow_policy, rounding_policy, semantics, on_unfit, strict, positions
-    return Lowered(model, Choices.of(found, *chosen))
+    choices = Choices.of(
+        profile_of(profile, dtype),
+        overflow_policy,
+        rounding_policy,
+        semantics,
+        on_unfit,
+        strict,
+        positions,
+    )
+    return Lowered(model, choices)
 
 
-def _is_tensor(x: Any) -> bool:
+def _is_tensor(x: object) -> bool:
     return isinstance(x, Tensor)
 
 
-def _bind_tensors(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the tensors of a call in the order of the graph; inputs of integers are arrays.
+def _bind_tensors(
+    model: Model, args: tuple[Tensor | ArrayLike, ...], kwargs: Mapping[str, Tensor | ArrayLike]
+) -> list[Any]:
+    """Return the tensors of a call in the order of the graph. Inputs of integers are arrays.
 
-    Raises TypeError for what is no tensor, InputError for other names and shapes.
+    Raises TypeError for real inputs that are no tensors, InputError for other names and shapes.
     """
     types = {value.name: value.type.dtype for value in model.graph.inputs}
-    given = dict(zip(types, args, strict=False)) | dict(kwargs)
-    for name, x in given.items():
+    inputs = dict(zip(types, args, strict=False)) | dict(kwargs)
+    for name, x in inputs.items():
         if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
             hint = "Tensor.quantize makes one, .float(...) takes real numbers"
             raise TypeError(f"'{name}' must be a Tensor, not {type(x).__name__}: {hint}")
 
-    def spec(name: str, x: Any) -> Any:
-        is_tensor = isinstance(x, Tensor)
-        return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32")) if is_tensor else x
+    def spec(name: str, x: Tensor | ArrayLike) -> ArrayLike | jax.ShapeDtypeStruct:
+        if not isinstance(x, Tensor):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, types.get(name, "float32"))
 
-    known = [spec(name, x) for name, x in zip(types, args, strict=False)]
+    ordered = [spec(name, x) for name, x in zip(types, args, strict=False)]
     named = {name: spec(name, x) for name, x in kwargs.items()}
-    bind_inputs(network_of(model), (*known, *args[len(types) :]), named, abstract=True)
-    return [given[name] for name in types]
+    bind_inputs(network_of(model), (*ordered, *args[len(types) :]), named, abstract=True)
+    return [inputs[name] for name in types]
 
 
 def _require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
     """Raise VxError for a tensor of another type or position."""
     if str(x.dtype) != profile.dtype:
         wrong_format(f"input '{name}' is of {x.dtype}, {profile.name} takes {profile.dtype}")
-    if x.fixed_point_position != position:
-        found = x.fixed_point_position
-        wrong_format(f"input '{name}' has the fixed_point_position {found}, it must be {position}")
+    actual = x.fixed_point_position
+    if actual != position:
+        wrong_format(f"input '{name}' has the fixed_point_position {actual}, it must be {position}")

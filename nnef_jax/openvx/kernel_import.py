@@ -1,6 +1,6 @@
-"""vxImportKernelFromURL: a network as one kernel, in real numbers (extension vx_khr_import_kernel).
+"""Imports a network as one kernel of OpenVX (vxImportKernelFromURL of vx_khr_import_kernel).
 
-What the fixed-point layers are not: OpenVX imports a network of NNEF in float32.
+Unlike the layers of the extension, an imported kernel computes in float32.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nnef_jax.model import Model
 from nnef_jax.openvx.vx_errors import unsupported
 from nnef_jax.options import require_path
 
-# What the feature set vx_khr_nnef_import asks of every implementation, by operation (OpenVX 1.3).
+# Parameters that the feature set vx_khr_nnef_import requires of every implementation (OpenVX 1.3).
 _WINDOWS = "rank 4, border 'constant', dilation 1"
 FEATURE_SET = {
     "external": "rank 4",
@@ -49,9 +49,13 @@ _TYPES = {"bool": "VX_TYPE_BOOL", "int32": "VX_TYPE_INT32", "float32": "VX_TYPE_
 
 @dataclass(frozen=True, slots=True)
 class KernelParameter:
-    """A tensor that a kernel takes or returns: dims in NNEF's order, as the importer has them.
+    """An input or output of a kernel.
 
-    `direction` is VX_INPUT or VX_OUTPUT, `dtype` a vx_type_e; None is an extent that is open.
+    Args:
+        name: in the document.
+        direction: VX_INPUT or VX_OUTPUT.
+        dims: extents in the order of NNEF, None if open.
+        dtype: a vx_type_e, by name.
     """
 
     name: str
@@ -62,13 +66,13 @@ class KernelParameter:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A network that was imported: called with its inputs, it returns what the model does."""
+    """An imported network. A call takes the inputs and returns the outputs of the model."""
 
     model: Model
 
     @property
     def parameters(self) -> tuple[KernelParameter, ...]:
-        """Return inputs, then outputs, each in the order of the document."""
+        """Return the inputs, then the outputs, in the order of the document."""
         pairs = (("VX_INPUT", self.model.inputs), ("VX_OUTPUT", self.model.outputs))
         return tuple(
             KernelParameter(spec.name, direction, spec.shape, _TYPES.get(spec.dtype, spec.dtype))
@@ -77,15 +81,19 @@ class Kernel:
         )
 
     def __call__(self, *inputs: ArrayLike) -> Any:
-        """Run the network: verification is that of shapes and types, at the first call."""
+        """Run the network. The first call of given shapes and types verifies these."""
         return self.model(*inputs)
 
 
 def import_kernel_from_url(type: str, url: str | PathLike[str], **options: Any) -> Kernel:
-    """Import a network as a kernel (vxImportKernelFromURL); `type` is 'nnef', `url` its path.
+    """Import a network as a kernel (vxImportKernelFromURL).
 
-    The path may be a URL, `file:///...`. Options are those of `nnef_jax.load`: `rules=` has what
-    OpenVX calls user kernels. Raises what `load` raises, and `VxError` for another type.
+    Args:
+        type: 'nnef'.
+        url: a path, or a URL `file:///...`.
+        options: as of `nnef_jax.load`. `rules=` are the user kernels of OpenVX.
+
+    Raises the errors of `load`, and `VxError` for another type.
     """
     if type != "nnef":
         unsupported(f"kernels are imported from 'nnef', not from {type!r}")

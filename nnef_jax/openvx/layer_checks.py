@@ -1,12 +1,12 @@
-"""What layers check of their tensors and parameters before they compute."""
+"""Checks of the tensors and parameters of layers."""
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -23,11 +23,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST = 1 << 31  # items of a tensor
-SHIFTS = range(-16, 47)  # of a sum of products to its result, or of a bias to them
+SHIFTS = range(-16, 47)  # bits from a sum of products to its result, or from biases to the sum
 
 
 def layer(function: Callable[P, R]) -> Callable[P, R]:
-    """Name a layer in what it raises."""
+    """Decorate a layer: its errors begin with its name."""
 
     @wraps(function)
     def located(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -39,23 +39,23 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
     return located
 
 
-def tensor(name: str, x: Any, *ranks: int) -> Tensor:
-    """Return a tensor; raise TypeError or VxError unless it is one of some ranks (any if none)."""
+def tensor(name: str, x: object, *ranks: int) -> Tensor:
+    """Return a tensor of one of these ranks (none: any). Raises TypeError or VxError."""
     x = require_tensor(name, x)
     if ranks and len(x.dims) not in ranks:
-        wanted = " or ".join(map(str, ranks))
-        wrong_dimension(f"{name} must have {wanted} dimensions, not {len(x.dims)}: {x.dims}")
+        allowed = " or ".join(map(str, ranks))
+        wrong_dimension(f"{name} must have {allowed} dimensions, not {len(x.dims)}: {x.dims}")
     return x
 
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
-    """Raise VxError unless all tensors are of one type, and if `strict` of its one position."""
-    (first, one), *others = [(name, x) for name, x in tensors.items() if x is not None]
-    for name, x in others:
+    """Raise VxError unless all tensors have the same type, and, if `strict`, its position."""
+    (first, one), *following = [(name, x) for name, x in tensors.items() if x is not None]
+    for name, x in following:
         if x.dtype != one.dtype:
             wrong_format(f"{name} is of {x.dtype}, {first} of {one.dtype}: all must be the same")
     position = POSITIONS[str(one.dtype)]
-    for name, x in [(first, one), *others]:
+    for name, x in [(first, one), *following]:
         if strict and x.fixed_point_position != position:
             wrong_format(
                 f"{name} has the fixed_point_position {x.fixed_point_position}, "
@@ -64,9 +64,11 @@ def same_format(strict: bool, **tensors: Tensor | None) -> None:
             )
 
 
-def position_of_output(strict: bool, given: int | None, inputs: Tensor) -> int:
-    """Return the fixed-point position of the output: that of the inputs unless given."""
-    position = inputs.fixed_point_position if given is None else checked_position(given)
+def position_of_output(strict: bool, output_position: int | None, inputs: Tensor) -> int:
+    """Return the fixed-point position of the output, by default the position of the inputs."""
+    position = inputs.fixed_point_position
+    if output_position is not None:
+        position = checked_position(output_position)
     if strict and position != POSITIONS[str(inputs.dtype)]:
         wrong_format(
             f"output_position is {position}, that of {inputs.dtype} is "
@@ -77,17 +79,17 @@ def position_of_output(strict: bool, given: int | None, inputs: Tensor) -> int:
 
 
 def shift_of(what: str, shift: int) -> int:
-    """Return a shift between two positions; raise VxError where it is too far."""
+    """Return a shift between two positions. Raises VxError outside of `SHIFTS`."""
     if shift not in SHIFTS:
         wrong_format(
             f"{what} is {shift} bits off, {SHIFTS[0]} to {SHIFTS[-1]} are possible",
-            "choose fixed_point_positions that are nearer to each other",
+            "choose fixed_point_positions with a smaller distance",
         )
     return shift
 
 
-def pair(name: str, values: Any, least: int = 0) -> tuple[int, int]:
-    """Return two integers (x, y); raise TypeError or VxError where they are none."""
+def pair(name: str, values: Iterable[SupportsIndex], least: int = 0) -> tuple[int, int]:
+    """Return two integers (x, y) of at least `least`. Raises TypeError or VxError."""
     try:
         x, y = map(operator.index, values)
     except (TypeError, ValueError):
@@ -97,8 +99,8 @@ def pair(name: str, values: Any, least: int = 0) -> tuple[int, int]:
     return x, y
 
 
-def shape(name: str, values: Any) -> tuple[int, ...]:
-    """Return a shape; raise TypeError or VxError where it is none or has too many items."""
+def shape(name: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
+    """Return a shape of positive extents and below 2**31 items. Raises TypeError or VxError."""
     try:
         extents = tuple(map(operator.index, values))
     except TypeError:
@@ -110,13 +112,13 @@ def shape(name: str, values: Any) -> tuple[int, ...]:
 
 
 def bounded(name: str, extents: Sequence[int]) -> None:
-    """Raise VxError where a tensor would have 2**31 items or more."""
+    """Raise VxError if a tensor would have 2**31 items or more."""
     if math.prod(extents) >= _MOST:
         unsupported(f"{name} would have the dims {tuple(extents)[::-1]}: 2**31 items or more")
 
 
-def real(name: str, value: Any, above: float | None = None) -> float:
-    """Return a finite number; raise TypeError or VxError where it is none, or not above another."""
+def real(name: str, value: object, above: float | None = None) -> float:
+    """Return a finite number greater than `above`. Raises TypeError or VxError."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     try:
@@ -129,39 +131,42 @@ def real(name: str, value: Any, above: float | None = None) -> float:
     return number
 
 
-def output_shape(values: Any, known: tuple[int, ...], free: int) -> tuple[int, ...]:
-    """Return an output's shape; raise unless it is the known extents and a number of others."""
+def output_shape(
+    values: Iterable[SupportsIndex], leading: tuple[int, ...], free: int
+) -> tuple[int, ...]:
+    """Return the shape of an output: `leading` and `free` more extents. Raises as `shape`."""
     extents = shape("output_shape", values)
-    if len(extents) != len(known) + free or extents[: len(known)] != known:
-        wrong_dimension(f"output_shape is {extents}, it must be {known} and {free} extents")
+    if len(extents) != len(leading) + free or extents[: len(leading)] != leading:
+        wrong_dimension(f"output_shape is {extents}, it must be {leading} and {free} extents")
     return extents
 
 
 def stride(
     name: str,
-    given: Any,
-    wanted: Any,
-    known: tuple[int, ...],
+    value: Iterable[SupportsIndex] | None,
+    output: Iterable[SupportsIndex] | None,
+    leading: tuple[int, ...],
     infer: Callable[..., int],
     extents: Sequence[int],
     size: Sequence[int],
-    *more: Sequence[int],
+    *parameters: Sequence[int],
 ) -> tuple[int, int]:
-    """Return a skip or upscale (x, y): as given, or as an output's shape tells it, or 1.
+    """Return a skip or upscale (x, y): `value`, or inferred from the output's shape, or (1, 1).
 
-    `infer` takes an axis' extent, the size of windows, the output's extent and `more`; all these
-    are in C order. Raises TypeError or VxError, also where both are given.
+    `infer` takes the extent along an axis, the size of windows, the output's extent, and an item of
+    each of `parameters`. All these are in C order. `leading` are the first extents of the output.
+    Raises TypeError or VxError, also if both `value` and `output` are given.
     """
-    if wanted is not None:
-        if given is not None:
+    if output is not None:
+        if value is not None:
             wrong_parameter(f"output_shape and {name} are both given: one follows from the other")
-        y, x = map(infer, extents, size, output_shape(wanted, known, 2)[-2:], *more)
-        given = (x, y)
-    return pair(name, (1, 1) if given is None else given, 1)
+        y, x = map(infer, extents, size, output_shape(output, leading, 2)[-2:], *parameters)
+        value = (x, y)
+    return pair(name, (1, 1) if value is None else value, 1)
 
 
 def bounded_padding(x: Tensor, padding: tuple[int, int], output: tuple[int, ...]) -> None:
-    """Raise VxError where an input with its padding, or the output, has 2**31 items or more."""
+    """Raise VxError if the padded input or the output has 2**31 items or more."""
     bounded("the output", output)
     rows, columns = (n + 2 * p for n, p in zip(x.shape[-2:], padding[::-1], strict=True))
     bounded("the padded input", (*x.shape[:-2], rows, columns))

@@ -1,4 +1,4 @@
-"""A network as nodes of OpenVX: which layer computes each operation, or why none does."""
+"""Plans a network as nodes of OpenVX: the layer that computes each operation, or why none does."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import is_zero, padded
 from lowering.graph import Graph, Operation, Value, is_float
@@ -19,9 +21,9 @@ from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
-# Kinds whose results have no negative items, and those that keep what they read.
+# Kinds with results >= 0, and kinds with results >= 0 if their operands are.
 _POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
-_KEEPING = frozenset(
+_KEEPING_SIGN = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
 )
 _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
@@ -29,7 +31,7 @@ _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 @dataclass(eq=False)
 class PlanStep:
-    """An operation as a layer, or the reason why it is none; with what is folded into it."""
+    """An operation with its layer, or the reason for None, and the operations folded into it."""
 
     operation: Operation
     layer: VxLayer | None
@@ -54,9 +56,9 @@ class PlanStep:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The steps of a graph in order; `fixed` are tensors that inputs do not change.
+    """The steps of a graph in order. Tensors of `fixed` do not depend on inputs.
 
-    `folded` has the step into which an operation went.
+    `folded` has by operation the step that it is folded into.
     """
 
     graph: Graph
@@ -72,7 +74,7 @@ class Plan:
 
     @property
     def unfit(self) -> list[UnsupportedError]:
-        """Return an error for each operation that is no layer, and each input that is no tensor."""
+        """Return an error for each operation without a layer, and for each input of integers."""
         dtypes = {value.name: value.type.dtype for value in self.graph.inputs}
         inputs = [
             UnsupportedError(f"input '{name}' is of {dtype}, a tensor holds fixed-point numbers")
@@ -83,21 +85,22 @@ class Plan:
         return [*inputs, *steps]
 
     def positions(self, choices: Choices) -> dict[Value, int]:
-        """Return the fixed-point position of each tensor that is computed."""
-        given = dict(choices.positions)
+        """Return the fixed-point position of each input and result."""
+        chosen = dict(choices.positions)
         usual = self.profile.position
-        found = {value: given.get(value.name, usual) for value in self.graph.inputs}
+        positions = {value: chosen.get(value.name, usual) for value in self.graph.inputs}
         for step in self.steps:
-            read = next((x for x in step.operation.reads() if x in found), None)
-            kept = step.layer is not None and step.layer.keeps_position and read is not None
+            read = next((x for x in step.operation.reads() if x in positions), None)
+            default = usual
+            if step.layer is not None and step.layer.keeps_position and read is not None:
+                default = positions[read]
             for value in step.results:
-                default = found[read] if kept and read is not None else usual
-                found[value] = given.get(value.name, default)
-        return found
+                positions[value] = chosen.get(value.name, default)
+        return positions
 
 
 def unfit(step: PlanStep, profile: FixedPointProfile) -> UnsupportedError:
-    """Return the error for an operation that is no layer."""
+    """Return the error for an operation without a layer."""
     operation = step.operation
     return UnsupportedError(
         f"'{operation.name}' ({operation.kind}) does not fit {profile.name}: {step.reason}",
@@ -108,9 +111,10 @@ def unfit(step: PlanStep, profile: FixedPointProfile) -> UnsupportedError:
 
 
 def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
-    """Return the steps of a graph whose shapes are known.
+    """Return the plan of a graph of known shapes.
 
-    Factors and terms for each channel that follow a product alone become part of its weights.
+    Factors and offsets by channel are folded into the weights of a product, if nothing else reads
+    its result.
     """
     fixed = {parameter.value for parameter in graph.parameters}
     positive: set[Value] = set()
@@ -118,7 +122,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     readers.update(graph.outputs)
     steps: list[PlanStep] = []
     folded: dict[Operation, PlanStep] = {}
-    made: dict[Value, PlanStep] = {}
+    producers: dict[Value, PlanStep] = {}
     for operation in graph.operations:
         if all(value in fixed for value in operation.reads()):
             fixed.update(operation.writes())
@@ -127,14 +131,14 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
         mapped = MappedOperation(operation, profile, semantics, *facts)
         if profile.dtype == "uint8" or _is_positive(mapped):
             positive.update(operation.writes())
-        into = _folds_into(mapped, made, readers)
+        into = _folds_into(mapped, producers, readers)
         if into is not None:
             into.folded.append(operation)
             folded[operation] = into
-            made.update(dict.fromkeys(operation.writes(), into))
+            producers.update(dict.fromkeys(operation.writes(), into))
             continue
         steps.append(_step(mapped))
-        made.update(dict.fromkeys(operation.writes(), steps[-1]))
+        producers.update(dict.fromkeys(operation.writes(), steps[-1]))
     return Plan(graph, profile, tuple(steps), frozenset(fixed), folded)
 
 
@@ -149,37 +153,37 @@ def _step(mapped: MappedOperation) -> PlanStep:
         return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
-    except NnefError as error:  # a shape rule of OpenVX refuses it
+    except NnefError as error:  # refused by a check of shapes
         return PlanStep(operation, None, error.message)
 
 
 def _is_positive(operation: MappedOperation) -> bool:
+    """Tell whether no item of the results is negative."""
     if operation.kind == "clamp":
         low = operation.number("a")
         return low is not None and low >= 0
     if operation.kind == "max":
         return any(number is not None and number >= 0 for number in map(operation.number, "xy"))
     computed = [value for value in operation.source.reads() if value not in operation.fixed]
-    keeps = operation.kind in _KEEPING and all(x in operation.not_negative for x in computed)
+    keeps = operation.kind in _KEEPING_SIGN and all(x in operation.not_negative for x in computed)
     return operation.kind in _POSITIVE or keeps
 
 
 def _folds_into(
-    operation: MappedOperation, made: Mapping[Value, PlanStep], readers: Counter[Value]
+    operation: MappedOperation, producers: Mapping[Value, PlanStep], readers: Counter[Value]
 ) -> PlanStep | None:
-    """Return the step of a product that an operation can be made a part of, if there is one."""
+    """Return the step of a product into whose weights an operation can be folded, or None."""
     computed = operation.computed()
     if operation.kind not in _AFFINE or operation.source.rule is not None or len(computed) != 1:
         return None
     read = operation.operand(computed[0])
     if not isinstance(read, Value) or readers[read] != 1:
         return None
-    step = made.get(read)
+    step = producers.get(read)
     if step is None or step.layer is None or step.layer.scale is None:
         return None
-    if (
-        operation.kind == "div" and computed[0] != "x"
-    ) or operation.result.shape != read.type.shape:
+    is_reciprocal = operation.kind == "div" and computed[0] != "x"
+    if is_reciprocal or operation.result.shape != read.type.shape:
         return None
     layer, rank = step.layer, len(read.type.shape)
     names = (name for name in operation.arguments if name != computed[0])
@@ -192,66 +196,75 @@ def _folds_into(
     return step if fits else None
 
 
-def weights_of(step: PlanStep, values: Mapping[Value, Any]) -> dict[str, Any]:
-    """Return the real numbers of the operands that inputs do not change, as NNEF has them.
+def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, Any]:
+    """Return the fixed operands of a step by name: real arrays and numbers, in NNEF's layouts.
 
-    What is folded into a product is a part of them. A term of 0 is left out.
+    Operations that are folded into a product change its weights and bias. A bias of 0 is left out.
     """
 
     def read(operation: Operation) -> dict[str, Any]:
-        known: dict[str, Any] = {}
+        operands: dict[str, Any] = {}
         for name, operand in operation.operands:
             parts = {name: operand}
             if isinstance(operand, tuple):
                 parts = {part_name(name, i): part for i, part in enumerate(operand)}
             for key, part in parts.items():
                 if not isinstance(part, Value):
-                    known[key] = part
+                    operands[key] = part
                 elif part in values:
-                    known[key] = values[part]
-        return known
+                    operands[key] = values[part]
+        return operands
 
-    found, layer, after = read(step.operation), step.layer, step.folded
+    weights, layer, folded = read(step.operation), step.layer, step.folded
     if layer is None or layer.scale is None:
-        return found
+        return weights
     name, scale = layer.scale
-    if layer.is_unit:  # what follows a product by 1 is all of it
-        found = {name: np.ones((layer.channels, 1, 1, 1), np.float32)}
-        after = [step.operation, *after]
-    bias = found.pop("bias", 0.0)
-    if after or not is_zero(bias):
-        factor, term = np.ones(layer.channels, np.float32), np.zeros(layer.channels, np.float32)
-        term = term + jnp.reshape(jnp.asarray(bias, term.dtype), -1)
-        for operation in after:
-            factor, term = _after(operation, read(operation), factor, term)
-        if after:
-            found[name] = scale(found[name], factor.astype(found[name].dtype))
-        found["bias"] = term.reshape(*(1 for _ in range(layer.axis)), -1)
-    return found
+    if layer.is_unit:  # a product by 1, into which the operation itself is folded
+        weights = dict[str, Any]({name: np.ones((layer.channels, 1, 1, 1), np.float32)})
+        folded = [step.operation, *folded]
+    bias = weights.pop("bias", 0.0)
+    if folded or not is_zero(bias):
+        ones, zeros = np.ones(layer.channels, np.float32), np.zeros(layer.channels, np.float32)
+        line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
+        for operation in folded:
+            line = _after(operation, read(operation), line)
+        if folded:
+            factor: Any = line.factor.astype(weights[name].dtype)
+            weights[name] = scale(weights[name], factor)
+        weights["bias"] = line.term.reshape(*(1 for _ in range(layer.axis)), -1)
+    return weights
 
 
 def part_name(name: str, index: int) -> str:
-    """Return the name of one tensor of an operand that is an array of tensors."""
+    """Return the name of one tensor of an operand that is a list of tensors."""
     return f"{name}[{index}]"
 
 
-def _after(operation: Operation, known: Mapping[str, Any], factor: Any, term: Any) -> Any:
-    """Return the factor and term of a line after one more operation on its value."""
+class _Line(NamedTuple):
+    """The function `factor * x + term`, by channel."""
+
+    factor: Array | NDArray[np.float32]
+    term: Array | NDArray[np.float32]
+
+
+def _after(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
+    """Return the composition of an operation with fixed operands and a line."""
     attributes: dict[str, Any] = dict(operation.attributes)
-    known = {name: jnp.reshape(jnp.asarray(x, term.dtype), -1) for name, x in known.items()}
+    fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
+    factor, term = line
     match operation.kind:
         case "batch_normalization":
-            one = known["scale"] / jnp.sqrt(known["variance"] + attributes["epsilon"])
-            return factor * one, (term - known["mean"]) * one + known["offset"]
+            scale = fixed["scale"] / jnp.sqrt(fixed["variance"] + attributes["epsilon"])
+            return _Line(factor * scale, (term - fixed["mean"]) * scale + fixed["offset"])
         case "mul":
-            (by,) = known.values()
-            return factor * by, term * by
+            (scale,) = fixed.values()
+            return _Line(factor * scale, term * scale)
         case "div":
-            return factor / known["y"], term / known["y"]
+            return _Line(factor / fixed["y"], term / fixed["y"])
         case "add":
-            (by,) = known.values()
-            return factor, term + by
-        case _ if "y" in known:
-            return factor, term - known["y"]
+            (offset,) = fixed.values()
+            return _Line(factor, term + offset)
+        case _ if "y" in fixed:
+            return _Line(factor, term - fixed["y"])
         case _:
-            return -factor, known["x"] - term
+            return _Line(-factor, fixed["x"] - term)

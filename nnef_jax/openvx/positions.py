@@ -1,4 +1,4 @@
-"""Looks for the fixed-point position of each tensor that keeps most of it."""
+"""Searches for the fixed-point position of each tensor with the least error."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.tensor import Tensor
 
-_LESS, _MORE = 1, 4  # bits of the range that are tried around those that hold the largest number
-_FURTHEST = 22  # of a position from 0: layers bring sums of products of two such to any third
+_LESS, _MORE = 1, 4  # positions to try below and above the one that just fits the largest number
+_FURTHEST = 22  # greatest magnitude; layers can shift a product of two such to any third
 
 
 def search_positions(
@@ -26,18 +26,18 @@ def search_positions(
 ) -> dict[str, int]:
     """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
 
-    Each tensor that the network computes on the samples, and each of its weights, is rounded and
-    cut off at every position that may suit it; the one that leaves the least error is taken. Rare
-    large items are so cut off where that is better for all others. Layers that only choose or move
-    items keep the position of what they read. The result is for `lower(..., positions=...,
-    strict=False)`: such numbers are what devices call dynamic fixed point, OpenVX has one position.
+    Each tensor that the network computes from the samples, and each of its weights, is rounded and
+    saturated at several positions. The position with the least error is taken. Rare large items are
+    cut off if that reduces the error of all items. Layers that only select or move items have the
+    position of their operand. The result is for `lower(..., positions=..., strict=False)`. Devices
+    call such numbers dynamic fixed point; OpenVX itself has one position for all tensors.
 
     Args:
         model: the network.
         inputs: samples, a batch: in order, or one dict by name.
-        profile, dtype: as of `lower`; they say how many bits there are.
+        profile, dtype: as of `lower`; they determine the number of bits.
 
-    Raises InputError for wrong inputs, and what `lower` raises. Operations that do not fit are
+    Raises InputError for wrong inputs, and the errors of `lower`. Operations that do not fit are
     computed in real numbers.
 
     >>> positions = nnef_jax.openvx.search_positions(model, images, profile="openvx-8bit")
@@ -57,38 +57,39 @@ def search_positions(
         if is_float(value.type.dtype)
     ]
     inside = model.intermediates(*arrays, names=names) if names else {}
-    found = {
+    positions = {
         value.name: _best(x, kind) for value, x in values.items() if is_float(value.type.dtype)
     }
-    found |= {name: _best(np.asarray(x), kind) for name, x in inside.items()}
+    positions |= {name: _best(np.asarray(x), kind) for name, x in inside.items()}
     weights = lowered.real_weights(evaluation)
     for step, _ in evaluation.tensor_steps:
         for name, x in weights[step.name].items():
-            found[weights_name(step, name)] = _best(np.asarray(x), kind)
-    # Terms are added to sums of products, which have all bits of both factors.
-    position = evaluation.plan.positions(replace(lowered.choices, positions=tuple(found.items())))
+            positions[weights_name(step, name)] = _best(np.asarray(x), kind)
+    # A bias is added to sums of products, and may not have more fractional bits than these.
+    choices = replace(lowered.choices, positions=tuple(positions.items()))
+    position = evaluation.plan.positions(choices)
     for step in steps:
         if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
             continue
         (name,) = step.layer.static
         read = next(v for v in step.operation.reads() if v in position)
-        product = position[read] + found[weights_name(step, name)]
+        product = position[read] + positions[weights_name(step, name)]
         bias = weights_name(step, "bias")
-        found[bias] = min(found[bias], product)
-    return found
+        positions[bias] = min(positions[bias], product)
+    return positions
 
 
 def _best(x: NDArray[Any], dtype: str) -> int:
-    """Return the position at which a tensor has the least error in a dtype."""
+    """Return the position with the least squared error of a tensor in a dtype."""
     largest = float(np.max(np.abs(x[np.isfinite(x)]), initial=0))
     bits = np.iinfo(dtype).bits - (dtype != "uint8")
-    whole = bits - math.ceil(math.log2(largest)) if largest else 0
+    fitting = bits - math.ceil(math.log2(largest)) if largest else 0
     x = np.nan_to_num(x.astype(np.float32))
 
     def error(position: int) -> float:
         rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
         return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
-    # The last of equal ones: smaller tensors are then exact too.
-    tried = [p for p in range(whole + _MORE, whole - _LESS - 1, -1) if abs(p) <= _FURTHEST]
-    return min(tried, key=error, default=min(max(whole, -_FURTHEST), _FURTHEST))
+    # From the greatest on: of equal errors the first is taken, which is finer for other samples.
+    tried = [p for p in range(fitting + _MORE, fitting - _LESS - 1, -1) if abs(p) <= _FURTHEST]
+    return min(tried, key=error, default=min(max(fitting, -_FURTHEST), _FURTHEST))

@@ -1,4 +1,4 @@
-"""Which layer of OpenVX computes each operation of a network, or why none does."""
+"""Reports the layer of OpenVX that computes each operation of a network, or why none does."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from nnef_jax.workings import network_of
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """What an operation of a network is to OpenVX.
+    """The layer of OpenVX that computes an operation.
 
     Args:
-        name: of its first result.
+        name: of the first result.
         kind: of the operation.
-        layer: the node that computes it, with how many of them; "view" for one without arithmetic;
-            "vx_tensor" for what depends on parameters alone; "in NAME" for a part of the weights of
-            another; "" for none.
-        fits: whether there is one.
-        reason: why not.
+        layer: the name of the node, after a count if there are several; "view" for no arithmetic;
+            "vx_tensor" for a result that depends on parameters alone; "in NAME" for an operation
+            folded into the weights of another; "" for none.
+        fits: whether there is a layer.
+        reason: why there is none.
     """
 
     name: str
@@ -39,7 +39,7 @@ class NodeReport:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ProfileReport(Result):
-    """What `check_profile` found: a `NodeReport` for each operation, in order."""
+    """The result of `check_profile`: a `NodeReport` for each operation, in order."""
 
     profile: str
     dtype: str
@@ -58,15 +58,15 @@ class ProfileReport(Result):
         """Return a table with a line for each operation."""
         rows = [[node.name, node.kind, node.layer, node.reason] for node in self.nodes]
         wrong = sum(not node.fits for node in self.nodes)
-        said = f"{wrong} of {len(rows)} operations do not fit" if wrong else "all operations fit"
-        title = f"{self.profile} ({self.dtype}): {said}"
+        verdict = f"{wrong} of {len(rows)} operations do not fit" if wrong else "all operations fit"
+        title = f"{self.profile} ({self.dtype}): {verdict}"
         return table_of(title, ["tensor", "operation", "OpenVX", "does not fit because"], rows)
 
 
 def check_profile(
     model: Model, profile: str, *, dtype: str | None = None, semantics: str = "spec"
 ) -> ProfileReport:
-    """Tell for each operation of a network which layer of OpenVX computes it, or why none does.
+    """Report the layer of OpenVX that computes each operation of a network, or why none does.
 
     The first axis of an input may be open: it is the batch. `to_dict()` is `{"profile", "dtype",
     "fits", "nodes": [{"name", "kind", "layer", "fits", "reason"}]}`.
@@ -75,8 +75,8 @@ def check_profile(
         model: of any format.
         profile: "openvx-8bit" or "openvx-16bit" (the extension, 1.6).
         dtype: "uint8" for the 8-bit profile without signs.
-        semantics: "spec", the text, or "khronos", the published C code: they differ in what padding
-            is to a maximum.
+        semantics: "spec", the text, or "khronos", the published C code. They differ in whether
+            padding takes part in a maximum.
 
     Raises UnsupportedError for a network with state, InputError for one with open shapes; TypeError
     and ValueError for wrong arguments.
@@ -85,14 +85,14 @@ def check_profile(
     """
     require_model(model)
     require_choice("semantics", semantics, SEMANTICS)
-    found = profile_of(profile, dtype)
+    fixed_point = profile_of(profile, dtype)
     graph = network_of(model).specialise(declared_shapes(model))
-    plan = plan_of(graph, found, semantics)
+    plan = plan_of(graph, fixed_point, semantics)
     steps = {step.operation: step for step in plan.steps}
     nodes = tuple(
         _report(operation, steps.get(operation), plan) for operation in plan.graph.operations
     )
-    return ProfileReport(profile=found.name, dtype=found.dtype, nodes=nodes)
+    return ProfileReport(profile=fixed_point.name, dtype=fixed_point.dtype, nodes=nodes)
 
 
 def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeReport:
@@ -130,11 +130,11 @@ def declared_shapes(model: Model) -> list[Shape]:
         for value in graph.inputs
     }
     network = network_of(model)
-    spans, said = network.frontend.spans(), network.extent_names
+    spans, names = network.frontend.spans(), network.extent_names
     raise_all(
         [
             InputError(
-                f"the shape of input '{name}' is open, it is {show(shape, said.get(name, ()))}: "
+                f"the shape of input '{name}' is open, it is {show(shape, names.get(name, ()))}: "
                 "tensors of OpenVX have extents",
                 span=spans.get(name),
                 hint=f"give it by load(..., input_shapes={{{name!r}: ...}})",

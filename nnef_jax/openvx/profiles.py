@@ -1,10 +1,9 @@
-"""The two fixed-point profiles of the NN extension (section 1.6), and what is chosen beside."""
+"""The two fixed-point profiles of the extension (section 1.6), and the choices of `lower`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from nnef_jax.options import require, require_choice, require_flags
 
@@ -15,7 +14,7 @@ SEMANTICS = ("spec", "khronos")
 
 @dataclass(frozen=True, slots=True)
 class FixedPointProfile:
-    """The type of all tensors: a dtype, and how many of its bits are a fraction."""
+    """The type of all tensors: a dtype, and the number of its fractional bits."""
 
     name: str
     dtype: str
@@ -23,7 +22,7 @@ class FixedPointProfile:
 
     @property
     def has_tables(self) -> bool:
-        """Tell whether vxTensorTableLookupNode takes the type: UINT8 and INT16 alone."""
+        """Tell whether vxTensorTableLookupNode takes the type: only UINT8 and INT16."""
         return self.dtype != "int8"
 
 
@@ -36,11 +35,8 @@ PROFILES: Mapping[str, tuple[FixedPointProfile, ...]] = {
 }
 
 
-def profile_of(name: Any, dtype: Any = None) -> FixedPointProfile:
-    """Return the profile of a name; `dtype` chooses uint8 instead of int8.
-
-    Raises ValueError for others.
-    """
+def profile_of(name: str, dtype: str | None = None) -> FixedPointProfile:
+    """Return a profile by its name. `dtype` selects uint8 or int8. Raises ValueError."""
     require_choice("profile", name, PROFILES)
     kinds = {kind.dtype: kind for kind in PROFILES[name]}
     dtype = next(iter(kinds)) if dtype is None else dtype
@@ -50,7 +46,7 @@ def profile_of(name: Any, dtype: Any = None) -> FixedPointProfile:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """How a lowered network computes, and what it does where an operation does not fit."""
+    """The arguments of `lower`, checked."""
 
     profile: FixedPointProfile
     overflow_policy: str
@@ -64,28 +60,28 @@ class Choices:
     def of(
         cls,
         profile: FixedPointProfile,
-        overflow_policy: Any,
-        rounding_policy: Any,
-        semantics: Any,
-        on_unfit: Any,
-        strict: Any,
-        positions: Any,
+        overflow_policy: str,
+        rounding_policy: str,
+        semantics: str,
+        on_unfit: str,
+        strict: bool,
+        positions: Mapping[str, int] | None,
     ) -> Choices:
-        """Return the choices that arguments make; raise TypeError or ValueError for wrong ones."""
+        """Return the choices. Raises TypeError or ValueError for wrong arguments."""
         require_choice("overflow_policy", overflow_policy, OVERFLOW)
         require_choice("rounding_policy", rounding_policy, ROUNDING)
         require_choice("semantics", semantics, SEMANTICS)
         require_choice("on_unfit", on_unfit, ("error", "float"))
         require_flags(strict=strict)
-        given: Mapping[str, Any] = {} if positions is None else positions
-        require("positions", given, Mapping, "a dict of fixed-point positions by tensor")
-        for name, position in given.items():
+        positions = {} if positions is None else positions
+        require("positions", positions, Mapping, "a dict of fixed-point positions by tensor")
+        for name, position in positions.items():
             require("a name in positions", name, str, "a name of a tensor")
             require(f"the position of '{name}'", position, int, "a number of bits")
-        if given and strict:
+        if positions and strict:
             message = f"a profile has one position, {profile.position}; others need strict=False"
             raise ValueError(message)
-        if given and semantics == "khronos":
+        if positions and semantics == "khronos":
             raise ValueError("the C routines have no other positions: they need semantics='spec'")
-        known = tuple(sorted(given.items()))
-        return cls(profile, overflow_policy, rounding_policy, semantics, on_unfit, strict, known)
+        pairs = tuple(sorted(positions.items()))
+        return cls(profile, overflow_policy, rounding_policy, semantics, on_unfit, strict, pairs)

@@ -1,6 +1,7 @@
-"""The relations between the sizes of a layer's input and output, one axis or a shape at a time.
+"""The relations between the extents of a layer's input and output.
 
-Shapes are in C order, pairs in OpenVX's: x, then y. All raise `VxError` where no layer is such.
+Shapes are in C order, pairs in OpenVX's order (x, y). All functions raise `VxError` for impossible
+extents.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def infer_skip(
     dilation: int = 0,
     rounding: str = "floor",
 ) -> int:
-    """Return the smallest skip with which windows of a size have so many positions.
+    """Return the smallest skip with which windows of a size have `output` positions.
 
     `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) + 1`, rounded to the
     floor or ceiling (vxConvolutionLayer).
@@ -40,14 +41,12 @@ def infer_skip(
 
 
 def infer_upscale(extent: int, size: int, output: int, padding: int = 0, a: int = 0) -> int:
-    """Return the upscale of a deconvolution between two sizes.
+    """Return the upscale of a deconvolution from `extent` to `output` items.
 
     `output = (extent - 1) upscale - 2 padding + size + a` (vxDeconvolutionLayer).
     """
     if extent < 2:
-        wrong_dimension(
-            "an upscale cannot be told from an input of 1 item along an axis", "give upscale="
-        )
+        wrong_dimension("an input of 1 item along an axis determines no upscale", "give upscale=")
     upscale, left = divmod(output + 2 * padding - size - a, extent - 1)
     if left or upscale < 1:
         wrong_dimension(
@@ -66,7 +65,7 @@ def convolution_output_shape(
     skip: Pair = (1, 1),
     rounding: str = "floor",
 ) -> tuple[int, ...]:
-    """Return the shape of a convolution's output for the skips of x and y."""
+    """Return the shape of a convolution's output, with skips (x, y)."""
     shape = _windowed(inputs, weights[-2:], padding, dilation, skip, rounding)
     return (*shape[:-3], weights[0], *shape[-2:])
 
@@ -78,7 +77,7 @@ def pooling_output_shape(
     skip: Pair = (1, 1),
     rounding: str = "floor",
 ) -> tuple[int, ...]:
-    """Return the shape of a pooling layer's output for the skips of x and y."""
+    """Return the shape of a pooling layer's output, with skips (x, y)."""
     return _windowed(inputs, pooling_size[::-1], pooling_padding, (0, 0), skip, rounding)
 
 
@@ -89,7 +88,7 @@ def deconvolution_output_shape(
     a: Pair = (0, 0),
     upscale: Pair = (1, 1),
 ) -> tuple[int, ...]:
-    """Return the shape of a deconvolution's output for the upscales of x and y."""
+    """Return the shape of a deconvolution's output, with upscales (x, y)."""
     planes = tuple(
         (extent - 1) * up - 2 * p + size + more
         for extent, size, up, p, more in zip(

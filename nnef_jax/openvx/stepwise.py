@@ -1,6 +1,7 @@
-"""Sums of products that are rounded and saturated one by one, as C routines of OpenVX 1.3 have it.
+"""Sums products as the C routines of OpenVX 1.3 do: each product is rounded and saturated.
 
-Each product is divided, rounded and brought into the type. After each channel the sum is.
+Each product is divided, rounded and brought into the range of the type. After each channel the sum
+is brought into that range too.
 """
 
 from __future__ import annotations
@@ -18,53 +19,60 @@ from jax import Array, lax
 
 from lowering import Slide
 
-_UNROLLED = 32  # products that one loop adds
-_CHUNK = 16  # of more of them
+_UNROLLED = 32  # products of a step at most, which are added without a loop
+_CHUNK = 16  # products of a step of a loop over more of them
 
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
+_Fetch: TypeAlias = Callable[[Array | int], Array]
 
-Sums: TypeAlias = tuple[Array, Array | None]  # and where something overflowed
+Sums: TypeAlias = tuple[Array, Array | None]  # sums, and a mask of overflow if reported
+_State: TypeAlias = tuple[Sums, tuple[Array, Array]]  # sums, and the operands of a step
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What is done to products of numbers of a dtype, and to sums after a channel.
+    """The operations on each product and on the sums after each channel.
 
-    Policies are of overflow and rounding.
+    Args:
+        dtype: of the numbers.
+        shift: the number of bits by which products are divided.
+        policies: of overflow and of rounding.
+        report: whether sums have a mask of overflow.
     """
 
-    dtype: Any
+    dtype: np.dtype[Any]
     shift: int
     policies: tuple[str, str]
     report: bool = False
 
     @property
     def saturates(self) -> bool:
-        """Tell whether numbers saturate: then products are computed in float32.
+        """Tell whether numbers saturate. Then products are computed in float32.
 
-        It holds those exactly that do not saturate. XLA's int32 products take 1.3 times as long.
+        Products that do not saturate are exact in float32. XLA's int32 products take 1.3 times as
+        long.
         """
         return self.policies[0] == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
-        """Return two factors in the type of their products, which are divided already if real."""
+        """Return two factors in the dtype of their products. In float32 `x` is divided already."""
         if self.saturates:
             return x.astype(np.float32) * np.float32(2.0**-self.shift), filter.astype(np.float32)
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
-        """Add a product: rounding to the nearest adds a half, then the quotient is truncated."""
+        """Add a product, divided. Rounding to the nearest adds a half before it truncates."""
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and self.policies[1] == "nearest_even":
             product = product + np.asarray(half, product.dtype)
-        if self.shift and not self.saturates:  # the shift floors
+        if self.shift and not self.saturates:  # a shift rounds down
             product = product + ((product >> 31) & ((1 << self.shift) - 1))
             product = product >> self.shift
         fitted, overflowed = self._fitted(product, sums[1])
         return sums[0] + fitted.astype(np.int32), overflowed
 
     def end(self, sums: Sums) -> Sums:
-        """End a channel."""
+        """Return the sums after a channel, saturated or wrapped."""
         fitted, overflowed = self._fitted(*sums)
         return fitted if self.saturates else fitted.astype(self.dtype).astype(np.int32), overflowed
 
@@ -79,10 +87,10 @@ class Steps:
 
 @partial(jax.jit, static_argnames=("slide", "steps"))
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
-    """Return the sums (B,O,x...) of an input (B,C,X...) and a filter (O,C/G,f...), by channels.
+    """Return sums (B,O,x...) of products of an input (B,C,X...) and a filter (O,C/G,f...).
 
-    Biases broadcast to the result. If steps report, also where a product, or a sum after a
-    channel, did not fit.
+    Biases broadcast to the result. If `steps.report`, return also a mask of sums in which a
+    product, or the sum after a channel, overflowed.
     """
     batch, count, groups = len(x), len(filter), slide.groups
     cells, weights, channels, extents = _operands(*steps.factors(x, filter), slide)
@@ -90,36 +98,37 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     start = jnp.broadcast_to(start, (batch, count, *extents))
     start = jnp.moveaxis(start.reshape(batch, groups, count // groups, -1), 0, 2)
     start = start.reshape(groups, count // groups, -1)
-    swap = start.shape[1] > start.shape[2]  # the longer axis is the one that vectors run along
+    swap = start.shape[1] > start.shape[2]  # vectors run along the longer axis
 
     def swapped(x: Array) -> Array:
         return x.swapaxes(1, 2) if swap else x
 
-    def fetch(k: Any) -> tuple[Array, Array]:
+    def fetch(k: Array | int) -> tuple[Array, Array]:
         return (cells(k), weights(k)) if swap else (weights(k), cells(k))
 
-    def channel(sums: Sums, operands: Any) -> Sums:
+    def channel(sums: Sums, operands: tuple[Array, Array]) -> Sums:
         return steps.end(_products(sums, operands, steps))
 
-    (row, *_), (column, *_) = fetch(0)  # adding none of it gives sums the sharding of products
-    none = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
-    start = swapped(start) + none
-    flags = none != 0 if steps.report else None
-    made = _pipelined(channels, fetch, channel, (start, flags))
+    # Zeros that are computed from a product give the sums the sharding of the products.
+    (row, *_), (column, *_) = fetch(0)
+    zeros = (row[:, :, None] * column[:, None]).astype(np.int32) * 0
+    start = swapped(start) + zeros
+    mask = zeros != 0 if steps.report else None
+    sums, overflowed = _pipelined(channels, fetch, channel, (start, mask))
 
     def result(x: Array) -> Array:
+        """Return (G,O/G,B*x) as (B,O,x...)."""
         parted = swapped(x).reshape(groups, count // groups, batch, *extents)
         return jnp.moveaxis(parted, 2, 0).reshape(batch, count, *extents)
 
-    return jax.tree.map(result, (made[0].astype(steps.dtype), made[1]))
+    return jax.tree.map(result, (sums.astype(steps.dtype), overflowed))
 
 
-def _operands(
-    x: Array, filter: Array, slide: Slide
-) -> tuple[Callable[[Any], Array], Callable[[Any], Array], int, tuple[int, ...]]:
-    """Return functions from a channel of the groups to its cells (f,G,B*x) and weights (f,G,O/G).
+def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, int, tuple[int, ...]]:
+    """Return cells, weights, the number of channels, and the extents of the output.
 
-    Also the number of channels and the extents of the output. A product of matrices is one channel.
+    `cells` and `weights` are functions from the index of a channel to its cells (f,G,B*x) and its
+    weights (f,G,O/G). A product of matrices has one channel.
     """
     if filter.ndim == 2:
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
@@ -129,12 +138,12 @@ def _operands(
     extents = slide.places(x.shape[2:], size)
     grouped = jnp.moveaxis(filter.reshape(groups, count // groups, depth, -1), (2, 3), (0, 1))
 
-    def cells(k: Any) -> Array:
+    def cells(k: Array | int) -> Array:
         plane = _item(planes, k)  # (G,B,X...)
         if math.prod(size) <= _UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
-        # A slice for each would compile for minutes.
+        # A slice for each cell would compile for minutes.
         axes = zip(size, slide.dilation, extents, slide.stride, strict=True)
         rows, columns = (np.arange(k)[:, None] * d + np.arange(n) * s for k, d, n, s in axes)
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
@@ -150,27 +159,32 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    more = -count % _CHUNK  # products with 0 are 0 however they are rounded
+    more = -count % _CHUNK  # added products with 0, which are 0 for any rounding
     filled = [jnp.pad(x, ((0, more), (0, 0), (0, 0))) for x in operands]
     chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in filled]
 
-    def fetch(k: Any) -> Any:
-        return tuple(_item(x, k) for x in chunked)
+    def fetch(k: Array | int) -> tuple[Array, Array]:
+        rows, columns = (_item(x, k) for x in chunked)
+        return rows, columns
 
     return _pipelined(len(chunked[0]), fetch, partial(_products, steps=steps), sums)
 
 
 def _pipelined(
-    count: int, fetch: Callable[[Any], Any], body: Callable[[Sums, Any], Sums], sums: Sums
+    count: int,
+    fetch: Callable[[Array | int], tuple[Array, Array]],
+    body: Callable[[Sums, tuple[Array, Array]], Sums],
+    sums: Sums,
 ) -> Sums:
-    """Do `sums = body(sums, fetch(k))` for each k, fetching for one step in the step before it.
+    """Do `sums = body(sums, fetch(k))` for each k. A step fetches the operands of the next step.
 
-    So XLA's loop over products reads arrays that are there, and is vectorised: a third of the time.
+    XLA's loop over products then reads arrays in memory, and is vectorised: it takes a third of the
+    time.
     """
     if count == 1:
         return body(sums, fetch(0))
 
-    def step(k: Any, state: Any) -> Any:
+    def step(k: Array, state: _State) -> _State:
         return body(state[0], state[1]), fetch(jnp.minimum(k + 1, count - 1))
 
     return lax.fori_loop(0, count, step, (sums, fetch(0)))[0]

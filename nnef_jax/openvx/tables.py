@@ -1,4 +1,4 @@
-"""Functions of one number by tables of all numbers of a type: exact, and the same everywhere."""
+"""Computes functions of one number by tables of all numbers of a type, exact on all platforms."""
 
 from __future__ import annotations
 
@@ -25,35 +25,37 @@ def table(
     position: int | None = None,
     output_position: int | None = None,
 ) -> NDArray[Any]:
-    """Return `function` of all numbers of a type, the least first: truncated, then saturated.
+    """Return the table of a function: for each number of a type, from the least on.
 
-    It is computed in float64 by numpy, so that it does not depend on a platform; 0 where it is
-    NaN. Positions are the type's unless given; the output's is the input's.
+    Results are computed in float64 by numpy, on all platforms alike; then truncated and saturated.
+    A NaN becomes 0. `position` is that of the type by default, `output_position` is `position`.
+    Raises VxError for other types, positions, or results of another shape.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
         wrong_format(f"tables are of {listed(POSITIONS)}, not of {np.dtype(dtype)}")
     limits = np.iinfo(dtype)
     position = POSITIONS[str(limits.dtype)] if position is None else checked_position(position)
-    made = position if output_position is None else checked_position(output_position)
+    target = position if output_position is None else checked_position(output_position)
     numbers = np.arange(limits.min, limits.max + 1) * 2.0**-position
     with np.errstate(all="ignore"):
         values = function(numbers)
         if np.shape(values) != numbers.shape:
-            wanted = f"one for each of {len(numbers)} numbers"
+            due = f"one for each of {len(numbers)} numbers"
             wrong_dimension(
-                f"the function returns items of the shape {np.shape(values)}, not {wanted}"
+                f"the function returns items of the shape {np.shape(values)}, not {due}"
             )
-        whole = np.nan_to_num(np.trunc(values * 2.0**made), nan=0.0)
-    return np.clip(whole, limits.min, limits.max).astype(dtype)
+        integers = np.nan_to_num(np.trunc(values * 2.0**target), nan=0.0)
+    return np.clip(integers, limits.min, limits.max).astype(dtype)
 
 
 @checks.layer
 def table_layer(
     inputs: Tensor, table: Array | NDArray[Any], output_position: int | None = None
 ) -> Tensor:
-    """Replace each number by the item of a table of all numbers of its type, the least first.
+    """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
 
-    vxTensorTableLookupNode of OpenVX 1.2. The output's position is the inputs' unless given.
+    The table has an item for each number of the inputs' type, from the least on, as `table` returns
+    it. The output has the position of the inputs by default. Raises TypeError or VxError.
     """
     x = checks.tensor("inputs", inputs)
     if not hasattr(table, "dtype") or not hasattr(table, "shape"):
@@ -69,6 +71,6 @@ def table_layer(
 
 @jax.jit
 def look_up(x: Array, table: Array) -> Array:
-    """Return the items of a table of all numbers of a type, the least first, for raw integers."""
+    """Return the items of a table for raw integers. The first item is that of the least integer."""
     places = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
     return table.at[places].get(mode="promise_in_bounds")

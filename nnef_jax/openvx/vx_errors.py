@@ -1,4 +1,4 @@
-"""What OpenVX refuses, named by its vx_status."""
+"""The error of a layer, tensor or network that OpenVX does not allow, named by its vx_status."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from nnef_jax.errors import NnefError
 
 
 class VxError(NnefError):
-    """A layer, tensor or network is not what OpenVX allows; `status` is the vx_status, by name.
+    """OpenVX does not allow a layer, tensor or network. `status` is the name of a vx_status.
 
-    One of VX_ERROR_INVALID_FORMAT (type or fixed-point position), VX_ERROR_INVALID_DIMENSION,
+    It is one of VX_ERROR_INVALID_FORMAT (type or fixed-point position), VX_ERROR_INVALID_DIMENSION,
     VX_ERROR_INVALID_PARAMETERS, VX_ERROR_INVALID_VALUE and VX_ERROR_NOT_SUPPORTED.
     """
 
@@ -21,7 +21,7 @@ class VxError(NnefError):
         self.reason = message
 
     def within(self, layer: str) -> VxError:
-        """Return the same error with the layer's name before what is wrong."""
+        """Return the same error with the layer's name before its message."""
         return VxError(self.status, f"{layer}: {self.reason}", hint=self.hint)
 
 
@@ -32,7 +32,7 @@ def _refusal(status: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-wrong_format = _refusal("VX_ERROR_INVALID_FORMAT")  # a data type or fixed-point position
-wrong_dimension = _refusal("VX_ERROR_INVALID_DIMENSION")  # a number of dimensions or an extent
-wrong_parameter = _refusal("VX_ERROR_INVALID_PARAMETERS")  # a parameter that is no tensor
-unsupported = _refusal("VX_ERROR_NOT_SUPPORTED")  # what OpenVX names but has not
+wrong_format = _refusal("VX_ERROR_INVALID_FORMAT")  # for a type or fixed-point position
+wrong_dimension = _refusal("VX_ERROR_INVALID_DIMENSION")  # for a rank or an extent
+wrong_parameter = _refusal("VX_ERROR_INVALID_PARAMETERS")  # for a parameter that is no tensor
+unsupported = _refusal("VX_ERROR_NOT_SUPPORTED")  # for a valid request that is not implemented

@@ -96,7 +96,7 @@ def test_a_network_without_weights_needs_no_file(tmp_path: Path) -> None:
 def test_the_command_line_takes_weights(tmp_path: Path) -> None:
     path = NET.write(tmp_path)
     weights = (tmp_path / "net.bin").rename(tmp_path / "other.bin")
-    assert "which there is not" in fails("check", path)
+    assert "which does not exist" in fails("check", path)
     assert ok("check", path, "--weights", weights).startswith("ok: ")
     np.save(tmp_path / "x.npy", X)
     out = ok("run", path, tmp_path / "x.npy", "--weights", weights, "--no-cache", "--json")

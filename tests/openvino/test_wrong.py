@@ -99,7 +99,7 @@ def test_it_is_located(name: str, tmp_path: Path) -> None:
 
 
 def test_weights_that_there_are_not(tmp_path: Path) -> None:
-    with pytest.raises(nnef_jax.NnefError, match=r"net\.bin', which there is not"):
+    with pytest.raises(nnef_jax.NnefError, match=r"net\.bin', which does not exist"):
         load(tmp_path, GOOD, None)
     with pytest.raises(nnef_jax.NnefError, match="which has 10"):
         load(tmp_path, GOOD, DATA[:10])

@@ -26,7 +26,7 @@ CASES = {
     "conv(x, k, 0.0, padding = [(0,1),(0,1)])": "not the same on both sides",
     "conv(x, k, 0.0, padding = [(1,1),(1,1)], border = 'reflect')": "border is 'reflect'",
     "conv(x, x, 0.0, padding = [(0,0),(0,0)])": "[static]",
-    "conv(x, k1, 0.0, padding = [(0,0),(0,0)], stride = [5,5])": "stride 5 is found as 4",
+    "conv(x, k1, 0.0, padding = [(0,0),(0,0)], stride = [5,5])": "stride is 5, OpenVX infers 4",
     "conv(x, k1, 0.0, padding = [(0,0),(0,0)], stride = [7,7])": "vxConvolutionLayer",
     "deconv(x, k, 0.0, padding = [(1,1),(1,1)], stride = [2,2])": "vxDeconvolutionLayer",
     "deconv(x, k, 0.0, padding = [(0,0),(0,0)], dilation = [2,2])": "the layer has none",

@@ -60,7 +60,7 @@ class Weights:
         """Return `size` bytes from `offset` on. Raises InvalidOperation beyond the file's end."""
         if self.data is None:
             raise InvalidOperation(
-                f"its weights are in '{self.name}', which there is not",
+                f"its weights are in '{self.name}', which does not exist",
                 "put the file beside the .xml, or name it: load(..., weights=)",
             )
         if offset < 0 or offset + size > len(self.data):
@@ -102,7 +102,7 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 
 def stored(type: str, real: str) -> str:
-    """Return the dtype of weights in the graph: the file's dtype, but narrower for 64 bits."""
+    """Return the dtype of weights in the graph: that of the file, except for f32 and 64 bits."""
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else _NAMES[type]

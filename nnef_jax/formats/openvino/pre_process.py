@@ -85,6 +85,6 @@ def _image(site: LayerSite, mean: Element | None, type: str, shape: Shape) -> ND
     offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))
     if size != size_of(type, volume(shape)):
         raise InvalidOperation(
-            f"a mean image has {size} bytes, an input has {list(shape)} items of {type}"
+            f"a mean image has {size} bytes, the input has {list(shape)} items of {type}"
         )
     return unpacked(site.weights.slice(offset, size), type, tuple(shape))

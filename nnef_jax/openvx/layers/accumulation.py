@@ -1,4 +1,4 @@
-"""What layers that sum products share: formats, exact sums, their rounding and overflow."""
+"""The arithmetic of layers that sum products: checks, sums, rounding and overflow."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
-_MOST_CELLS = 4096  # of a window of the C routines, which are brought together channel by channel
+_MOST_CELLS = 4096  # cells of a window; the C routines' products of a channel are gathered at once
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The parameters that all these layers have, checked: VxError for other names."""
+    """The common parameters of these layers. Raises VxError for unknown words."""
 
     overflow_policy: str
     rounding_policy: str
@@ -46,9 +46,9 @@ def multiply_accumulate(
     arithmetic: Arithmetic,
     report_overflow: bool,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Return an output of a shape, with `report_overflow` also where a sum overflowed.
+    """Return an output of a shape; with `report_overflow` also a mask of sums that overflowed.
 
-    The inputs are [batch,] and what the weights have after their first axis.
+    The inputs are [batch...,] C,H,W for weights (O,C/groups,h,w), and [batch...,] I for (O,I).
     """
     count, *core = weights.tensor.shape
     biases = None if biases is None else checks.tensor("biases", biases)
@@ -58,33 +58,33 @@ def multiply_accumulate(
     shift = checks.shift_of("the output's position", product - position)
     up, offsets, largest = 0, None, weights.factors.largest
     if biases is not None:
-        own = shape[-len(core) :]
-        if biases.shape not in ((count,), own):
-            also = f" or {own}" if len(core) > 1 else ""
+        item = shape[-len(core) :]  # the shape of one item of the batch
+        if biases.shape not in ((count,), item):
+            also = f" or {item}" if len(core) > 1 else ""
             wrong_dimension(f"biases have the shape {biases.shape}, not {(count,)}{also}")
         up = checks.shift_of("the position of biases", product - biases.fixed_point_position)
         if up < 0:
             wrong_format("biases have more fractional bits than products of inputs and weights")
         offsets = biases.data.reshape(
-            1, count, *(own[1:] if biases.shape == own else [1] * (len(core) - 1))
+            1, count, *(item[1:] if biases.shape == item else [1] * (len(core) - 1))
         )
         largest += 1 << (15 + up)
     data = x.data.reshape(-1, *x.shape[len(x.shape) - len(core) :])
     policies = (arithmetic.overflow_policy, arithmetic.rounding_policy)
     if arithmetic.semantics == "khronos" and _rounds_products(x, arithmetic):
         if not arithmetic.strict:
-            unsupported("the C routines have the positions of the extension alone", "strict=True")
+            unsupported("the C routines have only the positions of the extension", "strict=True")
         if math.prod(core[1:]) > _MOST_CELLS:
             unsupported(f"windows have more than {_MOST_CELLS} items", "semantics='spec'")
         if core[0] >= 1 << 16:
             unsupported("an accumulator of 32 bits overflows: 2**16 products or more")
         steps = Steps(x.dtype, shift, policies, report_overflow)
-        made = stepwise(data, weights.tensor.data, offsets, slide=slide, steps=steps)
+        sums, overflowed = stepwise(data, weights.tensor.data, offsets, slide=slide, steps=steps)
     else:
         base = base_for(largest, shift)
         if base is None:
-            unsupported("sums of so many products may reach 2**47", "split the layer by views")
-        made = _exact(
+            unsupported("sums of this many products may reach 2**47", "split the layer by views")
+        sums, overflowed = _exact(
             data,
             weights.factors,
             offsets,
@@ -94,14 +94,18 @@ def multiply_accumulate(
             shift=shift,
             policies=policies,
         )
-    result = Tensor(made[0].reshape(shape), position)
-    return (result, made[1].reshape(shape)) if report_overflow else result
+    result = Tensor(sums.reshape(shape), position)
+    if not report_overflow:
+        return result
+    assert overflowed is not None
+    return result, overflowed.reshape(shape)
 
 
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
-    """Tell whether products that are rounded and saturated one by one give other sums.
+    """Tell whether rounding and saturating each product can change the sums.
 
-    They do not where nothing is rounded and numbers wrap, or none is negative.
+    It cannot for uint8, of which no number is negative, nor for int8 that wraps: products of 8 bits
+    are not rounded.
     """
     saturates = arithmetic.overflow_policy == "saturate"
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)
@@ -126,7 +130,7 @@ def _exact(
 
 
 def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
-    """Return weights as the layers compute with them; raise TypeError or VxError for others."""
+    """Return prepared weights of one of these ranks. Raises TypeError or VxError."""
     if isinstance(weights, StaticWeights):
         checks.tensor("weights", weights.tensor, *ranks)
         return weights
@@ -134,7 +138,7 @@ def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
 
 
 def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
-    """Raise TypeError or VxError unless weights have as many channels as a group of the inputs."""
+    """Raise TypeError or VxError unless weights have the channels of a group of the inputs."""
     groups = operator.index(groups)
     count, depth, *_ = weights.shape
     channels = x.shape[-3]
@@ -148,6 +152,6 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
 def ends(
     extent: int, before: int, span: int, output: int, skip: int = 1, upscale: int = 1
 ) -> tuple[int, int]:
-    """Return the padding along an axis with which windows of a span have so many positions."""
+    """Return the padding along an axis with which windows of a span have `output` positions."""
     covered = (extent - 1) * upscale + 1
     return before, (output - 1) * skip + span - before - covered

@@ -1,4 +1,4 @@
-"""vxActivationLayer, vxSoftmaxLayer and vxNormalizationLayer."""
+"""The layers of single items: vxActivationLayer, vxSoftmaxLayer and vxNormalizationLayer."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def activation_layer(
 ) -> Tensor:
     """Return a function of each number, truncated and saturated (vxActivationLayer).
 
-    'logistic', 'hyperbolic_tan' (a tanh(b x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs',
-    'square', 'sqrt' (0 of negative numbers) and 'linear' (a x + b), of `data / 2**position`. They
-    are tables, but for the simplest: each number is that of exact arithmetic, on every platform.
+    The functions of a number x = `data / 2**position` are 'logistic', 'hyperbolic_tan' (a tanh(b
+    x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and 'linear'
+    (a x + b). All but the simplest are tables, with the results of exact arithmetic on every
+    platform.
     """
     require_one_of("function", function, ACTIVATIONS)
     a, b = checks.real("a", a), checks.real("b", b)
@@ -60,8 +61,8 @@ def activation_layer(
         if function == "brelu":
             most = int(np.clip(np.trunc(a * 2.0**position), jnp.iinfo(x.dtype).min, most))
         return Tensor(_between(x.data, most=most), position)
-    of = partial(_activation, function, a, b)
-    return table_layer(x, table(of, x.dtype, x.fixed_point_position, position), position)
+    activation = partial(_activation, function, a, b)
+    return table_layer(x, table(activation, x.dtype, x.fixed_point_position, position), position)
 
 
 @partial(jax.jit, static_argnames="most")
@@ -97,10 +98,11 @@ def _activation(function: str, a: float, b: float, x: Floats) -> Floats:
 def softmax_layer(
     inputs: Tensor, *, strict: bool = True, output_position: int | None = None
 ) -> Tensor:
-    """Return exp(x) / sum of exp(x), truncated, over the channels (vxSoftmaxLayer).
+    """Return exp(x) / (sum of exp(x)) over the channels, truncated (vxSoftmaxLayer).
 
-    These are the last axis of 1 or 2, the third last of 3 or 4. It is computed in float32, from
-    the largest on: within one of exact arithmetic, and finite for all inputs.
+    Channels are the last axis of 1 or 2 axes, and the third last of 3 or 4. The result is computed
+    in float32, after the maximum is subtracted: it is finite, and at most one unit off exact
+    arithmetic.
     """
     x = checks.tensor("inputs", inputs, 1, 2, 3, 4)
     checks.same_format(strict, inputs=x)
@@ -126,11 +128,12 @@ def normalization_layer(
     strict: bool = True,
     output_position: int | None = None,
 ) -> Tensor:
-    """Return x / (bias + alpha / n * sum of squares)**beta, truncated and saturated.
+    """Return x / (bias + alpha / n * sum of n squares)**beta, truncated and saturated.
 
-    vxNormalizationLayer; `bias` is of OpenVX 1.3. The n squares are of `normalization_size` (3, 5
-    or 7) channels around one ('across_maps') or of a square window of one ('same_map'), of inputs
-    ([batch,] C,H,W). It is computed in float32: within one of exact arithmetic.
+    It is vxNormalizationLayer, with the `bias` of OpenVX 1.3. Inputs are ([batch,] C,H,W). The sum
+    is over `normalization_size` (3, 5 or 7) channels around an item ('across_maps'), or over a
+    square window of that size in its channel ('same_map'). The result is computed in float32, and
+    at most one unit off exact arithmetic.
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)
@@ -150,7 +153,9 @@ def normalization_layer(
 
 
 @partial(jax.jit, static_argnames=("window", "powers", "position"))
-def _normalized(x: Tensor, *, window: Any, powers: Any, position: int) -> Array:
+def _normalized(
+    x: Tensor, *, window: tuple[int, ...], powers: tuple[float, float, float], position: int
+) -> Array:
     values = x.to_float()
     ones = (1,) * values.ndim
     sums = lax.reduce_window(values * values, np.float32(0), lax.add, window, ones, "SAME")
@@ -158,7 +163,7 @@ def _normalized(x: Tensor, *, window: Any, powers: Any, position: int) -> Array:
     return _truncated(values / (bias + alpha * sums) ** beta, position, x.data.dtype)
 
 
-def _truncated(values: Array, position: int, dtype: Any) -> Array:
+def _truncated(values: Array, position: int, dtype: np.dtype[Any]) -> Array:
     limits = jnp.iinfo(dtype)
-    whole = jnp.trunc(values * np.float32(2.0**position))
-    return jnp.clip(jnp.nan_to_num(whole), limits.min, limits.max).astype(dtype)
+    truncated = jnp.trunc(values * np.float32(2.0**position))
+    return jnp.clip(jnp.nan_to_num(truncated), limits.min, limits.max).astype(dtype)

@@ -1,9 +1,11 @@
-"""vxPoolingLayer and vxROIPoolingLayer."""
+"""The layers of pools: vxPoolingLayer and vxROIPoolingLayer."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,8 @@ from nnef_jax.openvx.tensor import Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension
 
 POOLING = ("max", "avg")
-_MOST_CELLS = 1 << 16  # of a window: their sum fits an int32
+_MOST_CELLS = 1 << 16  # cells of a window; their sum fits an int32
+_Pair = tuple[int, int]
 
 
 @checks.layer
@@ -37,12 +40,14 @@ def pooling_layer(
 ) -> Tensor:
     """Return the maximum or mean ('avg') of windows of inputs ([batch,] C,H,W) (vxPoolingLayer).
 
-    Pairs are (x, y). Zeros surround the inputs; in 'spec' semantics they take part in maxima, in
-    'khronos' they do not. What windows reach beyond them, where sizes are rounded up, takes part in
-    none, and counts as zeros in means: the sum divided by the size of the window, truncated.
+    Pairs are (x, y). The inputs are padded by zeros. These take part in maxima with 'spec'
+    semantics, and do not with 'khronos'. A mean is the sum divided by the size of the window,
+    truncated. If sizes are rounded up, windows reach beyond the padding: cells there take part in
+    no maximum, and count as zeros in means.
 
-    The skip is given, or the smallest that brings the inputs to `output_shape`, or 1; `rounding` is
-    that of sizes, 'floor' or 'ceiling'. The output has the position of the inputs.
+    `skip` is by default the smallest that leads to `output_shape`, or 1 without it. `rounding` of
+    sizes is 'floor' or 'ceiling'. The output has the position of the inputs. Raises TypeError or
+    VxError.
     """
     require_one_of("pooling_type", pooling_type, POOLING)
     require_one_of("rounding", rounding, SIZE_ROUNDING)
@@ -51,47 +56,58 @@ def pooling_layer(
     checks.same_format(strict, inputs=x)
     size = checks.pair("pooling_size", pooling_size, 1)[::-1]
     padding = checks.pair("pooling_padding", pooling_padding)
-    *known, _, _ = x.shape
-    infer, extents = partial(shapes.infer_skip, rounding=rounding), x.shape[-2:]
-    skip = checks.stride(
-        "skip", skip, output_shape, tuple(known), infer, extents, size, padding[::-1]
-    )
+    leading, extents = x.shape[:-2], x.shape[-2:]
+    infer = partial(shapes.infer_skip, rounding=rounding)
+    skip = checks.stride("skip", skip, output_shape, leading, infer, extents, size, padding[::-1])
     shape = shapes.pooling_output_shape(x.shape, size[::-1], padding, skip, rounding)
     checks.bounded_padding(x, padding, shape)
     if pooling_type == "avg" and size[0] * size[1] > _MOST_CELLS:
         unsupported(f"a mean of more than {_MOST_CELLS} items: pooling_size {size[::-1]}")
     pads = tuple(map(ends, extents, padding[::-1], size, shape[-2:], skip[::-1]))
-    windows = {"size": size, "skip": skip[::-1], "pads": pads}
+    windows = _Windows(size, skip[::-1], pads)
     if pooling_type == "avg":
-        return Tensor(_mean(x.data, **windows), x.fixed_point_position)
+        return Tensor(_mean(x.data, windows=windows), x.fixed_point_position)
     ignored = semantics == "khronos"
-    return Tensor(_maximum(x.data, ignored=ignored, **windows), x.fixed_point_position)
+    return Tensor(_maximum(x.data, windows=windows, ignored=ignored), x.fixed_point_position)
 
 
-@partial(jax.jit, static_argnames=("size", "skip", "pads"))
-def _mean(x: Array, *, size: Any, skip: Any, pads: Any) -> Array:
-    total = _reduce(x.astype(np.int32), lax.add, 0, size, skip, pads)
-    return lax.div(total, np.int32(size[0] * size[1])).astype(x.dtype)  # which truncates
+class _Windows(NamedTuple):
+    """Windows over planes (H,W): extents, strides, and the padding (before, after) by axis."""
+
+    size: tuple[int, ...]
+    skip: tuple[int, ...]
+    pads: tuple[_Pair, ...]
 
 
-@partial(jax.jit, static_argnames=("size", "skip", "pads", "ignored"))
-def _maximum(x: Array, *, size: Any, skip: Any, pads: Any, ignored: bool) -> Array:
+@partial(jax.jit, static_argnames="windows")
+def _mean(x: Array, *, windows: _Windows) -> Array:
+    total = _reduce(x.astype(np.int32), lax.add, 0, windows)
+    return lax.div(total, np.int32(math.prod(windows.size))).astype(x.dtype)  # div truncates
+
+
+@partial(jax.jit, static_argnames=("windows", "ignored"))
+def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
+    """Return maxima of windows. Padding by zeros is `ignored` or takes part."""
     least = int(jnp.iinfo(x.dtype).min)
     if not ignored:
-        # As many zeros as there are before the inputs; what windows reach beyond them is nothing.
-        zeros = tuple((before, min(before, after)) for before, after in pads)
-        x, pads = _padded(x, 0, zeros), tuple((0, max(q - p, 0)) for p, q in pads)
-    return _reduce(x, lax.max, least, size, skip, pads)
+        # As many zeros after the inputs as before; cells beyond them are the least number.
+        zeros = tuple((before, min(before, after)) for before, after in windows.pads)
+        x = _padded(x, 0, zeros)
+        windows = windows._replace(pads=tuple((0, max(q - p, 0)) for p, q in windows.pads))
+    return _reduce(x, lax.max, least, windows)
 
 
-def _reduce(x: Array, operation: Any, padding: int, size: Any, skip: Any, pads: Any) -> Array:
+def _reduce(
+    x: Array, operation: Callable[[Array, Array], Array], padding: int, windows: _Windows
+) -> Array:
     lead = (1,) * (x.ndim - 2)
     first = np.asarray(padding, x.dtype)
-    x = _padded(x, padding, pads)
-    return lax.reduce_window(x, first, operation, (*lead, *size), (*lead, *skip), "VALID")
+    x = _padded(x, padding, windows.pads)
+    size, skip = (*lead, *windows.size), (*lead, *windows.skip)
+    return lax.reduce_window(x, first, operation, size, skip, "VALID")
 
 
-def _padded(x: Array, value: int, pads: Any) -> Array:
+def _padded(x: Array, value: int, pads: tuple[_Pair, ...]) -> Array:
     lead = [(0, 0, 0)] * (x.ndim - 2)
     return lax.pad(x, np.asarray(value, x.dtype), lead + [(*ends, 0) for ends in pads])
 
@@ -106,12 +122,12 @@ def roi_pooling_layer(
     semantics: str = "spec",
     strict: bool = True,
 ) -> Tensor:
-    """Return maxima of inputs ([batch,] C,H,W) in parts of regions: [batch,] R,C and two extents.
+    """Return maxima ([batch,] R,C,h,w) of h x w parts of R regions (vxROIPoolingLayer).
 
-    `input_rois` ([batch,] R,4) holds x0, y0, x1 and y1 in items of the inputs, whatever the
-    fixed-point position, ends included (vxROIPoolingLayer). A part of a region that lies outside
-    of the inputs is 0. Where a part begins before them, 'spec' semantics take what is inside of
-    them, 'khronos' nothing.
+    The inputs are ([batch,] C,H,W). `input_rois` ([batch,] R,4) has x0, y0, x1 and y1, both ends
+    included, in items of the inputs for any fixed-point position. A part outside of the inputs
+    is 0. If a part begins before the inputs, 'spec' semantics take its items inside, 'khronos'
+    takes none. Raises TypeError or VxError.
     """
     require_one_of("semantics", semantics, SEMANTICS)
     if pool_type != "max":
@@ -126,33 +142,33 @@ def roi_pooling_layer(
         wrong_dimension(
             f"input_rois have the shape {rois.shape}, not {(*x.shape[:-3], 'regions', 4)}"
         )
-    wanted = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
-    if max(wanted[-2:]) >= 1 << 15:
-        unsupported(f"regions are divided in 2**15 parts or more: output_shape {wanted}")
-    pool = partial(_regions, size=wanted[-2:], clipped=semantics == "spec")
+    output_shape = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
+    if max(output_shape[-2:]) >= 1 << 15:
+        unsupported(f"regions are divided in 2**15 parts or more: output_shape {output_shape}")
+    pool = partial(_regions, size=output_shape[-2:], clipped=semantics == "spec")
     pool = jax.vmap(pool) if batch else pool
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)
 
 
 @partial(jax.jit, static_argnames=("size", "clipped"))
 def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> Array:
-    """Return the maxima (R,C,h,w) of regions (R,4) of (C,H,W), an axis after the other."""
+    """Return the maxima (R,C,h,w) of regions (R,4) of (C,H,W), one axis after the other."""
     corners = rois.astype(np.int32)
     rows = _parts(corners[:, 1], corners[:, 3], size[0], x.shape[-2], clipped)  # (R,h,H)
     columns = _parts(corners[:, 0], corners[:, 2], size[1], x.shape[-1], clipped)
     least = np.asarray(jnp.iinfo(x.dtype).min, x.dtype)
     high = jnp.where(rows[:, None, :, :, None], x[None, :, None], least).max(3)  # (R,C,h,W)
     best = jnp.where(columns[:, None, None], high[:, :, :, None], least).max(4)
-    some = rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None]
-    return jnp.where(some, best, np.asarray(0, x.dtype))
+    has_items = rows.any(2)[:, None, :, None] & columns.any(2)[:, None, None]
+    return jnp.where(has_items, best, np.asarray(0, x.dtype))
 
 
 def _parts(first: Array, last: Array, count: int, extent: int, clipped: bool) -> Array:
-    """Return which items along an axis are in each part of each region: (R,count,extent)."""
+    """Return a mask (R,count,extent) of the items along an axis in each part of each region."""
     length = jnp.maximum(last - first, 0) + 1
-    place = jnp.arange(count, dtype=np.int32)
-    starts = lax.div(place[None] * length[:, None], np.int32(count)) + first[:, None]
-    after = lax.div((place[None] + 1) * length[:, None] + (count - 1), np.int32(count))
+    part = jnp.arange(count, dtype=np.int32)
+    starts = lax.div(part[None] * length[:, None], np.int32(count)) + first[:, None]
+    after = lax.div((part[None] + 1) * length[:, None] + (count - 1), np.int32(count))
     item = jnp.arange(extent, dtype=np.int32)[None, None]
     inside = (item >= starts[:, :, None]) & (item < (after + first[:, None])[:, :, None])
     return inside if clipped else inside & (starts >= 0)[:, :, None]

@@ -1,4 +1,4 @@
-"""vxConvolutionLayer, vxDeconvolutionLayer and vxFullyConnectedLayer."""
+"""The layers of products: vxConvolutionLayer, vxDeconvolutionLayer and vxFullyConnectedLayer."""
 
 from __future__ import annotations
 
@@ -44,18 +44,27 @@ def convolution_layer(
 ) -> Tensor | tuple[Tensor, Array]:
     """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to [batch,] O and extents.
 
-    `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer), where biases are (O,),
-    or one for each item of an output (O,H,W). Pairs are (x, y): `padding` zeros before and after,
-    `dilation` zeros between weights. The skip (stride) is given, or the smallest that brings the
-    inputs to `output_shape`, or 1.
+    The result is `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer).
 
-    `overflow_policy` is 'saturate' or 'wrap', `rounding_policy` 'to_zero' or 'nearest_even',
-    `down_scale_size_rounding` 'floor' or 'ceiling'. `semantics` 'spec' sums without bounds and
-    rounds once; 'khronos' is bit by bit what the released C routines compute. Groups are as many
-    layers on views of the channels. With `strict=False` tensors have any positions, the output
-    `output_position`. `report_overflow` adds a bool array: where a sum overflowed.
+    Args:
+        inputs: ([batch,] I,H,W).
+        weights: (O,I/groups,h,w).
+        biases: (O,), or one for each item of an output (O,H,W).
+        padding: the number of zeros (x, y) at both ends.
+        dilation: the number of zeros (x, y) between weights.
+        overflow_policy: 'saturate' or 'wrap'.
+        rounding_policy: 'to_zero' or 'nearest_even'.
+        down_scale_size_rounding: 'floor' or 'ceiling'.
+        output_shape: ([batch,] O,H,W), from which the skip is inferred.
+        skip: the strides (x, y), by default the smallest that lead to `output_shape`, or 1.
+        groups: the number of layers on views of the channels.
+        semantics: 'spec' sums without bounds and rounds once; 'khronos' computes the bits of the
+            released C routines.
+        strict: False allows tensors of any position.
+        output_position: the position of the output.
+        report_overflow: also return a bool array of the output's shape: which sums overflowed.
 
-    Raises `VxError` for what the extension does not allow.
+    Raises TypeError, or `VxError` for arguments that the extension does not allow.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     rounding = down_scale_size_rounding
@@ -66,16 +75,16 @@ def convolution_layer(
     require_fitting(x, filter.tensor, groups)
     extents, size = x.shape[-2:], filter.tensor.shape[2:]
     padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
-    known = (*x.shape[:-3], filter.tensor.shape[0])
+    leading = (*x.shape[:-3], filter.tensor.shape[0])
     infer, more = partial(shapes.infer_skip, rounding=rounding), (padding[::-1], dilation[::-1])
-    skip = checks.stride("skip", skip, output_shape, known, infer, extents, size, *more)
+    skip = checks.stride("skip", skip, output_shape, leading, infer, extents, size, *more)
     shape = shapes.convolution_output_shape(
         x.shape, filter.tensor.shape, padding, dilation, skip, rounding
     )
     checks.bounded_padding(x, padding, shape)
-    # The C routines begin `dilation` further on (OpenVX-cts, issue 5).
-    late = dilation[::-1] if semantics == "khronos" else (0, 0)
-    before = [p - l for p, l in zip(padding[::-1], late, strict=True)]
+    # The C routines begin `dilation` items later (OpenVX-cts, issue 5).
+    delay = dilation[::-1] if semantics == "khronos" else (0, 0)
+    before = [p - n for p, n in zip(padding[::-1], delay, strict=True)]
     spans = [k + (k - 1) * d for k, d in zip(size, dilation[::-1], strict=True)]
     pads = tuple(map(ends, extents, before, spans, shape[-2:], skip[::-1]))
     slide = correlation.Slide(skip[::-1], pads, (1, 1), (dilation[1] + 1, dilation[0] + 1), groups)
@@ -100,14 +109,20 @@ def deconvolution_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Correlate inputs ([batch,] I,H,W), spread `upscale` apart, with weights (O,I/groups,h,w).
+    """Correlate inputs, spread `upscale` apart, with weights (vxDeconvolutionLayer).
 
-    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis
-    (vxDeconvolutionLayer): `padding` is cut from each end, `a`, below the upscale, is added at the
-    last. The upscale is given, or the one that leads to `output_shape`, or 1. Weights are not
-    flipped: a filter of NNEF is, and has its first two axes swapped.
+    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis. Weights are
+    not flipped; a filter of NNEF is flipped, and its first two axes are swapped.
 
-    The other parameters are those of `convolution_layer`, as is what is raised.
+    Args:
+        inputs: ([batch,] I,H,W).
+        weights: (O,I/groups,h,w).
+        padding: the number of items (x, y) that are cut off at both ends.
+        a: the number of items (x, y) that are added at the last end, less than the upscale.
+        upscale: the distance (x, y) of the spread inputs, by default the one that leads to
+            `output_shape`, or 1.
+
+    Other parameters and errors are those of `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x, filter = checks.tensor("inputs", inputs, 3, 4), prepared(weights, 4)
@@ -117,16 +132,17 @@ def deconvolution_layer(
     for axis, k, p in zip("xy", size[::-1], padding, strict=True):
         if k < p + 1:
             wrong_parameter(f"padding along {axis} is {p}, weights of {k} allow up to {k - 1}")
-    known = (*x.shape[:-3], filter.tensor.shape[0])
+    leading = (*x.shape[:-3], filter.tensor.shape[0])
     infer, more = shapes.infer_upscale, (padding[::-1], a[::-1])
-    upscale = checks.stride("upscale", upscale, output_shape, known, infer, extents, size, *more)
-    for axis, more, up in zip("xy", a, upscale, strict=True):
-        if more >= up:
-            wrong_parameter(f"a along {axis} is {more}, it must be below the upscale, {up}")
+    upscale = checks.stride("upscale", upscale, output_shape, leading, infer, extents, size, *more)
+    for axis, added, up in zip("xy", a, upscale, strict=True):
+        if added >= up:
+            wrong_parameter(f"a along {axis} is {added}, it must be below the upscale, {up}")
     shape = shapes.deconvolution_output_shape(x.shape, filter.tensor.shape, padding, a, upscale)
     checks.bounded("the output", shape)
     if semantics == "khronos":
-        # The C routines take an end of the input for one of the spread input (OpenVX-cts, issue 9).
+        # The C routines compare indices of the spread input with the input's extent (OpenVX-cts,
+        # issue 9): they read only the first items.
         rows, columns = (-(-n // up) for n, up in zip(extents, upscale[::-1], strict=True))
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
     before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
@@ -151,9 +167,10 @@ def fully_connected_layer(
 ) -> Tensor | tuple[Tensor, Array]:
     """Multiply inputs ([batch...,] I) or ([batch...,] C,H,W) by weights (O,I): [batch...,] O.
 
-    `saturate(round(sum of inputs * weights + biases))` (vxFullyConnectedLayer). Three axes are
-    taken together where I is C * H * W, or the weights are (O,C,H,W); `output_shape` decides where
-    both readings are possible. The other parameters are those of `convolution_layer`.
+    The result is `saturate(round(sum of inputs * weights + biases))` (vxFullyConnectedLayer). The
+    last three axes of the inputs are joined if I is C * H * W, or if the weights are (O,C,H,W). If
+    one axis fits too, `output_shape` decides. Other parameters and errors are those of
+    `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)
@@ -166,10 +183,10 @@ def fully_connected_layer(
     count, depth = filter.tensor.shape
     cores = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
     if output_shape is not None:
-        wanted = checks.shape("output_shape", output_shape)
-        cores = [n for n in cores if wanted == (*x.shape[:-n], count)]
+        output_shape = checks.shape("output_shape", output_shape)
+        cores = [n for n in cores if output_shape == (*x.shape[:-n], count)]
     if not cores:
-        more = "" if output_shape is None else f" and an output_shape of {tuple(output_shape)}"
+        more = "" if output_shape is None else f" and an output_shape of {output_shape}"
         wrong_dimension(
             f"weights of the dims {filter.tensor.dims} do not fit inputs of {x.dims}{more}"
         )

@@ -1,6 +1,6 @@
-"""What each kind of operation is to OpenVX: a layer, nodes on tensors, a table, a view; or nothing.
+"""The mappings of operations onto OpenVX: a layer, nodes on tensors, a table, or a view.
 
-A function of a kind takes a `MappedOperation` and returns a `VxLayer`. It raises `Unfit` with the
+The function of a kind takes a `MappedOperation` and returns a `VxLayer`. It raises `Unfit` with the
 reason if no node computes the operation.
 """
 

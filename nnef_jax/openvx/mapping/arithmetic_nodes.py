@@ -1,4 +1,4 @@
-"""Activations, arithmetic on tensors, tables of other functions of one tensor, and views."""
+"""The mappings of activations, arithmetic on tensors, functions of one tensor, and views."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NODES = {
     "sub": "vxTensorSubtractNode",
     "mul": "vxTensorMultiplyNode",
 }
-# Functions of one tensor, as long as all else that they read is one fixed number each.
+# Functions of one tensor, if their other operands are single fixed numbers.
 _TABLES = (
     "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan",
     "asinh", "acosh", "atanh", "sign", "rsqr", "rsqrt", "log2", "floor", "ceil", "round", "pow",
@@ -54,7 +54,7 @@ _TABLES = (
 
 @maps(*_FUNCTIONS)
 def activation(operation: MappedOperation) -> VxLayer:
-    """Map a function that vx_nn_activation_function_e has onto vxActivationLayer."""
+    """Map a function of vx_nn_activation_function_e onto vxActivationLayer."""
     return _activation("x", _FUNCTIONS[operation.kind])
 
 
@@ -68,7 +68,7 @@ def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxL
 
 @maps(*_TABLES)
 def table(operation: MappedOperation) -> VxLayer:
-    """Map any other function of one tensor onto vxTensorTableLookupNode: exact by construction."""
+    """Map any other function of one tensor onto vxTensorTableLookupNode, by an exact table."""
     name = _only_tensor(operation)
     if name is None:
         raise Unfit("no node of OpenVX computes it on two tensors")
@@ -85,7 +85,7 @@ def table(operation: MappedOperation) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
-    """Map operations that cut off below 0, or below 0 and above a number, onto RELU and BRELU."""
+    """Map bounds of 0, or of 0 and a number, onto RELU and BRELU; others onto a table."""
     kind, names = operation.kind, ("a", "b") if operation.kind == "clamp" else ("y",)
     bounds = [operation.number(name) for name in names]
     if operation.is_fixed("x") or None in bounds:
@@ -101,7 +101,7 @@ def bounded(operation: MappedOperation) -> VxLayer:
 
 @maps(*_NODES, "div")
 def arithmetic(operation: MappedOperation) -> VxLayer:
-    """Map sums and products onto nodes on tensors; with a number onto LINEAR, or a table."""
+    """Map sums and products onto nodes on tensors; with a number, onto LINEAR or a table."""
     kind = operation.kind
     line = _line(operation)
     if line is not None and min(line) >= 0 and math.isfinite(max(line)):
@@ -119,7 +119,7 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
 
 @maps("add_n")
 def sums(operation: MappedOperation) -> VxLayer:
-    """Map a sum of several tensors onto one vxTensorAddNode after the other."""
+    """Map a sum of several tensors onto a chain of vxTensorAddNode."""
     operand = operation.operand("x")
     count = len(operand) if isinstance(operand, tuple) else 0
     if count < 2:
@@ -128,8 +128,8 @@ def sums(operation: MappedOperation) -> VxLayer:
 
     def run(node: NodeInputs) -> Computed:
         total, masks = node["x"][0], list[Any]()
-        for other in node["x"][1:]:
-            total, mask = _combined("add", node, [total, other])
+        for term in node["x"][1:]:
+            total, mask = _combined("add", node, [total, term])
             masks.append(mask)
         return total, jnp.any(jnp.stack(jnp.broadcast_arrays(*masks)), axis=0)
 
@@ -137,7 +137,7 @@ def sums(operation: MappedOperation) -> VxLayer:
 
 
 def _only_tensor(operation: MappedOperation) -> str | None:
-    """Return the name of the operand that is computed, if all others are single numbers."""
+    """Return the name of the only computed operand, if all others are single numbers."""
     computed = operation.computed()
     operands = operation.operands
     if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
@@ -147,7 +147,7 @@ def _only_tensor(operation: MappedOperation) -> str | None:
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
-    """Return factor and term of a * x + b, where the operation is that of a number."""
+    """Return (a, b) of a * x + b, if the operation combines a tensor with a number, else None."""
     kind, x, y = operation.kind, operation.number("x"), operation.number("y")
     if y is not None and not operation.is_fixed("x"):
         lines = {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}
@@ -158,7 +158,7 @@ def _line(operation: MappedOperation) -> tuple[float, float] | None:
 
 
 def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Computed:
-    """Add, subtract or multiply raw integers, then round and cut off once."""
+    """Add, subtract or multiply raw integers, then round once, and saturate or wrap."""
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
     before = [tensor.fixed_point_position for tensor in tensors]
     if kind == "mul":
@@ -166,8 +166,8 @@ def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Compute
     else:
         position, largest = max(before), 1 << (16 + max(before) - min(before))
         terms = [
-            (sign * each, position - p)
-            for each, p, sign in zip((x, y), before, (1, -1 if kind == "sub" else 1), strict=True)
+            (sign * raw, position - p)
+            for raw, p, sign in zip((x, y), before, (1, -1 if kind == "sub" else 1), strict=True)
         ]
     shift = position - node.position
     base = exact_sums.base_for(largest, shift)
@@ -191,7 +191,7 @@ VIEWS = (
 
 @maps(*VIEWS)
 def view(operation: MappedOperation) -> VxLayer:
-    """Rearrange raw integers by the operation's own rule."""
+    """Map an operation that only moves items onto a view: its rule on raw integers."""
     if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
         raise Unfit("a view has no gaps")
     ((name, operand),) = operation.operands.items()

@@ -1,4 +1,4 @@
-"""An operation of a graph while it is mapped onto OpenVX: its operands, and which are fixed."""
+"""The input and output of a mapping: an operation with facts of its operands, and its layer."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from nnef_jax.openvx.tensor import Tensor
 
 
 class Unfit(Exception):
-    """No node of OpenVX computes an operation; the message says why."""
+    """No node of OpenVX computes an operation. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeInputs:
-    """Gives a layer what it computes with.
+    """The inputs of a layer.
 
     Args:
-        tensors: operands that are tensors or arrays of tensors, by name.
-        choices: as of `lower`.
-        position: of the results.
+        tensors: operands by name: tensors, lists of tensors, arrays and numbers.
+        choices: the arguments of `lower`.
+        position: the fixed-point position of the results.
     """
 
     tensors: Mapping[str, Any]
@@ -36,17 +36,17 @@ class NodeInputs:
         return self.tensors[name]
 
     def get(self, name: str) -> Any:
-        """Return an operand, None where it has none."""
+        """Return an operand, or None if it is missing."""
         return self.tensors.get(name)
 
     @property
     def output(self) -> dict[str, Any]:
-        """Return the arguments of layers without policies: positions and checks of results."""
+        """Return the arguments of layers without policies."""
         return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
-    def products(self) -> Any:
-        """Return the arguments of layers that multiply and add."""
+    def products(self) -> dict[str, Any]:
+        """Return the arguments of layers that sum products."""
         return {
             **self.output,
             "report_overflow": True,
@@ -56,29 +56,30 @@ class NodeInputs:
         }
 
 
-# Results of an operation: a tensor, and where it left the range of the type if that may be.
+# The result of a layer, or a list of them; and a mask of items that overflow, if any can.
 Computed = tuple[Any, Array | None]
-Scaling = Callable[[Any, Any], Any]
+Scaling = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, slots=True)
 class VxLayer:
-    """Computes an operation as nodes of OpenVX do.
+    """The layer of an operation: the nodes of OpenVX that compute it.
 
     Args:
-        name: what OpenVX calls the node, with how often it is used where that is more than once.
-        run: the computation, on raw integers.
-        arrange: how the integers of a fixed operand lie in OpenVX, by operand.
-        static: the operands that are weights of products, to be prepared once.
-        scale: takes a fixed operand and a factor for each channel: where following factors and
-            terms can become part of the weights; `channels` is how many there are.
-        axis: of the result, along which channels lie.
-        is_unit: whether the weights are 1 and the operation itself is what follows.
-        real: the same in real numbers, where that is not the operation's own rule.
-        saturates: whether results may be beyond the type, where the layer does not tell.
-        takes_numbers: whether operands that inputs do not change are no tensors but parameters.
-        is_table: whether a table of all values takes their place.
-        keeps_position: whether results have the position of what is read.
+        name: of the node in OpenVX, after a count if there are several.
+        run: the computation on raw integers.
+        arrange: functions from a fixed operand to OpenVX's layout, by operand.
+        static: the names of weights of products, which are prepared once.
+        scale: the name of the weights, and a function that multiplies them by a factor for each
+            channel; None if no operation can be folded into the weights.
+        channels: the number of channels of the result.
+        axis: the axis of the channels in the result.
+        is_unit: whether the weights are 1, with the operation itself folded into them.
+        real: the computation in real numbers, if it is not the operation's rule.
+        saturates: whether results can overflow without a mask from `run`.
+        takes_numbers: whether fixed operands stay real numbers, as parameters of the layer.
+        is_table: whether the layer reads a table of the function instead of fixed operands.
+        keeps_position: whether results have the position of the operand.
     """
 
     name: str
@@ -89,7 +90,7 @@ class VxLayer:
     channels: int = 0
     axis: int = 1
     is_unit: bool = False
-    real: Callable[[Mapping[str, Any]], Any] | None = None
+    real: Callable[[Mapping[str, Array]], Array] | None = None
     saturates: bool = False
     takes_numbers: bool = False
     is_table: bool = False
@@ -98,12 +99,14 @@ class VxLayer:
 
 @dataclass(frozen=True, slots=True)
 class MappedOperation:
-    """An operation of a graph, and facts about the tensors that it reads.
+    """An operation of a graph, and facts about tensors of the graph.
 
     Args:
         source: the operation in the graph.
+        profile: the type of all tensors.
+        semantics: "spec" or "khronos".
         fixed: tensors that depend on parameters and constants alone.
-        not_negative: tensors without negative items, whatever the inputs are.
+        not_negative: tensors without negative items for any inputs.
     """
 
     source: Operation
@@ -119,7 +122,7 @@ class MappedOperation:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Return the attributes, with defaults of the rule for those that are not written."""
+        """Return the attributes by name, with the defaults of the rule."""
         return dict(self.source.attributes)
 
     @property
@@ -150,12 +153,12 @@ class MappedOperation:
         )
 
     def number(self, name: str) -> float | None:
-        """Return an operand that is a number in the document, else None."""
+        """Return an operand that is a literal number, else None."""
         operand: Any = self.operand(name)
         return None if isinstance(operand, tuple | Value | bool) else float(operand)
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of an operand: () for a number."""
+        """Return the shape of an operand, () for a number."""
         operand = self.operand(name)
         return operand.type.shape if isinstance(operand, Value) else ()
 
@@ -169,13 +172,13 @@ class MappedOperation:
         return [name for name in self.operands if not self.is_fixed(name)]
 
     def require_fixed(self, *names: str) -> None:
-        """Refuse weights that are computed: those of a layer are there before it is verified."""
+        """Raise Unfit for computed weights: OpenVX reads weights when it verifies a graph."""
         for name in names:
             if not self.is_fixed(name):
                 raise Unfit(f"'{name}' is computed from inputs, weights of a layer are [static]")
 
     def require_planes(self, name: str) -> Shape:
-        """Return the shape of an operand with the batch, channels and one or two more axes."""
+        """Return the shape of an operand of 3 or 4 axes, [batch,channels,...]. Raises Unfit."""
         shape = self.shape(name)
         if len(shape) not in (3, 4):
             raise Unfit(f"'{name}' has {len(shape)} axes; a layer has width, height, IFM, batch")
@@ -188,17 +191,17 @@ def is_real(value: Operand) -> bool:
 
 
 def plane(data: Array) -> Array:
-    """Return an array [N,C,W] as [N,C,1,W], [N,C,H,W] as it is."""
+    """Return an array [N,C,W] as [N,C,1,W], and [N,C,H,W] unchanged."""
     return data[:, :, None] if data.ndim == 3 else data
 
 
 def planes(x: Tensor) -> Tensor:
-    """Return a tensor as one of planes."""
+    """Return a tensor [N,C,W] as [N,C,1,W], and [N,C,H,W] unchanged."""
     return Tensor(plane(x.data), x.fixed_point_position)
 
 
 def like(x: Tensor, shape: Shape) -> Tensor:
-    """Return a tensor in another shape, without a copy in OpenVX: a view."""
+    """Return a tensor in another shape: a view in OpenVX."""
     return Tensor(x.data.reshape(shape), x.fixed_point_position)
 
 

@@ -1,4 +1,4 @@
-"""Pooling, softmax and normalisation."""
+"""The mappings of pools, reductions over planes, softmax and normalisation."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from nnef_jax.openvx.mapping.registry import maps
 
 @maps("max_pool", "avg_pool", "box")
 def pool(operation: MappedOperation) -> VxLayer:
-    """Map a pool onto vxPoolingLayer, which pads with zeros that count in averages."""
+    """Map a pool onto vxPoolingLayer, whose padding of zeros counts in averages."""
     kind = "max" if operation.kind == "max_pool" else "avg"
-    shape, pool = operation.require_planes("input"), dict(operation.attributes)
-    if not pool.pop("normalize", True):
+    shape, attributes = operation.require_planes("input"), dict(operation.attributes)
+    if not attributes.pop("normalize", True):
         raise Unfit("it sums, the layer averages")
-    window = windows.basic(shape, **pool)
+    window = windows.basic(shape, **attributes)
     if any(n != 1 for n in (*window.size[:2], *window.stride[:2])) or any(
         pads != (0, 0) for pads in window.padding[:2]
     ):
@@ -38,22 +38,22 @@ def pool(operation: MappedOperation) -> VxLayer:
     require_smallest_strides(window, padding)
     if any(padding):
         _require_border(operation, kind, window.border)
-    attributes: dict[str, Any] = {
-        "pooling_type": kind,
-        "pooling_size": pair(window.size[2:], 1),
-        "pooling_padding": pair(padding[2:], 0),
-        "skip": pair(window.stride[2:], 1),
-    }
-    return _pooling(operation, attributes)
+    return _pooling(
+        operation,
+        pooling_type=kind,
+        pooling_size=pair(window.size[2:], 1),
+        pooling_padding=pair(padding[2:], 0),
+        skip=pair(window.stride[2:], 1),
+    )
 
 
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
-    """Refuse padding that counts where it does not in OpenVX, or the other way round."""
+    """Raise Unfit for padding that counts and does not in OpenVX, or does not and does there."""
     if kind == "avg":
         if border != "constant":
-            raise Unfit("its averages leave out the padding, those of the layer do not")
+            raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
-    counts = border == "constant"  # the text pads with zeros, the sample leaves padding out
+    counts = border == "constant"  # as in the text; the C code leaves padding out
     operand = operation.operand("input")
     if counts != (operation.semantics == "spec") and operand not in operation.not_negative:
         does = "takes part in maxima" if counts else "is left out of maxima"
@@ -63,20 +63,18 @@ def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
 
 @maps("max_reduce", "mean_reduce", "sum_reduce")
 def reduction(operation: MappedOperation) -> VxLayer:
-    """Map the mean or maximum over all places onto a vxPoolingLayer of one window."""
+    """Map the mean or maximum of a plane onto a vxPoolingLayer of one window."""
     kind = "max" if operation.kind == "max_reduce" else "avg"
     if operation.kind == "sum_reduce" and not operation.attributes["normalize"]:
         raise Unfit("it sums, the layer averages")
     shape = operation.require_planes("input")
     axes = tuple(operation.attributes["axes"])
     if sorted(axes) != list(range(2, len(shape))):
-        raise Unfit(f"it reduces axes {list(axes)}, the layer width and height")
-    return _pooling(
-        operation, {"pooling_type": kind, "pooling_size": pair(shape[2:], 1), "skip": (1, 1)}
-    )
+        raise Unfit(f"it reduces axes {list(axes)}, the layer reduces width and height")
+    return _pooling(operation, pooling_type=kind, pooling_size=pair(shape[2:], 1), skip=(1, 1))
 
 
-def _pooling(operation: MappedOperation, attributes: dict[str, Any]) -> VxLayer:
+def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
     shape = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
@@ -90,11 +88,11 @@ def _pooling(operation: MappedOperation, attributes: dict[str, Any]) -> VxLayer:
 
 @maps("softmax")
 def softmax(operation: MappedOperation) -> VxLayer:
-    """Map `softmax` onto vxSoftmaxLayer; along the last axis any shape is rows, by a view."""
+    """Map `softmax` onto vxSoftmaxLayer. Over the last axis, a view makes any shape rows."""
     shape, axes = operation.shape("x"), tuple(operation.attributes["axes"])
     is_channels = len(shape) == 4 and axes == (1,)
     if not is_channels and axes != (len(shape) - 1,):
-        raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer's is that of classes")
+        raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over that of classes")
 
     def run(node: NodeInputs) -> Computed:
         x = node["x"]
@@ -106,7 +104,7 @@ def softmax(operation: MappedOperation) -> VxLayer:
 
 @maps("local_response_normalization")
 def normalization(operation: MappedOperation) -> VxLayer:
-    """Map LRN onto vxNormalizationLayer; its window divides alpha there too."""
+    """Map LRN onto vxNormalizationLayer. Both divide alpha by the size of the window."""
     if operation.profile.dtype != "int16":
         raise Unfit("vxNormalizationLayer is optional in the 8-bit extension")
     shape, size = operation.require_planes("input"), tuple(operation.attributes["size"])

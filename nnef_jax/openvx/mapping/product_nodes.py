@@ -1,8 +1,8 @@
-"""Convolutions, deconvolutions, fully connected layers and products of matrices."""
+"""The mappings of convolutions, deconvolutions, products of matrices and normalisation."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 
 from lowering import correlation, windows
-from lowering.extents import volume
+from lowering.extents import Shape, volume
 from nnef_jax.openvx.layers.product_layers import (
     convolution_layer,
     deconvolution_layer,
@@ -34,7 +34,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 @maps("conv")
 def convolution(operation: MappedOperation) -> VxLayer:
-    """Map `conv` onto vxConvolutionLayer, groups onto views of the channels."""
+    """Map `conv` onto vxConvolutionLayer, one for each group on a view of its channels."""
     operation.require_fixed("filter", "bias")
     shape, filter = operation.require_planes("input"), operation.shape("filter")
     sliding = _sliding(operation)
@@ -67,7 +67,7 @@ def convolution(operation: MappedOperation) -> VxLayer:
 
 @maps("deconv")
 def deconvolution(operation: MappedOperation) -> VxLayer:
-    """Map `deconv` onto vxDeconvolutionLayer, which correlates with the filter turned around."""
+    """Map `deconv` onto vxDeconvolutionLayer, whose filter is flipped."""
     operation.require_fixed("filter", "bias")
     shape, filter = operation.require_planes("input"), operation.shape("filter")
     output, declared = operation.result.shape, operation.attributes["output_shape"]
@@ -84,11 +84,11 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     ):
         a = up - ((extent - 1) * stride + size - 2 * p)
         if extent == 1:
-            raise Unfit("an extent is 1: OpenVX finds no upscale from that of the output")
+            raise Unfit("an extent is 1: OpenVX cannot infer the upscale")
         if size < p + 1:
             raise Unfit(f"the padding {p} is not below the size {size} of the kernel")
         if not 0 <= a < stride:
-            raise Unfit(f"{a} more rows or columns than the layer makes are not 0 to {stride - 1}")
+            raise Unfit(f"the layer adds 0 to {stride - 1} rows or columns, this adds {a}")
         extra.append(a)
     attributes: dict[str, Any] = {
         "padding": pair(before, 0),
@@ -98,26 +98,26 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     }
     rank = len(shape)
     if rank == 3:
-        raise Unfit("it has one spatial axis: OpenVX finds no upscale of an extent 1")
+        raise Unfit("it has one spatial axis: OpenVX cannot infer an upscale along the other")
 
     def run(node: NodeInputs) -> Computed:
         x, weights, biases = node["input"], node["filter"], node.get("bias")
         options: Any = {**attributes, **node.products}
         return _as_rank(deconvolution_layer(x, weights, biases, **options), rank)
 
-    def turned(filter: Array) -> Array:
+    def flipped(filter: Array) -> Array:
         return correlation.transposed_filter(filter, groups)
 
-    def scaled(filter: Any, factor: Any) -> Any:
-        inputs, each, *size = filter.shape
-        parts = filter.reshape(groups, inputs // groups, each, *size)
-        factors = factor.reshape(groups, 1, each, *(1 for _ in size))
+    def scaled(filter: Array, factor: Array) -> Array:
+        inputs, depth, *size = filter.shape
+        parts = filter.reshape(groups, inputs // groups, depth, *size)
+        factors = factor.reshape(groups, 1, depth, *(1 for _ in size))
         return (parts * factors).reshape(filter.shape)
 
     return VxLayer(
         _times(groups, "vxDeconvolutionLayer"),
         run,
-        arrange={"filter": turned, "bias": _biases(output[1])},
+        arrange={"filter": flipped, "bias": _biases(output[1])},
         static=("filter",),
         scale=("filter", scaled),
         channels=output[1],
@@ -136,7 +136,10 @@ def linear(operation: MappedOperation) -> VxLayer:
 
 @maps("matmul")
 def product(operation: MappedOperation) -> VxLayer:
-    """Map `matmul` onto vxFullyConnectedLayer, or vxTensorMatrixMultiplyNode of two tensors."""
+    """Map `matmul` with a fixed matrix onto vxFullyConnectedLayer.
+
+    A product of two computed tensors is mapped onto vxTensorMatrixMultiplyNode.
+    """
     left, right = operation.shape("A"), operation.shape("B")
     flipped = operation.attributes["transposeA"], operation.attributes["transposeB"]
     if len(left) < 2 or len(right) < 2:
@@ -147,15 +150,15 @@ def product(operation: MappedOperation) -> VxLayer:
     dims = operation.result.shape
 
     def run(node: NodeInputs) -> Computed:
-        # The text of OpenVX 1.2 rounds to the nearest and saturates, the sample cuts off.
+        # The text of OpenVX 1.2 rounds to the nearest and saturates; the C code truncates.
         rounding = "nearest_even" if node.choices.semantics == "spec" else "to_zero"
         options: Any = {**node.products, "overflow_policy": "saturate"}
         options |= {"rounding_policy": rounding, "semantics": "spec"}
         a, b = (_matrices(node[name], flip, dims) for name, flip in zip("AB", flipped, strict=True))
 
         def one(a: Tensor, b: Tensor) -> Any:
-            turned = Tensor(b.data.T, b.fixed_point_position)
-            return fully_connected_layer(a, turned, **options)
+            weights = Tensor(b.data.T, b.fixed_point_position)
+            return fully_connected_layer(a, weights, **options)
 
         result, mask = jax.vmap(one)(a, b)
         return like(result, dims), mask.reshape(dims)
@@ -165,7 +168,7 @@ def product(operation: MappedOperation) -> VxLayer:
 
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
-    """Map one that follows no product alone onto vxConvolutionLayer: 1x1, a group each channel."""
+    """Map a normalisation that no product precedes onto vxConvolutionLayer, 1x1, by channel."""
     shape, (first, *parameters) = operation.require_planes("input"), operation.arguments
     operation.require_fixed(*parameters)
     channels = shape[1]
@@ -181,7 +184,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
         result = convolution_layer(x, node["filter"], node["bias"], groups=channels, **options)
         return _as_rank(result, len(shape))
 
-    def real(operands: Mapping[str, Any]) -> Any:
+    def real(operands: Mapping[str, Array]) -> Array:
         line = [1, channels, *(1 for _ in shape[2:])]
         return operands[first] * operands["filter"].reshape(line) + operands["bias"].reshape(line)
 
@@ -200,7 +203,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
 def _fully_connected(
     operation: MappedOperation, names: tuple[str, str], flipped: tuple[bool, bool]
 ) -> VxLayer:
-    """Map products with a matrix of weights: each row of the other factor is one of a batch."""
+    """Map products with a matrix of weights. Rows of the other factor are items of a batch."""
     (left, right), (flip, is_transposed), shape = names, flipped, operation.result.shape
     inner = operation.shape(left)[-2 if flip else -1]
 
@@ -217,12 +220,12 @@ def _fully_connected(
         weights = weights.reshape(weights.shape[-2:])
         return weights if is_transposed else weights.T
 
-    def scaled(weights: Any, factor: Any) -> Any:
+    def scaled(weights: Array, factor: Array) -> Array:
         line = [1 for _ in weights.shape]
         line[-2 if is_transposed else -1] = -1
         return weights * factor.reshape(line)
 
-    def real(operands: Mapping[str, Any]) -> Any:
+    def real(operands: Mapping[str, Array]) -> Array:
         a, b = operands[left], operands[right]
         a = jnp.swapaxes(a, -1, -2) if flip else a
         y = jnp.matmul(a, jnp.swapaxes(b, -1, -2) if is_transposed else b)
@@ -240,15 +243,15 @@ def _fully_connected(
     )
 
 
-def _matrices(x: Tensor, is_transposed: bool, dims: Any) -> Tensor:
-    """Return a matrix for each product [count,rows,columns]: views, of one for several."""
+def _matrices(x: Tensor, is_transposed: bool, dims: Shape) -> Tensor:
+    """Return a matrix for each product, [count,rows,columns]. Products may share a matrix."""
     data = jnp.swapaxes(x.data, -1, -2) if is_transposed else x.data
     shape = (*dims[:-2], *data.shape[-2:])
     return Tensor(jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:]), x.fixed_point_position)
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the padding of each axis, which OpenVX has alike on both sides, of zeros."""
+    """Return the padding of each axis. Raise Unfit unless it is symmetric and of zeros."""
     for p, q in window.padding:
         if p != q:
             raise Unfit(f"its padding {(p, q)} is not the same on both sides")
@@ -258,12 +261,12 @@ def symmetric(window: windows.Windows, border: str) -> list[int]:
 
 
 def require_smallest_strides(window: windows.Windows, padding: list[int]) -> None:
-    """Refuse strides that OpenVX would not find from the extents: it takes the smallest.
+    """Raise Unfit for strides that OpenVX would not infer: it takes the smallest for the extents.
 
-    It is given how extents are rounded, to the floor or the ceiling: one for all axes.
+    OpenVX knows the extents, and one rounding for all axes, to the floor or to the ceiling.
     """
-    found: list[str] = []
-    is_exact = True  # whether the ceiling is the floor
+    wrong: list[str] = []
+    is_exact = True  # floor and ceiling agree
     for extent, span, stride, p, out in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
@@ -271,13 +274,13 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
         smallest = way // out + 1
         is_exact &= way % stride == 0
         if out > 1 and stride != smallest:
-            found.append(f"its stride {stride} is found as {smallest}, the least for {out} places")
-    if found and not is_exact:
-        raise Unfit(found[0])
+            wrong.append(f"its stride is {stride}, OpenVX infers {smallest} from {out} items")
+    if wrong and not is_exact:
+        raise Unfit(wrong[0])
 
 
-def pair(values: Any, single: int) -> tuple[int, int]:
-    """Return values of one or two spatial axes in OpenVX's order (x, y)."""
+def pair(values: Sequence[int], single: int) -> tuple[int, int]:
+    """Return values of one or two spatial axes in OpenVX's order (x, y); y is `single` for one."""
     return (values[-1], values[0] if len(values) == 2 else single)
 
 
@@ -286,21 +289,24 @@ def _sliding(operation: MappedOperation) -> dict[str, Any]:
     return {name: operation.attributes[name] for name in names}
 
 
-def _as_rank(layer: Any, rank: int) -> Computed:
+def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
+    """Return the result and the mask of a layer, without the row axis for rank 3."""
+    assert isinstance(layer, tuple)
     result, mask = layer
     if rank == 4:
         return result, mask
     return Tensor(result.data[:, :, 0], result.fixed_point_position), mask[:, :, 0]
 
 
-def _biases(channels: int) -> Any:
+def _biases(channels: int) -> Callable[[Array], Array]:
     def arranged(bias: Array) -> Array:
         return jnp.broadcast_to(bias.reshape(-1), (channels,))
 
     return arranged
 
 
-def _by_first(filter: Any, factor: Any) -> Any:
+def _by_first(filter: Array, factor: Array) -> Array:
+    """Multiply a filter by a factor for each item of its first axis."""
     return filter * factor.reshape(-1, *(1 for _ in filter.shape[1:]))
 
 

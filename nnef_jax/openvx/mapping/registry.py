@@ -1,4 +1,4 @@
-"""The kinds of operations that OpenVX has nodes for."""
+"""The registry of kinds of operations with nodes in OpenVX."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def _clustered_sizes(site: LayerSite) -> _Sizes:
 def _positive(feature: Sequence[int], image: Sequence[int]) -> _Sizes:
     if min(*feature[:2], *image[:2]) < 1:
         raise InvalidOperation(
-            f"features {list(feature)} or an image {list(image)} have an extent below 1"
+            f"extents must be 1 or more: features {list(feature)}, image {list(image)}"
         )
     return (feature[0], feature[1]), (image[0], image[1])
 
@@ -118,7 +118,7 @@ def _prior_box(
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
     shapes: list[tuple[float, float, float, float, bool]] = []
-    for size, per_side in zip(fixed, density, strict=False):  # which the image cuts
+    for size, per_side in zip(fixed, density, strict=False):  # boxes that are clipped
         count, side = int(per_side), int(size)
         shift = int(size / count)
         halves = [] if fixed_ratios else [(side / 2, side / 2)]

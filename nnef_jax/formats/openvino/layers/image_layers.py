@@ -32,7 +32,7 @@ def _resized(
     if coordinates == "tf_half_pixel_for_nn":
         is_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
         if mode != "nearest" or not is_down:  # otherwise axes of unchanged extent would shift
-            raise InvalidOperation(f"'{coordinates}' is supported for 'nearest' rounded down")
+            raise InvalidOperation(f"'{coordinates}' is supported for 'nearest' that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
 

@@ -22,7 +22,7 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-_MOST = 1 << 16  # iterations; a loop with a greater bound stays a loop
+_MOST = 1 << 16  # iterations; a loop of at most this many is computed as a scan
 
 
 @opsets("Loop")

@@ -197,7 +197,7 @@ def _roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), by `aligned_mode` in coordinates of pixels."""
+    """Pool samples of regions (x1, y1, x2, y2), shifted as `aligned_mode` says."""
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")

@@ -222,7 +222,7 @@ _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 def _pool(
     site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
 ) -> Any:
-    """Add a pool over all axes."""
+    """Add a pool of this kind over all axes; windows extend along the spatial ones."""
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
     return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
