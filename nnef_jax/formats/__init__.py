@@ -1,6 +1,7 @@
-"""The formats that networks are read from, a folder each. This list is all that names them.
+"""The list of formats that networks are read from: a name and a package each.
 
-`base` says what a format is. A format is imported when a network may be of it.
+`base` defines the interface of a format. Only this module names formats. A format is imported when
+it is first asked whether it recognises a network.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 
-# Packages by the names that `dialect` takes. A later one is asked first: it tells its networks from
-# those of the formats before it.
+# Packages by the value of `dialect`. The last format is asked first: it recognises its networks
+# among those of the formats before it.
 FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds that one format alone has, by the module of their rules: a graph names them wherever it was
-# read.
+# Kinds that only one format has, by the module of their rules. A graph of another format may have
+# them too: a converted network keeps them as custom operations.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",
@@ -38,20 +39,20 @@ KINDS = {
 
 
 def graphs() -> tuple[str, ...]:
-    """Return the members that hold the graph of a network, in any format."""
+    """Return the names of the members that hold the graph of a network, in any format."""
     return tuple(dict.fromkeys(name for format in FORMATS for name in _format(format).GRAPHS))
 
 
 def sole_member(start: bytes) -> str:
-    """Return the member that a file which starts like this is of a network, '' for none."""
-    found = (alone for name in FORMATS for alone in _format(name).ALONE.items())
-    return next((member for member, pattern in found if re.match(pattern, start)), "")
+    """Return the member that a file is by itself, judged by its first bytes; '' for none."""
+    patterns = (alone for name in FORMATS for alone in _format(name).ALONE.items())
+    return next((member for member, pattern in patterns if re.match(pattern, start)), "")
 
 
 def format_of(archive: Archive, name: str = "auto") -> Format:
-    """Return the format of this name, or by "auto" the one that recognises a network.
+    """Return the format of a name; "auto" is the format that recognises the network.
 
-    Raises ArchiveError where its graph is not there any more.
+    Raises ArchiveError if the graph has been removed from the archive.
     """
     if name != "auto":
         return _format(name)
@@ -62,7 +63,7 @@ def format_of(archive: Archive, name: str = "auto") -> Format:
 
 
 def operators_of(name: str) -> Iterable[OperatorEntry]:
-    """Return the operators that a format has: `entries` of its module `operator_table`."""
+    """Return the table of a format's operators: `entries` of its module `operator_table`."""
     return import_module(f"{FORMATS[name]}.operator_table").entries()
 
 

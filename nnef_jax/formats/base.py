@@ -1,8 +1,8 @@
-"""The interface of a format: the package that stands for one, and its view of a network.
+"""The interface of a format: `Format`, the package of one, and `Frontend`, a document read by it.
 
-A network is read in one way, whatever its format: the first format that recognises an archive
-`read`s it into a checked `Frontend`. This is flattened for shapes of its inputs, hands over the
-data that are stored, and says what is written when the network is saved or converted.
+All formats are read in one way. The first format that recognises an archive `read`s it into a
+checked `Frontend`. A front end is flattened for shapes of its inputs, returns the stored data, and
+makes the archive that is written when the network is saved or converted.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.writer import Member
 
 Expand = Literal["auto", "all"]
-Progress = Callable[[int, int], None]  # of how many variables are read, of how many
-Shapes = Mapping[str, Sequence[int | None]]  # of inputs by name; None is an extent that is open
-Arrays = Mapping[str, NDArray[Any]]  # of variables by label
-# Takes a part of a graph; returns it, and its inputs by the values whose places they take.
+Progress = Callable[[int, int], None]  # number of variables read so far, and of all
+Shapes = Mapping[str, Sequence[int | None]]  # by the name of the input; None is an open extent
+Arrays = Mapping[str, NDArray[Any]]  # by the label of the variable
+# Cuts a part out of a graph. Returns the part, and its inputs by the values that they replace.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
-# Hints where an extent is open, or is symbolic.
+# Hints of errors about an open or a symbolic extent.
 GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
 EXPORT_KNOWN = "export it for known shapes"
 
-NO_RULES = Registry()  # of one's own
+NO_RULES = Registry()  # the user registered none
 
 
 class ExtentNeeded(Exception):
@@ -45,30 +45,34 @@ class ExtentNeeded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Says how to flatten: which operations stay whole, what the document's tensors become."""
+    """Options of a load: which operations are expanded, and which shapes and dtypes tensors have.
 
-    rules: Registry = NO_RULES  # a user's own, by the document's names
-    format: str = "auto"  # its name, or "auto" for the one that recognises the document
+    Mappings are by names of inputs, unless they say otherwise.
+    """
+
+    rules: Registry = NO_RULES  # the user's rules, by the document's names of operations
+    format: str = "auto"  # a name; "auto" is the format that recognises the document
     expand: Expand = "auto"
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
-    extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by the names of open ones
-    values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])  # of inputs
-    meter: Meter = field(default_factory=Meter)  # of the load
-    rounds: bool = True  # tensors that the document quantises, once they are computed
-    progress: Progress | None = None  # is told before each variable that is read
+    extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by names of extents
+    # Values of inputs that are fixed: these are no inputs of the graph.
+    values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
+    rounds: bool = True  # whether tensors that the document quantises are rounded
+    progress: Progress | None = None  # is called before each variable is read
     # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
-    open_extent: int = UNKNOWN  # what an extent that the document leaves open is taken for
-    # Shapes of the state before a cycle, by label, for variables whose shape changes.
+    open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
+    # Shapes of states before a cycle, by label, for states whose shape changes.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
-    outline: bool = False  # whether it is shown, with operators that are not supported
-    starts: bool = False  # whether it is a first cycle, for variables whose start is computed
-    # Labels of the parameters, once these are read; other weights are constants. None before.
+    outline: bool = False  # whether the network is shown only: operators need not be supported
+    starts: bool = False  # whether the graph is of a first cycle, in which states may be computed
+    # Labels of the parameters, None before these are read. Other weights are constants.
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Nothing is read any more, and `progress` may be a function that cannot be pickled.
+        # A pickled network reads nothing, and `progress` may be a function that cannot be pickled.
         copied = replace(self, progress=None)
         return type(self), tuple(getattr(copied, field.name) for field in fields(self))
 
@@ -77,27 +81,29 @@ class Options:
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
-        """Return the value of an input that is fixed, in the dtype that it is declared with.
+        """Return the value of a fixed input in the dtype `dtype`, which the document declares.
 
-        Raises InvalidShape or InvalidOperation for one that does not fit the declared shape, of
-        which extents that are no numbers are open, or the dtype.
+        `shape` is the declared shape; extents in it that are no numbers are open. Raises
+        InvalidShape for a value of another shape, InvalidOperation for a real value of an integer
+        or logical input.
         """
-        array, wanted = self.values[name], np.dtype(dtype)
+        array, declared_dtype = self.values[name], np.dtype(dtype)
         declared = array.shape if shape is None else shape
         pairs = zip(declared, array.shape, strict=False)
         differ = any(isinstance(n, int) and n is not UNKNOWN and n != m for n, m in pairs)
         if len(declared) != array.ndim or differ:
             extents = ",".join("?" if n is None else str(n) for n in declared)
-            found = show(array.shape)
-            raise InvalidShape(f"its value has the shape {found}, declared is [{extents}]")
-        if wanted.kind in "iub" and array.dtype.kind not in "iub":
-            raise InvalidOperation(f"its value is {array.dtype.name}, it holds {wanted.name}")
-        return rounding.saturated(array, wanted)
+            message = f"its value has the shape {show(array.shape)}, declared is [{extents}]"
+            raise InvalidShape(message)
+        if declared_dtype.kind in "iub" and array.dtype.kind not in "iub":
+            message = f"its value is {array.dtype.name}, it holds {declared_dtype.name}"
+            raise InvalidOperation(message)
+        return rounding.saturated(array, declared_dtype)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
-        """Return the shape of an input: the one asked for, else the one declared.
+        """Return the shape of an input: the user's, else the declared one.
 
-        An extent that is declared by a name may be given by it.
+        A declared extent that is a name has its value from `extents`.
         """
         shape = self.input_shapes.get(name, declared)
         extents = (self.extents.get(n) if isinstance(n, str) else n for n in shape)
@@ -105,39 +111,40 @@ class Options:
 
 
 class Format(Protocol):
-    """A format, which is a package: it imports what it reads with when it reads."""
+    """A package that reads one format. Its reader is imported when it is first used."""
 
-    # The members that hold a network's graph: one of them is at the top of its container.
+    # Names of the members that hold a graph. An archive has one of them at its top.
     GRAPHS: Sequence[str]
-    # Patterns of the first bytes of a file that is a network by itself, by what member it is then.
+    # Regular expressions of the first bytes of a file that is a network by itself, by the name of
+    # the member that the file becomes.
     ALONE: Mapping[str, bytes]
-    # Whether all weights are one file beside that, which `load(weights=)` may name elsewhere.
+    # Whether all weights are in one file beside the graph, which `load(weights=)` may name.
     HAS_WEIGHTS_BESIDE: bool
 
     def recognises(self, archive: Archive) -> bool:
-        """Tell whether a network that has one of `GRAPHS` is of this format."""
+        """Tell whether an archive that has one of `GRAPHS` is of this format."""
         ...
 
     def read(self, archive: Archive, options: Options) -> Frontend:
-        """Return the checked document; NnefError for all that is wrong with it."""
+        """Return the checked document. Raises NnefError with all its errors."""
         ...
 
 
 class Frontend(ABC):
     """A checked document that can be flattened. Its archive is open while a network is read."""
 
-    dialect: str  # what it is written in, as `nnef-jax summary` shows it
-    inputs: Sequence[str]  # their names, in order
-    outputs: Sequence[str]
-    extensions: Sequence[str] = ()  # what it says that it needs beyond its format
+    dialect: str  # the format and version, as `nnef-jax summary` shows them
+    inputs: Sequence[str]  # names, in order
+    outputs: Sequence[str]  # names, in order
+    extensions: Sequence[str] = ()  # extensions of the format that the document requires
     symbols: Sequence[str] = ()  # names of open extents
-    synonyms: Mapping[str, str] = {}  # other names of inputs and outputs, each with the one above
-    quantizes: bool = False  # whether tensors are rounded once they are computed
-    integer: str = "int32"  # the dtype of literals that are whole numbers
-    is_saved_flat: bool = False  # as all is that is no text in NNEF's language
+    synonyms: Mapping[str, str] = {}  # further names of inputs and outputs -> names as above
+    quantizes: bool = False  # whether computed tensors are rounded
+    integer: str = "int32"  # the dtype of integer literals
+    is_saved_flat: bool = False  # true for every document that is no text in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
-        """Say of this what is said of another front end, of the same document."""
+        """Copy the description from another front end of the same document."""
         self.dialect, self.extensions = other.dialect, other.extensions
         self.quantizes, self.integer = other.quantizes, other.integer
 
@@ -145,70 +152,70 @@ class Frontend(ABC):
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for the shapes in `options.input_shapes`, else the document's.
 
-        Raises NnefError; ExtentNeeded where its structure depends on an open extent.
+        Raises NnefError, and ExtentNeeded if the structure of the graph depends on an open extent.
         """
 
     @abstractmethod
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the graph's variables; NnefError names all that are missing or wrong.
+        """Return the data of the graph's variables, in the graph's dtypes.
 
-        The arrays have the dtypes of the graph, and are memory-mapped where possible.
+        Arrays are memory-mapped where possible. Raises NnefError, which names all variables whose
+        data are missing or wrong.
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes of the inputs as the document has them, in any order.
+        """Return the shapes that the document declares for inputs, in any order.
 
-        Inputs whose shape depends on that of another are left out. It is asked for after
-        ExtentNeeded alone.
+        An input is left out if its shape depends on the shape of another one. Only called after
+        `flatten` raised ExtentNeeded.
         """
         return {}
 
     def state_shapes(self) -> Shapes:
-        """Return the shapes of variables, by label, that differ from cycle to cycle.
-
-        Variables whose shape stays are left out.
-        """
+        """Return the shapes of states, by label, without states whose shape never changes."""
         return {}
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of inputs in symbols of the document, as far as it has names for them.
+        """Return the shapes of inputs with a symbolic extent for each name of the document.
 
-        `symbol` makes an extent of a name that arithmetic keeps open; others are integers, UNKNOWN.
+        `symbol` makes the symbolic extent of a name. An extent without a name is an integer, or
+        UNKNOWN.
         """
         return {}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the names of extents of inputs and outputs, "" for one without a name."""
+        """Return the names of the extents of inputs and outputs, "" for an unnamed extent."""
         return {}
 
     def closing(self, function: str = "load") -> str:
-        """Return the call of a function that sets open extents, by name where they have names."""
+        """Return Python code that calls a function with open extents set, for hints of errors."""
         extents = ", ".join(f"{name!r}: ..." for name in self.symbols)
         return f"{function}(..., input_shapes={f'{{{extents}}}' if extents else '...'})"
 
     def content(self) -> Iterable[object]:
-        """Return everything but options that graphs depend on: texts, bytes or hashable objects.
+        """Return everything besides options that graphs depend on: texts, bytes, hashable objects.
 
-        What tells the same is the same network; by default only a document itself is.
+        Front ends with equal content are the same network. By default a front end equals only
+        itself.
         """
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return where the document assigns each of its names."""
+        """Return the span of the assignment of each name in the document."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of tensors of its graph, by what a saved graph.quant calls them."""
+        """Return the names of the graph's tensors, by their names in a saved graph.quant."""
         return {name: name for name in self.spans() if name in graph.values}
 
     def unsavable(self) -> Sequence[NnefError]:
-        """Return errors for what the whole network has that a flat document cannot say."""
+        """Return an error for each part of the network that a flat document cannot express."""
         return ()
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive of the document with other data for its variables, by label.
+    def members(self, arrays: Arrays, quantization: str | None) -> Written:
+        """Return the archive of the document with new data for its variables, by label.
 
-        `quantization` is the text of a graph.quant, None keeps the document's own.
+        `quantization` is the text of a new graph.quant; None keeps the document's.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be saved")
 
@@ -217,23 +224,23 @@ class Frontend(ABC):
         graph: Graph,
         options: Options,
         cut: Cut,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return the archive of a part of the document, flat, with rounding as operations.
+        """Return the archive of a flat document of a part of the graph, rounding as operations.
 
-        `graph` is the graph of the whole document for `options`, with which it was read. Raises
-        UnsupportedError, naming all that the format cannot say.
+        `graph` is the graph of the entire document for `options`, the options that it was read
+        with. Raises UnsupportedError, which names everything that the format cannot express.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the archive of the document as its format is written today, the graph first.
+        """Return the archive of the document in the newest version of its format, graph first.
 
-        The document is as it is, or flat. `graph` and `data` are those that it was read into; data
-        are left out where there are none. With `keep` a format that is written as NNEF is written
-        with custom operations for what that has not; otherwise there is UnsupportedError, naming
-        all that the format cannot say.
+        `graph` and `data` are the graph and the data that the document was read into. Without
+        `data` the archive has no data. If `flat`, the document is flattened. Raises
+        UnsupportedError, which names everything that the format cannot express. With `keep`, a
+        format that is written as NNEF has custom operations for these.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 
@@ -243,15 +250,15 @@ class Written:
     """An archive to be written: its members by name, the graph first."""
 
     members: Mapping[str, Member]
-    # Whether `load` is known to make the same graph of it. Otherwise it is read to be checked.
+    # Whether `load` certainly makes the same graph from it. If not, it is read back and compared.
     reads_alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The data of variables by label, and what is to be flattened from now on.
+    """The data of variables by label, and the front end to flatten from now on.
 
-    That is another front end where the data decide what is rounded when the network runs.
+    It is a new front end if the data decide which tensors are rounded when the network runs.
     """
 
     data: dict[str, NDArray[Any]]

@@ -247,12 +247,12 @@ class ExpressionTypes:
                 self.of(argument.value)
             return self._wrong(error.message, error.node, error.hint)
         arguments = node.arguments
-        types = [(name, self.of(arguments[at].value)) for name, at in form.given.items()]
+        types = [(name, self.of(arguments[at].value)) for name, at in form.positions.items()]
         key = (node.operation, node.generic, *types)
         result = self._results.get(key)
         if result is None:
             count = len(self.errors)
-            result = self._result(fragment, node, form.given, dict(types))
+            result = self._result(fragment, node, form.positions, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
         return result if isinstance(result, t.Tensor) else self._paid(result)

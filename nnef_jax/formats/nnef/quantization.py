@@ -122,7 +122,7 @@ class QuantizationReader:
         _ArgumentTypes(self._scope, source, provisional, errors, None, types).of(call)
         raise_all(errors)
         values: dict[str, ArgumentValue] = {}
-        given = self._scope.form(fragment, call).given
+        given = self._scope.form(fragment, call).positions
         for parameter in others:
             name, type = parameter.name, parameter.type
             if name in given:

@@ -1,1 +1,4 @@
-"""NNEF's language, for every format that is written in it: nothing here knows a format."""
+"""NNEF's language: parsing, printing, types and front ends, for all formats that are written in it.
+
+Nothing here names a format.
+"""

@@ -1,9 +1,10 @@
-"""Custom operations: operations beyond NNEF's, kept in a document (spec 3.2.1, 6.2).
+"""Custom operations: fragments for kinds that NNEF does not have (spec 3.2.1, 6.2).
 
-Each is a fragment without a body, `nnef_jax_` and the kind of the graph that it stands for, with
-the types of its uses; a kind that is used with several types has a number behind it. A graph within
-an operation, as of a loop, is a fragment with a body. The argument for it is a tuple: the name of
-the fragment, and dtype and shape of each of its parameters.
+The fragment of a kind has no body. Its name is `nnef_jax_` and the kind, its parameters have the
+types of the operation. If operations of a kind have several types, the names of the further
+fragments end with a number. A graph that is an attribute, as of a loop, is a fragment with a body.
+The argument for the attribute is a tuple: the name of the fragment, then the dtype and shape of
+each parameter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -27,14 +28,14 @@ from nnef_jax.limits import Meter
 EXTENSION = "KHR_enable_fragment_definitions"
 _PREFIX = "nnef_jax_"
 _BODY = f"{_PREFIX}body"
-REAL = "real"  # the dtype that is the reader's choice
+REAL = "real"  # the dtype that the reader of the document chooses
 _NUMBER = re.compile(r"_\d+$")
-_FORMER = {"tract.tree_ensemble": "tree_ensemble"}  # kinds by names that earlier documents have
-_Declared = Sequence[tuple[str, t.Type]]  # names with types
+_FORMER = {"tract.tree_ensemble": "tree_ensemble"}  # former names of kinds -> names today
+_Declared = Sequence[tuple[str, t.Type]]  # (name, type) pairs
 
 
 def kept_kind(fragment: s.Fragment) -> str:
-    """Return the kind that a fragment without a body stands for, '' if none."""
+    """Return the kind of a custom operation, '' for any other fragment."""
     if fragment.body is not None or not fragment.name.startswith(_PREFIX):
         return ""
     name = fragment.name.removeprefix(_PREFIX).replace("__", ".")
@@ -42,60 +43,63 @@ def kept_kind(fragment: s.Fragment) -> str:
     return next((kind for kind in kinds if kind in rules), "")
 
 
-def is_body(value: Any) -> bool:
-    """Tell whether an argument stands for a graph."""
-    return isinstance(value, tuple | list) and str(next(iter(value), "")).startswith(_BODY)
+def is_body(value: object) -> bool:
+    """Tell whether an argument is the tuple of a graph."""
+    if not isinstance(value, tuple | list):
+        return False
+    return str(next(iter(cast("Sequence[object]", value)), "")).startswith(_BODY)
 
 
 class KeepingWriter(FlatWriter):
-    """Writes a graph as a flat document, with custom operations for what NNEF has not.
+    """A writer of a graph as a flat document, with custom operations for kinds that NNEF lacks.
 
-    `real` is the dtype that a reader chooses. Other types of items than its own, 32-bit integers
-    and truth values are what custom operations make of these.
+    `real` is the dtype that a reader chooses. NNEF has items of `real`, int32 and bool only. A
+    tensor of another dtype is the result of a custom operation. `outer` is the writer of the graph
+    around this one.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
         super().__init__(graph if outer else _with_casts(graph, real), meter)
         self._real, self._outer = real, outer
-        self._known: dict[Any, s.Fragment] = outer._known if outer else {}
+        self._custom: dict[object, s.Fragment] = outer._custom if outer else {}
+        # By name: how often it was asked for.
         self._uses: dict[str, int] = outer._uses if outer else {}
 
     def write(self) -> s.Document:
-        """Return the document; raise UnsupportedError as `FlatWriter` does."""
+        """Return the document. Raises UnsupportedError as `FlatWriter.write` does."""
         document = super().write()
-        if not self._known:
+        if not self._custom:
             return document
-        fragments = tuple(self._known.values())
+        fragments = tuple(self._custom.values())
         return replace(document, extensions=(EXTENSION,), fragments=fragments)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return how the document invokes an operation, as a custom one where it has to be."""
+        """Return the invocation of an operation: NNEF's if there is one, else a custom one."""
         errors = len(self.errors)
-        found = super().invoked(operation)
+        invoked = super().invoked(operation)
         exact = {self._real, "int32", "bool"}
         if len(self.errors) == errors and all(v.type.dtype in exact for v in operation.writes()):
-            return found
+            return invoked
         del self.errors[errors:]
-        return self._kept(operation)
+        return self._customised(operation)
 
-    def _kept(self, operation: Operation) -> Invoked:
-        kind, given = operation.kind, {**dict(operation.operands), **dict(operation.attributes)}
-        given = {name: self._said(x) for name, x in given.items()}
-        operands = {name for name, _ in operation.operands}
-        parameters = tuple((n, _type(x, is_tensor=n in operands)) for n, x in given.items())
+    def _customised(self, operation: Operation) -> Invoked:
+        kind, operands = operation.kind, dict(operation.operands)
+        arguments = {n: self._argument(x) for n, x in (*operands.items(), *operation.attributes)}
+        parameters = tuple((n, _type(x, is_tensor=n in operands)) for n, x in arguments.items())
         results = tuple((f"y{i}", _type(x)) for i, x in enumerate(operation.results))
         key = (kind, parameters, results)
-        if key not in self._known:
+        if key not in self._custom:
             name = self._fresh(f"{_PREFIX}{kind.replace('.', '__')}")
-            self._known[key] = _fragment(name, parameters, results)
-        return Invoked(self._known[key], given)
+            self._custom[key] = _fragment(name, parameters, results)
+        return Invoked(self._custom[key], arguments)
 
     def _fresh(self, name: str) -> str:
         self._uses[name] = self._uses.get(name, 0) + 1
         return name if self._uses[name] == 1 else f"{name}_{self._uses[name]}"
 
-    def _said(self, value: Any) -> Any:
-        """Return an argument as the language has it: a graph by the name of its fragment."""
+    def _argument(self, value: object) -> object:
+        """Return an operand or attribute as the language has it: a graph as a tuple."""
         if not isinstance(value, Graph):
             return value
         writer = KeepingWriter(value, self.meter, self._real, self)
@@ -106,23 +110,28 @@ class KeepingWriter(FlatWriter):
             for names, values in ((graph.parameters, value.inputs), (graph.results, value.outputs))
         )
         body = graph.body[len(parameters) :]  # without the declarations of inputs
-        self._known[name] = _fragment(name, parameters, results, body)
+        self._custom[name] = _fragment(name, parameters, results, body)
         types = [x.type for x in value.inputs]
         return (name, *((REAL if x.dtype == self._real else x.dtype, x.shape) for x in types))
 
 
-def _fragment(name: str, parameters: _Declared, results: _Declared, body: Any = None) -> s.Fragment:
-    given = tuple(s.FormalParameter(0, name, type, None) for name, type in parameters)
-    made = tuple(s.ResultDeclaration(0, name, type) for name, type in results)
-    return s.Fragment(0, name, False, None, given, made, body, Source("graph.nnef", ""))
+def _fragment(
+    name: str,
+    parameters: _Declared,
+    results: _Declared,
+    body: tuple[s.Assignment, ...] | None = None,
+) -> s.Fragment:
+    formal = tuple(s.FormalParameter(0, name, type, None) for name, type in parameters)
+    declared = tuple(s.ResultDeclaration(0, name, type) for name, type in results)
+    return s.Fragment(0, name, False, None, formal, declared, body, Source("graph.nnef", ""))
 
 
-def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
-    """Return the declared type of a parameter or result of this value."""
+def _type(value: object, *, is_tensor: bool = True) -> t.Type:
+    """Return the declared type of a parameter or result with this value."""
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
-        items = [_type(x, is_tensor=is_tensor) for x in value]  # pyright: ignore
+        items = [_type(x, is_tensor=is_tensor) for x in cast("Sequence[object]", value)]
         if len(set(map(str, items))) > 1:
             return t.TupleOf(tuple(items))
         return t.ArrayOf(items[0] if items else t.Tensor("scalar") if is_tensor else t.INTEGER)
@@ -132,10 +141,10 @@ def _type(value: Any, *, is_tensor: bool = True) -> t.Type:
 
 
 def _with_casts(graph: Graph, real: str) -> Graph:
-    """Return the graph with variables and inputs in dtypes that a document declares.
+    """Return the graph with a cast behind each variable and input whose dtype NNEF does not have.
 
-    A reader makes 32-bit integers and real numbers of these: casts give back what they were where
-    more than a cast reads them.
+    A reader of the document reads it as int32 or `real`; the cast restores its dtype. If only casts
+    read it, none is added.
     """
     exact = {real, "int32", "bool"}
     sources = [*graph.inputs, *(p.value for p in graph.parameters)]
@@ -152,8 +161,8 @@ def _with_casts(graph: Graph, real: str) -> Graph:
         if dtype in exact or value not in uncast:
             continue
         swapped[value] = inner = Value(f"{value.name}_{dtype}", value.type, inserted=True)
-        given = (("input", value),), (("dtype", dtype),)
-        casts.append(Operation("cast", *given, (inner,), None, (), None))
+        operands, attributes = (("input", value),), (("dtype", dtype),)
+        casts.append(Operation("cast", operands, attributes, (inner,), None, (), None))
     if not casts:
         return graph
 
@@ -165,8 +174,8 @@ def _with_casts(graph: Graph, real: str) -> Graph:
     )
 
 
-def types_of(value: Any, real: str) -> list[TensorType]:
-    """Return the types of the inputs of a graph that an argument stands for; raise ValueError."""
+def types_of(value: Sequence[Any], real: str) -> list[TensorType]:
+    """Return the types of a graph's inputs, from the argument for it. Raises ValueError."""
     try:
         types = [TensorType(tuple(shape), real if x == REAL else x) for x, shape in value[1:]]
         return [replace(type, dtype=np.dtype(type.dtype).name) for type in types]

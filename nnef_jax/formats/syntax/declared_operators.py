@@ -1,4 +1,4 @@
-"""Entries of operations that a format in NNEF's language declares as fragments."""
+"""Entries of the operator table for operations that are declared as fragments."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def entry_of(
     name: str = "",
     domain: str = "",
 ) -> OperatorEntry:
-    """Return the entry of a declaration, or of another name for it."""
+    """Return the entry of a declaration, under its name or the alias `name`."""
     attributes = tuple(_attribute(x) for x in fragment.parameters if not has_tensor(x.type))
     return OperatorEntry(
         name or fragment.name,

@@ -1,10 +1,10 @@
-"""The tensors of a document: their types, the meaning of `?`, stored data (spec 3.3, 4.1, 5)."""
+"""The declared tensors of a document: types, the meaning of `?`, stored data (spec 3.3, 4.1, 5)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 import numpy as np
@@ -25,11 +25,15 @@ _KINDS = {
     "f": "scalars", "i": "integers", "u": "integers", "b": "logical values",
     "c": "complex numbers", "O": "strings",
 }  # fmt: skip
-_CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}  # kinds, to each kind
+# Kinds of stored items that convert to the kind of a declared dtype.
+_CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """Return the type of an external; extents left open are None."""
+    """Return the type of an external, each extent of None replaced by `open_extent`.
+
+    Raises InvalidOperation for a negative extent.
+    """
     extents = tuple(open_extent if extent is None else extent for extent in shape)
     if any(extent is not UNKNOWN and extent < 0 for extent in extents):
         raise InvalidOperation(
@@ -40,7 +44,7 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
 
 
 def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
-    """Return the type of a variable (spec 4.1.3)."""
+    """Return the type of a variable (spec 4.1.3). Raises InvalidOperation for an invalid one."""
     if not label:
         raise InvalidOperation("'label' of a variable must not be empty")
     if not is_known(shape):
@@ -55,7 +59,7 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
-    """Return the dtype of tensors that hold what `?` stands for."""
+    """Return the dtype of a tensor of generic items, `generic` being the type that `?` is."""
     dtypes = {"logical": "bool", "integer": builder.integer, "scalar": builder.real}
     if generic is not None and generic not in dtypes:
         raise InvalidOperation(f"a tensor cannot hold '{generic}'")
@@ -63,27 +67,33 @@ def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
 
 
 def item_of(dtype: str) -> str:
-    """Return the language's name for the items of a tensor of a dtype."""
+    """Return the language's name for the items of a dtype: scalar, integer or logical."""
     return "logical" if dtype == "bool" else "integer" if "int" in dtype else "scalar"
 
 
 def generic_of(
-    fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, Any], outer: str | None
+    fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, object], outer: str | None
 ) -> str | None:
-    """Return the item type of `?` in an invocation: as given, or of an argument or default.
+    """Return the type that `?` is in an invocation, None if the fragment is not generic.
 
-    `outer` is what it stands for in the body that the invocation is in.
+    It is the generic argument, else deduced from an argument, else the fragment's default. `outer`
+    is the type that `?` is in the body around the invocation.
     """
     if not fragment.generic:
         return None
     if node.generic is not None:
         return outer if node.generic == "?" else node.generic
-    told = (deduce(_type_of(arguments[p.name]), p.type) for p in fragment.parameters)
-    return next(filter(None, told), fragment.generic_default)
+    deduced = (deduce(_type_of(arguments[p.name]), p.type) for p in fragment.parameters)
+    return next(filter(None, deduced), fragment.generic_default)
 
 
-def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str, Any]) -> int:
-    """Return how many tensors an operation makes, where the length of the text is no bound."""
+def result_count(
+    kind: str, operands: Mapping[str, object], attributes: Mapping[str, object]
+) -> int:
+    """Return the number of results of an operation, 0 if the length of the text bounds it.
+
+    Raises ExtentNeeded if the number depends on an open extent.
+    """
     match kind, operands, attributes:
         case "copy_n", _, {"times": int(times)}:
             if times is UNKNOWN:
@@ -101,13 +111,14 @@ def result_count(kind: str, operands: Mapping[str, Any], attributes: Mapping[str
             return 0
 
 
-def _type_of(value: Any) -> Type:
-    """Return the type of a value, as far as generic parameters ask for it."""
+def _type_of(value: object) -> Type:
+    """Return the type of a value. The item type of an array is the type of its first item."""
     match value:
         case Value(type=TensorType(dtype=dtype)):
             return Tensor(item_of(dtype))
         case list():
-            return ArrayOf(_type_of(value[0])) if value else ArrayOf(ANY)
+            items = cast("list[object]", value)
+            return ArrayOf(_type_of(items[0]) if items else ANY)
         case bool() | int() | float() | str():
             return next(type for kind, type in LITERALS.items() if isinstance(value, kind))
         case _:
@@ -118,7 +129,7 @@ def _type_of(value: Any) -> Type:
 
 
 def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
-    """Return the error of a variable without data."""
+    """Return the error of a variable whose member is missing."""
     return ArchiveError(
         f"{archive.name} has no member '{member}' for the variable '{label}'",
         hint="each variable is stored in LABEL.dat: correct the label, or add the file",
@@ -126,7 +137,7 @@ def without_member(archive: Archive, member: str, label: str) -> ArchiveError:
 
 
 def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None:
-    """Raise DataError where the stored shape is another one, but for trailing 1s (spec 4.1.3)."""
+    """Raise DataError if the stored shape differs in more than trailing 1s (spec 4.1.3)."""
     if any(a != b for a, b in zip_longest(stored, declared, fillvalue=1)):
         raise DataError(
             f"{member} has shape {show(stored)}, variable '{label}' is declared "
@@ -142,9 +153,10 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """Return the array in another dtype; DataError where that would change its meaning.
+    """Return the array in another dtype, real numbers rounded.
 
-    `hint` says what to do about integers that are too large.
+    Raises DataError for items of another kind, and for integers beyond the range of the dtype, with
+    `hint`. Raises LimitError if the result takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -161,7 +173,7 @@ def convert(
 def require_range(
     array: NDArray[Any], dtype: np.dtype[Any], what: str, hint: str = "integer tensors are int32"
 ) -> None:
-    """Raise DataError for integers that a dtype does not have."""
+    """Raise DataError for integers beyond the range of a dtype. `what` names the array."""
     if dtype.kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
@@ -170,7 +182,7 @@ def require_range(
 
 
 def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
-    """Raise DataError for items of another kind than a dtype's: logical ones for scalars, say."""
+    """Raise DataError if the array's items are of another kind, as logical ones for scalars."""
     kind, stored = _kind(dtype), _kind(array.dtype)
     if stored not in _CONVERTIBLE[kind]:
         raise DataError(
@@ -181,6 +193,6 @@ def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
 
 def _kind(dtype: np.dtype[Any]) -> str:
     for kind, items in (("f", jnp.floating), ("i", jnp.signedinteger), ("u", jnp.unsignedinteger)):
-        if jnp.issubdtype(dtype, items):  # of 4 bits too, which numpy calls void
+        if jnp.issubdtype(dtype, items):  # also types of 4 bits, whose kind is void in numpy
             return kind
     return dtype.kind

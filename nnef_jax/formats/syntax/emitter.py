@@ -1,10 +1,10 @@
-"""Flattens texts: places in them, located errors."""
+"""Adds operations of a text to a graph. Errors have the place in the text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Call, Rule, Value
@@ -16,10 +16,10 @@ from nnef_jax.formats.syntax import tree as s
 
 @dataclass(slots=True)
 class Frame:
-    """One body being evaluated: the graph's, or a fragment's.
+    """The state of a body that is evaluated: the graph's, or the body of a fragment.
 
-    `prefix` is what the names of its tensors start with, `calls` led to it, and `generic` is what
-    `?` stands for in it.
+    `fragment` is None for the graph. `prefix` starts the names of the body's tensors, `calls` are
+    the calls that lead to the body, and `generic` is the type of `?` in it.
     """
 
     fragment: s.Fragment | None
@@ -31,7 +31,7 @@ class Frame:
 
 
 class CallPlace(NamedTuple):
-    """A place in the text that is evaluated, and the names wanted for its results."""
+    """A node that is evaluated, its frame, and the names for its results."""
 
     node: s.SyntaxNode
     frame: Frame
@@ -42,11 +42,11 @@ class Poisoned(Exception):
     """An expression reads a name whose own error is already reported."""
 
 
-_LONGEST_NAME = 400
+_LONGEST_NAME = 400  # characters
 
 
 class Emitter(Emission):
-    """Adds operations of a text to a graph; says where in the text something is wrong."""
+    """A graph under construction from a text. Errors have the span of the node in the text."""
 
     def error(
         self, message: str, node: s.SyntaxNode, frame: Frame, hint: str = ""
@@ -56,13 +56,13 @@ class Emitter(Emission):
         return SemanticError(message, span=span, calls=frame.calls, hint=hint)
 
     def spend(self, steps: int, node: s.SyntaxNode, frame: Frame) -> None:
-        """Count steps of evaluation."""
+        """Count steps of evaluation. Raises LimitError for too many, with the span of the node."""
         self.meter.steps += steps
         if self.meter.steps > self.limits.steps:
             self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
-        """Return the name of a tensor in a fragment's body: a prefix and its name in the text."""
+        """Return an unreserved name for a tensor in a fragment's body; `name` has the prefix."""
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
     def emit(
@@ -73,38 +73,39 @@ class Emitter(Emission):
         place: CallPlace,
         rule: Rule | None = None,
     ) -> tuple[Any, ...]:
-        """Add an operation to the graph; its results, result arrays as lists.
+        """Add an operation to the graph. Return its results, result arrays as lists.
 
-        `rule` is a user's own.
+        `rule` is a rule of the user's. Raises NnefError with the span of the call.
         """
         node, frame, names = place
         span = s.span_in(frame.source, node)
-        wanted = names or [self.builder.unreserved(frame.prefix + kind)]
+        names = names or [self.builder.unreserved(frame.prefix + kind)]
         try:
-            return self.add(kind, operands, attributes, wanted, span, frame.calls, rule=rule)
+            return self.add(kind, operands, attributes, names, span, frame.calls, rule=rule)
         except InvalidOperation as error:
             raise self.invalid(error, kind, operands, node, frame) from None
 
-    def unpacked(self, target: s.Expression, value: Any, frame: Frame) -> list[tuple[str, Any]]:
-        """Return the names of a target with what they stand for."""
+    def unpacked(self, target: s.Expression, value: object, frame: Frame) -> list[tuple[str, Any]]:
+        """Return the names in the target of an assignment with their values."""
         if isinstance(target, s.Identifier):
             return [(target.name, value)]
         assert isinstance(target, s.Array | s.Tuple)
         self.spend(len(target.items), target, frame)
-        parts: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+        is_sequence = isinstance(value, list | tuple)
+        parts = cast("Sequence[object]", value) if is_sequence else [value]
         if len(target.items) != len(parts):
             message = f"{len(parts)} results cannot be assigned to {len(target.items)} names"
             raise self.error(message, target, frame)
         pairs = zip(target.items, parts, strict=True)
-        return [found for item, part in pairs for found in self.unpacked(item, part, frame)]
+        return [named for item, part in pairs for named in self.unpacked(item, part, frame)]
 
     def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return the tensor, unless it is larger than any may be."""
+        """Return the tensor. Raises NnefError if it is larger than the limits allow."""
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 
     def invalid(
         self, error: InvalidOperation, kind: str, operands: ByName, node: s.SyntaxNode, frame: Frame
     ) -> NnefError:
-        """Return the located error of an operation that refuses its arguments."""
+        """Return the error of an operation that refuses its arguments, located at a node."""
         return refused(error, kind, operands, s.span_in(frame.source, node), frame.calls)

@@ -1,4 +1,4 @@
-"""From the flat graph back to a syntax tree: the flat document of 1.0 final that describes it."""
+"""Writes a flat graph as a syntax tree: a flat document of NNEF 1.0 final."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from lowering.extents import UNKNOWN
-from lowering.graph import Graph, Operation, Value, is_complex, is_integer, values_of
+from lowering.graph import Graph, Operation, Scalar, Value, is_complex, is_integer, values_of
 from lowering.location import Source
 from lowering.ops import rules
 from nnef_jax.errors import NnefError, UnsupportedError, raise_all
@@ -24,23 +24,23 @@ from nnef_jax.formats.syntax.standard_resampling import standard_resampling
 from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
-_RESERVED = KEYWORDS | {"integer"}  # which provisional texts may use as a name
 _ITEMS = ("scalar", "integer", "logical")
-_INTEGERS = ("int32", "int64")  # of the language, as networks compute with them
-_EXPRESSION = 5  # steps to make one and to print it
+_INTEGERS = ("int32", "int64")  # dtypes that networks compute the language's integers in
+Number = Scalar | complex
+_EXPRESSION = 5  # steps to make and print an expression
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class Names:
-    """Hands out valid identifiers, each once."""
+    """A source of valid identifiers, none of them returned twice."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self.taken = set(taken)
         self._suffixes: dict[str, int] = {}
 
-    def fresh(self, wanted: str) -> str:
-        """Return the name itself, or where it is taken or not valid one that is close to it."""
-        base = _NOT_IN_NAMES.sub("_", wanted)
+    def fresh(self, name: str) -> str:
+        """Return the name, changed if it is taken or no identifier."""
+        base = _NOT_IN_NAMES.sub("_", name)
         name = base = f"_{base}" if not base or base[0].isdigit() else base
         while name in self.taken:
             self._suffixes[base] = self._suffixes.get(base, 0) + 1
@@ -55,7 +55,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Invoked:
-    """An operation of the graph as a document invokes it: arguments by parameter."""
+    """The invocation of an operation in a document: its declaration, arguments by parameter."""
 
     declaration: s.Fragment
     arguments: Mapping[str, Any]
@@ -63,13 +63,13 @@ class Invoked:
 
 
 class FlatWriter:
-    """Writes a graph as a flat document in the operations of NNEF 1.0 final.
+    """A writer of a graph as a flat document of the operations of NNEF 1.0 final.
 
-    Values keep their names as far as the language allows: `names` has their identifiers. Extents
-    that are unknown are 0 in `external`. An infinite number in a tensor's place is computed: the
-    language has no literal for it. A result that goes by another name inside the graph, or
-    that is an input, is a copy. Variables are updated last, when all that reads their old values is
-    computed.
+    `names` has the identifiers of values, which are the values' names if the language allows these.
+    An unknown extent is 0 in `external`. The language has no literal for infinity: an infinite
+    number where a tensor may be is the result of an operation. An output that is an input, or that
+    has another name in the graph, is a copy. Updates come last, after all operations that read the
+    old values.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -78,13 +78,14 @@ class FlatWriter:
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
         self._identifiers = Names(())
-        self._infinities: dict[bool, s.Assignment] = {}  # by whether it is above 0
+        self._infinities: dict[bool, s.Assignment] = {}  # True is the positive one
 
     def write(self) -> s.Document:
         """Return the document.
 
-        Raises UnsupportedError for all that the language cannot say: operations that the standard
-        does not have, numbers that are not finite, attributes that depend on unknown extents.
+        Raises UnsupportedError for everything that the language cannot express: operations that are
+        not in the standard, attributes that are not finite, attributes that depend on unknown
+        extents.
         """
         graph = self.graph
         for what, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
@@ -109,37 +110,37 @@ class FlatWriter:
         body += [_assign(x, invocation("copy", self._tensor(v))) for x, v in copies.items()]
         body += updates
         raise_all(self.errors)
-        own = Names({*_RESERVED, *standard()}).fresh(graph.name)
-        definition = s.GraphDefinition(0, own, inputs, results, tuple(body))
+        graph_name = Names({*KEYWORDS, *standard()}).fresh(graph.name)
+        definition = s.GraphDefinition(0, graph_name, inputs, results, tuple(body))
         return s.Document(Source("graph.nnef", ""), "1.0", False, (), (), definition)
 
     # Names
 
     def identifiers(self) -> Names:
-        """Return the names of values, which are handed out one by one."""
-        return Names(_RESERVED)
+        """Return the source of identifiers for values."""
+        return Names(KEYWORDS)
 
     def _computed(self) -> Iterator[Value]:
-        """Yield the values besides the inputs, in the order in which they are assigned."""
+        """Yield all values but the inputs, in the order of their assignments."""
         for variable in (*self.graph.parameters, *self.graph.states):
             yield variable.value
         for operation in self.graph.operations:
             yield from operation.writes()
 
     def _results(self, names: Names) -> tuple[tuple[s.Identifier, ...], dict[str, Value]]:
-        """Return the identifiers of the graph's results, and which of them are copies of values."""
+        """Return the identifiers of the outputs, and the value of each output that is a copy."""
         copies: dict[str, Value] = {}
         results: list[s.Identifier] = []
         computed = set(self._computed())
-        for wanted, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
-            name = names.fresh(wanted)
+        for output, value in zip(self.graph.output_names, self.graph.outputs, strict=True):
+            name = names.fresh(output)
             results.append(s.Identifier(0, name))
-            if value.name == wanted and value in computed and value not in self.names:
+            if value.name == output and value in computed and value not in self.names:
                 self.names[value] = name
             elif value in computed or value in self.names:
                 copies[name] = value
             else:
-                self.refuse(f"result '{wanted}' is not computed by the graph")
+                self.refuse(f"result '{output}' is not computed by the graph")
         return tuple(results), copies
 
     # Statements
@@ -152,14 +153,13 @@ class FlatWriter:
             yield _assign(self.names[value], node)
 
     def _updates(self, names: Names, copies: dict[str, Value]) -> Iterator[s.Assignment]:
-        """Yield the updates, each under the name of a result that copies the new value, if any."""
+        """Yield the updates. An output that copies the new value is the result of the update."""
         copies_of: dict[Value, list[str]] = {}
         for name, value in reversed(copies.items()):
             copies_of.setdefault(value, []).append(name)
         for state in self.graph.states:
-            found = copies_of.get(state.update)
-            if found:
-                name = found.pop()
+            if outputs := copies_of.get(state.update):
+                name = outputs.pop()
                 del copies[name]
             else:
                 name = names.fresh(f"{self.names[state.value]}_update")
@@ -167,32 +167,32 @@ class FlatWriter:
             yield _assign(name, invocation("update", *values))
 
     def external(self, value: Value) -> s.Invocation:
-        """Return the declaration of an input."""
+        """Return the invocation that declares an input."""
         shape = tuple(0 if extent is UNKNOWN else extent for extent in value.type.shape)
         return invocation("external", generic=self._item(value), shape=integers(shape))
 
     def _item(self, value: Value) -> str:
-        """Return the items of a tensor that the document declares; refuse complex numbers."""
+        """Return the item type that declares a tensor; record an error for complex numbers."""
         if is_complex(value.type.dtype):
             self.refuse(f"'{value.name}' holds complex numbers, NNEF has none")
         return item_of(value.type.dtype)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return how the document invokes an operation, None where it does not."""
+        """Return the invocation of an operation, None after recording that there is none."""
         kind = operation.kind
-        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
-        if kind == "resize" and operation.rule is None and (said := standard_resampling(operation)):
-            kind, given = said
+        arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if kind == "resize" and operation.rule is None:
+            kind, arguments = standard_resampling(operation) or (kind, arguments)
         declaration = standard().get(kind)
         if declaration is None:
             self.refuse(f"'{kind}' is not an operation of the standard", operation)
             return None
         defaults = rules[kind].defaults if operation.rule is None else {}
-        for name, value in given.items():
-            if defaults.get(name, value) != value:  # the standard has the default alone
+        for name, value in arguments.items():
+            if defaults.get(name, value) != value:  # the standard has no such parameter
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         for parameter in declaration.parameters:
-            value, type = given.get(parameter.name, ()), parameter.type
+            value, type = arguments.get(parameter.name, ()), parameter.type
             type = type.item if isinstance(type, t.ArrayOf) else type
             item = type.item if isinstance(type, t.Tensor) else None
             if item not in _ITEMS:
@@ -201,16 +201,16 @@ class FlatWriter:
             if wrong := next((x for x in sorted(dtypes) if item_of(x) != item), ""):
                 self.refuse(f"'{kind}' of items of {wrong} is not NNEF", operation)
                 break
-        if kind == "constant" and 0 in given["shape"]:
+        if kind == "constant" and 0 in arguments["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)
-        if kind == "cast" and not _holds(given["dtype"], given["input"]):
+        if kind == "cast" and not _holds(arguments["dtype"], arguments["input"]):
             reason = "keeps numbers in its range, integers of NNEF have 32 bits"
-            self.refuse(f"a cast to {given['dtype']} {reason}", operation)
-        generic = item_of(given["dtype"]) if kind in GENERIC_RESULT else None
-        return Invoked(declaration, given, generic)
+            self.refuse(f"a cast to {arguments['dtype']} {reason}", operation)
+        generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
+        return Invoked(declaration, arguments, generic)
 
     def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
-        if next(operation.writes(), None) is None:  # an array of no items has nothing to name
+        if next(operation.writes(), None) is None:  # no result: there is nothing to assign
             return
         invoked = self.invoked(operation)
         if invoked is None:
@@ -221,7 +221,7 @@ class FlatWriter:
         for parameter in declaration.parameters:
             type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
-            # Equal trees may differ: 1 == 1.0, and 0.0 == -0.0.
+            # By their texts: 1 equals 1.0, and 0.0 equals -0.0.
             if parameter.default is not None and repr(expression) == repr(parameter.default):
                 positional = False
                 continue
@@ -246,7 +246,7 @@ class FlatWriter:
         return s.Identifier(0, self.names[value])
 
     def _expression(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
-        """Return an operand or attribute where a type is declared."""
+        """Return an operand or attribute as an expression of a declared type."""
         self.meter.spend(_EXPRESSION, "the flat document")
         if isinstance(value, Value):
             return self._tensor(value)
@@ -256,17 +256,16 @@ class FlatWriter:
         inner = type.item if isinstance(type, t.ArrayOf) else t.ANY
         types = type.items if isinstance(type, t.TupleOf) else [inner] * len(items)
         pairs = zip(items, types, strict=True)
-        found = tuple(self._expression(item, its, operation) for item, its in pairs)
-        return s.Tuple(0, found) if isinstance(type, t.TupleOf) else s.Array(0, found)
+        nodes = tuple(self._expression(item, item_type, operation) for item, item_type in pairs)
+        return s.Tuple(0, nodes) if isinstance(type, t.TupleOf) else s.Array(0, nodes)
 
-    def literal(self, value: Any, type: t.Type, operation: Operation) -> s.Expression:
-        """Return a number, string or truth value."""
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, complex):
+    def literal(self, value: Number | str, type: t.Type, operation: Operation) -> s.Expression:
+        """Return a number, string or truth value as an expression of a declared type."""
+        item: Any = value.item() if isinstance(value, np.generic) else value
+        if isinstance(item, complex):
             self.refuse(f"an argument of '{operation.kind}' is complex", operation)
             return s.Literal(0, 0.0)
-        if value is UNKNOWN:
+        if item is UNKNOWN:
             self.refuse(
                 f"an argument of '{operation.kind}' depends on an extent that is left open",
                 operation,
@@ -274,19 +273,19 @@ class FlatWriter:
                 "or give them by load(..., input_shapes=...)",
             )
         elif type in (t.SCALAR, t.Tensor("scalar")):
-            value = float(value)
-        if isinstance(value, float) and math.isinf(value) and isinstance(type, t.Tensor):
-            return self._infinity(value > 0)
-        if isinstance(value, float) and not math.isfinite(value):
+            item = float(item)
+        if isinstance(item, float) and math.isinf(item) and isinstance(type, t.Tensor):
+            return self._infinity(item > 0)
+        if isinstance(item, float) and not math.isfinite(item):
             self.refuse(
-                f"an argument of '{operation.kind}' is {value}, NNEF cannot write that",
+                f"an argument of '{operation.kind}' is {item}, NNEF cannot write that",
                 operation,
                 hint="cut the network before it",
             )
-        return s.Literal(0, value)
+        return s.Literal(0, item)
 
     def _infinity(self, is_above: bool) -> s.Identifier:
-        """Return the name of an infinite number: the logarithm or the reciprocal of 0."""
+        """Return the name of a tensor that is infinite: log(0) or 1 / 0."""
         if is_above not in self._infinities:
             name, operation = ("infinity", "rcp") if is_above else ("minus_infinity", "log")
             node = invocation(operation, s.Literal(0, 0.0))
@@ -301,8 +300,8 @@ class FlatWriter:
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
-def _holds(dtype: str, x: Any) -> bool:
-    """Tell whether a cast keeps all values of its operand, or is one to the language's items."""
+def _holds(dtype: str, x: object) -> bool:
+    """Tell whether a cast to a dtype keeps all values of its operand, or is a cast of NNEF."""
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True
     source = x.type.dtype if isinstance(x, Value) else ""
@@ -319,12 +318,12 @@ def _assign(name: str, value: s.Expression) -> s.Assignment:
 def invocation(
     operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
-    """Return an invocation of tensors by position, attributes by name."""
-    given = [*((None, value) for value in tensors), *attributes.items()]
-    arguments = tuple(s.Argument(0, name, value) for name, value in given)
+    """Return an invocation with tensors by position and attributes by name."""
+    named = [*((None, value) for value in tensors), *attributes.items()]
+    arguments = tuple(s.Argument(0, name, value) for name, value in named)
     return s.Invocation(0, operation, None if generic == "scalar" else generic, arguments)
 
 
 def integers(values: tuple[int, ...]) -> s.Array:
-    """Return an array of literals."""
+    """Return an array of integer literals."""
     return s.Array(0, tuple(s.Literal(0, value) for value in values))

@@ -1,4 +1,4 @@
-"""Front ends of formats whose documents are texts in the language."""
+"""The front end of formats whose documents are texts in the language."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
+from numpy.typing import NDArray
+
 from lowering.graph import Graph
 from lowering.location import Source, Span
 from nnef_jax.errors import DataError
-from nnef_jax.formats.base import Cut, Frontend, Options, Written
+from nnef_jax.formats.base import Arrays, Cut, Frontend, Options, Written
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
+from nnef_jax.storage.writer import Member
 
 GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
-def tensor_members(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arrays by the members that hold them; DataError for two in one member."""
-    found: dict[str, Any] = {}
+def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    """Return arrays by the name of the member of each. Raises DataError for two in one member."""
+    members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():
         member = member_of(label)
-        if member in found:
+        if member in members:
             message = f"variable '{label}' and another one would both be stored in '{member}'"
             raise DataError(message)
-        found[member] = array
-    return found
+        members[member] = array
+    return members
 
 
 class TextFrontend(Frontend):
-    """A document, and the texts of its archive; `quantization` is that of graph.quant, if any."""
+    """A document, its archive, and the text of the archive's graph.quant, None without one."""
 
     def __init__(
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
@@ -46,11 +49,11 @@ class TextFrontend(Frontend):
         self.quantization = archive.read_text(QUANTIZATION) if exists else None
 
     def content(self) -> Iterable[object]:
-        """Return its dialect, and the texts of its archive."""
+        """Return the dialect, and the names and texts of the members that were read."""
         return self.dialect, *chain.from_iterable(sorted(self.archive.texts.items()))
 
     def spans(self) -> Mapping[str, Span]:
-        """Return where the graph's body assigns each of its names."""
+        """Return the span of each name that the graph's body assigns."""
         return {
             identifier.name: s.span_in(self._source, identifier)
             for assignment in self._graph.body
@@ -59,14 +62,17 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of the document's graph.quant; NnefError for what is wrong with it."""
+        """Return the entries of a graph.quant by tensor. Raises NnefError with all its errors."""
 
     @abstractmethod
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return a flat document of a part of the graph; UnsupportedError for what has none."""
+        """Return the text of a flat document of a part of the graph.
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive of the document with other data for its variables, by label."""
+        Raises UnsupportedError, which names everything that the format cannot express.
+        """
+
+    def members(self, arrays: Arrays, quantization: str | None) -> Written:
+        """Return the archive of the document with new data for its variables, by label."""
         if quantization is None and self.quantization is not None:
             quantization = self.quantization.text
         return self._archive(self._source.text, arrays, quantization)
@@ -76,15 +82,15 @@ class TextFrontend(Frontend):
         graph: Graph,
         options: Options,
         cut: Cut,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return the archive of a part of the document, flat, with rounding as operations."""
+        """Return the archive of a flat document of a part of the graph, rounding as operations."""
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
-    def _archive(self, text: str, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        members: dict[str, Any] = {GRAPH: text.encode()}
+    def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:
+        members: dict[str, Member] = {GRAPH: text.encode()}
         if quantization is not None:
             self.quantizers(Source(QUANTIZATION, quantization))
             members[QUANTIZATION] = quantization.encode()
-        return Written(members | tensor_members(arrays))
+        return Written({**members, **tensor_members(arrays)})

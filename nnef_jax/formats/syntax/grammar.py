@@ -1,4 +1,4 @@
-"""Reads texts by the grammars, lark's, which are the record of the language and explain errors."""
+"""Reads texts by lark's grammars, which define the language and explain errors."""
 
 from __future__ import annotations
 
@@ -29,19 +29,22 @@ _SHOWN = {
 
 
 class _Callbacks:
-    """Hands the lists that lark gives to the methods of the builder of the text that is read."""
+    """Lark's transformer: calls the builder of the text that is read, a method a production."""
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
         self.builder: TreeBuilder | None = None
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
-        getattr(self._kind, name)  # lark asks which productions there are methods for
+        getattr(self._kind, name)  # AttributeError: lark looks for optional methods
         return lambda items: getattr(self.builder, name)(*items)
 
 
 class GrammarReader:
-    """Reads texts by what formats share of a grammar and a package's own part, one at a time."""
+    """A reader by two grammar files: the one that formats share, and a package's.
+
+    Several threads may read; they wait for each other.
+    """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
         parts = ("nnef_jax.formats.syntax", "common.lark"), (package, "grammar.lark")
@@ -51,10 +54,10 @@ class GrammarReader:
         self._lock = threading.Lock()
 
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
-        """Return the builder's tree of a text from one of the start symbols of the grammar.
+        """Return the tree that the builder makes of the production `start`.
 
-        The text may have semicolons that the builder's source lacks, at the same places otherwise.
-        Raises NnefSyntaxError, LimitError, or what else the builder raises.
+        The text may have semicolons that the builder's source does not have; all other offsets are
+        the same. Raises NnefSyntaxError, and errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -69,7 +72,7 @@ class GrammarReader:
 def _syntax_error(
     lark: Lark, builder: TreeBuilder, text: str, error: UnexpectedInput
 ) -> NnefSyntaxError:
-    """Return lark's error as one with its place, the expected tokens, and a hint."""
+    """Return lark's error with its span, the expected tokens, and a hint."""
     source, provisional = builder.source, builder.provisional
     patterns = {terminal.name: terminal.pattern for terminal in lark.terminals}
 
@@ -86,17 +89,17 @@ def _syntax_error(
             offset, allowed = error.token.start_pos or 0, error.accepts or error.expected
         case _:
             offset, allowed = 0, ()
-    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # a semicolon that was put in
+    if text[offset : offset + 1] != source.text[offset : offset + 1]:  # an inserted semicolon
         offset += len(text[offset:]) - len(text[offset + 1 :].lstrip())
     names = {shown(name) for name in allowed or ()} - ({"';'"} if provisional else set())
     word = _WORD.match(source.text, offset)
-    found = _quoted(word[0]) if word else "end of the text"
-    message = f"unexpected {found}"
+    unexpected = _quoted(word[0]) if word else "end of the text"
+    message = f"unexpected {unexpected}"
     if 0 < len(names) <= 8:
         message += f", expected {'one of ' * (len(names) > 1)}{', '.join(sorted(names))}"
     hint = ""
     broken = isinstance(error, UnexpectedCharacters)
-    if found[1] in "'\"" and not _STRING.match(text, offset):
+    if unexpected[1] in "'\"" and not _STRING.match(text, offset):
         hint = "the string does not end on its line, or has quotes of two kinds"
     elif text[offset : offset + 1] == "\ufeff":
         hint = "save the text without a byte order mark"
@@ -104,11 +107,11 @@ def _syntax_error(
         hint = "the text is empty: a document starts with 'version 1.0;' and has a graph"
     elif names == {"'version'"}:
         hint = "a document starts with 'version 1.0;'"
-    elif (found == "':'" and "'='" in names) or text[max(0, offset - 1) : offset + 1] == "==":
+    elif (unexpected == "':'" and "'='" in names) or text[max(0, offset - 1) : offset + 1] == "==":
         hint = "write a single '=' to assign a name, or to name an argument"
-    elif found[1] in ";}" and "')'" in names:
+    elif unexpected[1] in ";}" and "')'" in names:
         hint = "a ')' may be missing before this"
-    elif found[1] in ";}" and "']'" in names:
+    elif unexpected[1] in ";}" and "']'" in names:
         hint = "a ']' may be missing before this"
     elif "';'" in names and not broken and word and _STATEMENT.match(word[0]):
         hint = "a semicolon may be missing before this"

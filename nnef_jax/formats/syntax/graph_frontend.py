@@ -1,4 +1,4 @@
-"""The front end of a format that is saved as NNEF 1.0, flat, its weights as tensor files."""
+"""The front end of formats that are saved as flat documents of NNEF 1.0 with tensor files."""
 
 from __future__ import annotations
 
@@ -24,67 +24,68 @@ from nnef_jax.limits import Limits
 from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
-Titles = Mapping[int, str]  # what errors call nodes, by where they stand in the text
+Titles = Mapping[int, str]  # titles of nodes in errors, by offset in the text
+# The dtype of numpy and the bits of codes in tensor files, by dtype.
 _INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
-# Whose numbers float16 has.
+# Dtypes whose numbers are all numbers of float16.
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
-_SHORT = 1 << 20  # characters; reading takes at most six steps for each
+_SHORT = 1 << 20  # characters; reading takes at most six steps a character
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 
 class GraphFrontend(Frontend):
-    """A network whose weights stay in files until they are computed with, and its options."""
+    """A network whose weights stay in their files until a model computes with them."""
 
     is_saved_flat = True
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self._data: dict[str, NDArray[Any]] = {}  # by label, collected while it is flattened
+        self._data: dict[str, NDArray[Any]] = {}  # by label, filled by `flatten`
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_data": {}}
 
     @abstractmethod
     def titles(self) -> Titles:
-        """Return the title of each layer or node, as errors show it, by its place in the text."""
+        """Return the title of each layer or node in errors, by its offset in the text."""
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the weights, viewed in the file where the graph has them as they are stored."""
-        found: dict[str, NDArray[Any]] = {}
+        """Return the weights. An array of the stored dtype is a view of the file."""
+        data: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
             if isinstance(variable, StateVariable) and variable.initial is not None:
-                continue  # it starts with what the network computes
+                continue  # the network computes the first value
             array = self._data[variable.label]
             dtype = np.dtype(variable.value.type.dtype)
-            found[variable.label] = (
+            data[variable.label] = (
                 array if array.dtype == dtype else rounding.saturated(array, dtype)
             )
-        return Stored(found, self)
+        return Stored(data, self)
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of tensors, by what the flat document calls them."""
+        """Return the names of the graph's tensors, by their names in the flat document."""
         writer = FlatWriter(graph, self._options.meter)
-        with suppress(UnsupportedError):  # what cannot be said has a name too
+        with suppress(UnsupportedError):  # operations that cannot be written have names too
             writer.write()
-        found: dict[str, str] = {}
+        names: dict[str, str] = {}
         for name, value in graph.values.items():
             if value in writer.names:
-                found.setdefault(writer.names[value], name)
-        return found
+                names.setdefault(writer.names[value], name)
+        return names
 
     def flat_members(
         self,
         graph: Graph,
         options: Options,
         cut: Cut,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return a part of the network as an archive of NNEF 1.0, flat."""
+        """Return a part of the network as an archive of NNEF 1.0, flat, with its graph.quant."""
         part, _ = cut(graph)
         text = print_document(_TitledWriter(part, self.titles, options).write())
         members = _members(text, arrays)
@@ -93,7 +94,7 @@ class GraphFrontend(Frontend):
         return Written(members | {QUANTIZATION: quantization.encode()})
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the network as one of NNEF 1.0, always flat."""
+        """Return the network as an archive of NNEF 1.0, always flat."""
         raise_all(self.unsavable())
         options, arrays = self._options, data or {}
         if not keep:
@@ -102,17 +103,17 @@ class GraphFrontend(Frontend):
         return Written(_members(print_document(document), arrays))
 
 
-def _members(text: str, arrays: Mapping[str, Any]) -> dict[str, Member]:
+def _members(text: str, arrays: Arrays) -> dict[str, Member]:
     stored = {name: _as_member(x) for name, x in tensor_members(arrays).items()}
     return {GRAPH: text.encode()} | stored
 
 
 def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
-    """Tell whether `load` is known to make this graph again of its flat document.
+    """Tell whether `load` certainly makes this graph from its flat document.
 
-    It gives operations the same operands, of the same types, where all tensors have items and
-    extents as declarations have them, which say 0 for an open extent. Whether it keeps to limits
-    of one's own is not known.
+    It does if a document can declare the type of each tensor: the items are real numbers, int32 or
+    bool, and no extent is 0, which declares an open one. Limits of the user's may be too small for
+    the document, so only the default ones count.
     """
     operations = (value for operation in graph.operations for value in operation.writes())
     variables = (variable.value for variable in (*graph.parameters, *graph.states))
@@ -121,13 +122,18 @@ def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
         options.meter.limits == Limits()
         and len(text) <= _SHORT
         and {type.dtype for type in types} <= {options.real, "int32", "bool"}
-        and all(extent > 0 for type in types for extent in type.shape)  # no open one is
+        and all(
+            extent > 0 for type in types for extent in type.shape
+        )  # false for an open extent too
     )
 
 
-def _as_member(array: Any) -> Member:
-    """Return weights as a tensor file has them: codes of 4 bits in 4, small floats in 16."""
-    items: NDArray[Any] = np.asarray(array)
+def _as_member(items: NDArray[Any]) -> Member:
+    """Return weights as a tensor file stores them.
+
+    Integers of 2 and 4 bits take as many bits, floats of up to 8 bits are stored in float16 and
+    bfloat16 in float32.
+    """
     name = items.dtype.name
     if name in _INTEGERS:
         dtype, bits = _INTEGERS[name]
@@ -138,7 +144,7 @@ def _as_member(array: Any) -> Member:
 
 
 class _TitledWriter(FlatWriter):
-    """Says of what NNEF does not have which part of the text it is in."""
+    """A writer whose errors name the layer or node that NNEF cannot express."""
 
     def __init__(self, graph: Graph, titles: Callable[[], Titles], options: Options) -> None:
         super().__init__(graph, options.meter)
@@ -146,7 +152,7 @@ class _TitledWriter(FlatWriter):
         self._refused = set[int]()
 
     def write(self) -> Document:
-        """Return the document, whose operations have items that NNEF has."""
+        """Return the document. Items that NNEF does not have are errors too."""
         for operation in self.graph.operations:
             for value in operation.writes():
                 dtype = value.type.dtype
@@ -155,7 +161,7 @@ class _TitledWriter(FlatWriter):
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record an operation that cannot be written, once for each part of the source."""
+        """Record an operation that cannot be written, once for each layer or node."""
         span = operation.span if operation else None
         title = self._titles().get(span.offset) if span else None
         if span is None or title is None:

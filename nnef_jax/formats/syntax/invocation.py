@@ -1,4 +1,4 @@
-"""Which argument of an invocation goes to which parameter (spec 3.3.1), and what none can run."""
+"""Binds the arguments of an invocation to parameters (spec 3.3.1); refuses unknown operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nnef_jax.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):
-    """An invocation breaks a rule; `node` is where. The caller makes a located error of it."""
+    """An invocation breaks a rule at `node`. The caller turns it into a located error."""
 
     def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
@@ -25,34 +25,35 @@ class InvalidInvocation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The common part of invocations of an operation whose arguments have the same names.
+    """The binding that is common to all invocations of an operation with arguments of equal names.
 
-    `names` are those of the parameters, tensors among them `operands`. `given` has the parameters
-    that have an argument, with its position; `sources` for each parameter that, or the default.
+    `names` are the parameters: `operands` those that take tensors, `attributes` the others.
+    `positions` has the position of the argument of each parameter that has one. `sources` has for
+    each parameter the position of its argument, or its default.
     """
 
     names: Sequence[str]
     operands: Sequence[str]
     attributes: Sequence[str]
-    given: Mapping[str, int]
+    positions: Mapping[str, int]
     sources: Sequence[int | s.Expression | None]
 
     def expressions(self, invocation: s.Invocation) -> list[s.Expression]:
-        """Return the expression for each parameter, in the order of the declaration."""
+        """Return an expression for each parameter, in the order of the declaration."""
         arguments = invocation.arguments
         return [arguments[x].value if type(x) is int else x for x in self.sources]  # pyright: ignore
 
 
 def form_of(fragment: s.Fragment, invocation: s.Invocation) -> Form:
-    """Return the form of an invocation; InvalidInvocation where it breaks a rule."""
+    """Return the form of an invocation. Raises InvalidInvocation."""
     parameters = fragment.parameters
-    given = bind(fragment, invocation)
+    positions = bind(fragment, invocation)
     return Form(
         [p.name for p in parameters],
         [p.name for p in parameters if has_tensor(p.type)],
         [p.name for p in parameters if not has_tensor(p.type)],
-        given,
-        [given.get(p.name, p.default) for p in parameters],
+        positions,
+        [positions.get(p.name, p.default) for p in parameters],
     )
 
 
@@ -64,15 +65,19 @@ def bind(
     freely: bool = False,
     ignoring: bool = False,
 ) -> dict[str, int]:
-    """Return the positions of the arguments given to parameters, in the order of the declaration.
+    """Return the positions of arguments by parameter, in the order of the declaration.
 
-    Parameters that keep their default are not in it. `freely` takes attributes without names, and
-    such arguments anywhere; `ignoring` leaves out what an element-wise operation has no parameter
-    for. With a meter the hint for an unknown name is one like it.
+    Parameters without an argument are left out. With a meter, the hint for an unknown name is a
+    similar one. Raises InvalidInvocation.
+
+    Args:
+        freely: whether attributes may be positional, and positional arguments follow named ones.
+        ignoring: whether an operation that has only tensors takes arguments that it has no
+            parameter for, which are left out.
     """
     parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
-    given: dict[str, int] = {}
+    positions: dict[str, int] = {}
     for position, argument in enumerate(arguments):
         name = argument.name or _positional(fragment, arguments, position, freely=freely)
         if name not in parameters:
@@ -82,12 +87,12 @@ def bind(
             listing = f"its parameters are {listed(parameters)}" if parameters else "it has none"
             message = f"'{fragment.name}' has no parameter '{name}'"
             raise InvalidInvocation(message, argument, hint or listing)
-        if name in given and (argument.name or freely):
-            by_name = argument.name and arguments[given[name]].name
+        if name in positions and (argument.name or freely):
+            by_name = argument.name and arguments[positions[name]].name
             twice = "twice" if by_name else "by position and by name"
             raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
-        given[name] = position
-    missing = [n for n, p in parameters.items() if n not in given and p.default is None]
+        positions[name] = position
+    missing = [n for n, p in parameters.items() if n not in positions and p.default is None]
     if missing:
         names = ", ".join(f"'{name}'" for name in missing)
         raise InvalidInvocation(
@@ -95,13 +100,14 @@ def bind(
             invocation,
             hint=f"write {fragment.name}(..., {', '.join(f'{name} = ...' for name in missing)})",
         )
-    return {name: given[name] for name in parameters if name in given}
+    return {name: positions[name] for name in parameters if name in positions}
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
-    """Raise UnsupportedError for all the operations at once that are used and have no rule.
+    """Raise UnsupportedError for all operations without a rule, by the spans of their uses.
 
-    `explain` returns for each what is said behind its name, and a hint.
+    `explain` takes the name of an operation. It returns its origin, which follows the name in the
+    error, and a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():
@@ -116,7 +122,7 @@ def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[st
 def _positional(
     fragment: s.Fragment, arguments: Sequence[s.Argument], position: int, *, freely: bool
 ) -> str:
-    """Return the name of the parameter that an argument without a name is for."""
+    """Return the parameter of a positional argument. Raises InvalidInvocation."""
     parameters, argument = fragment.parameters, arguments[position]
     if position >= len(parameters):
         most = f"{len(parameters)} argument{'s' * (len(parameters) != 1)}"

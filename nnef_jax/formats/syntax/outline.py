@@ -1,10 +1,9 @@
-"""Adds assignments whose operations are not supported, of a text that is shown and not run."""
+"""Adds unsupported operations to the graph of a text that is shown and not run."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
-from typing import Any
 
 from lowering.graph import Value
 from lowering.location import Source
@@ -14,14 +13,14 @@ from nnef_jax.formats.syntax import tree as s
 
 
 def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
-    """Return names of operations, with those of all fragments that lead to them."""
+    """Return the names of operations, and of all fragments that call them, directly or not."""
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():
         for node in s.invocations(assignment.value for assignment in fragment.body or ()):
             callers[node.operation].append(name)
     reached = dict.fromkeys(names)
     waiting = [*reached]
-    for name in waiting:  # which gets longer
+    for name in waiting:  # the loop appends to it
         waiting += [caller for caller in dict.fromkeys(callers[name]) if caller not in reached]
         reached.update(dict.fromkeys(callers[name]))
     return frozenset(reached)
@@ -30,13 +29,14 @@ def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> fro
 def shown(
     graph: Emission,
     assignment: s.Assignment,
-    values: MutableMapping[str, Any],
+    values: MutableMapping[str, object],
     unsupported: Collection[str],
     source: Source,
 ) -> bool:
-    """Add the results of an assignment without types, and tell whether it has none.
+    """Add the results of an assignment without types as untyped tensors; tell whether it is one.
 
-    That is so if it calls an operation of `unsupported`, or reads one of the `values` without.
+    An assignment has no types if it calls an operation of `unsupported`, or reads an untyped tensor
+    of `values`.
     """
     names = list(dict.fromkeys(s.names_in(assignment.value)))
     operands = [values[name] for name in names if name in values]

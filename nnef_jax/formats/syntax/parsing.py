@@ -1,4 +1,4 @@
-"""From text to tree: by the fast reader, or by the grammar where that gives up."""
+"""Parses texts: by the fast reader, or by the grammar if the fast reader gives up."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from nnef_jax.limits import TOKEN, Limits, Meter, within_memory
 
 @dataclass
 class Parser:
-    """Reads texts of a language by the grammar of a package, from one of its symbols `starts` on.
+    """A parser of a language, whose grammar is in `package` and has the start symbols `starts`.
 
-    The grammar is lark's, which is loaded only for a text that the fast reader leaves to it.
+    The grammar and lark are loaded only for a text that the fast reader gives up on.
     """
 
     package: str
@@ -36,30 +36,31 @@ class Parser:
         text: str | None = None,
         provisional: bool = False,
     ) -> Any:
-        """Return the builder's tree of a text; `text` stands for the source's, with its places.
+        """Return the tree that the builder makes of the production `start`.
 
-        Raises NnefSyntaxError where it does not follow the grammar, LimitError where expressions
-        are nested too deeply or there are too many tokens, or what the builder raises.
+        `text` replaces the source's text; offsets in both are the same. Raises NnefSyntaxError for
+        a text that does not follow the grammar, LimitError for expressions nested too deeply or for
+        too many tokens, and errors of the builder.
         """
         text = source.text if text is None else text
         builder = partial(self.builder, source, meter.limits.nesting, provisional)
-        found = self.fast(start, text, builder(), meter)
-        return self.by_grammar(start, text, builder(), meter) if found is None else found
+        tree = self.fast(start, text, builder(), meter)
+        return self.by_grammar(start, text, builder(), meter) if tree is None else tree
 
     def fast(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the builder's tree of a text by the fast reader, None where that gives up."""
+        """Return the tree that the fast reader builds, None if it gives up."""
         most = (meter.limits.steps - meter.steps) // TOKEN
         try:
             reader = FastReader(text, builder, self.language, most)
-            found = getattr(reader, start)()
+            tree = getattr(reader, start)()
             reader.expect("")
         except (NotUnderstood, NnefError, RecursionError):
             return None
         meter.spend(TOKEN * (most - reader.left), builder.source.name)
-        return found
+        return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the builder's tree of a text by the grammar."""
+        """Return the tree that is built by the grammar."""
         meter.spend(TOKEN * count_tokens(text), builder.source.name)
         with within_memory("the text"):
             return self._grammar.read(start, text, builder)
@@ -76,6 +77,6 @@ STANDARD = Parser("nnef_jax.formats.syntax", ("document", "library", "quantizati
 
 
 def read_package(package: str, name: str) -> dict[str, Fragment]:
-    """Return the declarations of a file of a package, by name."""
+    """Return the declarations in a file of a package, by name."""
     source = Source(name, files(package).joinpath(name).read_text(encoding="utf-8"))
     return STANDARD.parse(source, Meter(Limits.unbounded()), "library")

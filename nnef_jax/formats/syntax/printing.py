@@ -1,4 +1,4 @@
-"""Syntax trees as text (spec 3.1, 3.2), which the parser reads back."""
+"""Prints syntax trees as text (spec 3.1, 3.2). Parsing the text returns an equal tree."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 
 _INDENT = "    "
-_WIDTH = 100  # of a declaration; one that is longer is broken
+_WIDTH = 100  # characters; a longer declaration is broken into lines
 
-# How tightly expressions bind, loosest first, as the productions of the grammar are nested.
+# Precedence levels of expressions, the loosest first, as the grammar nests its productions.
 _SELECT, _OR, _AND, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER, _POSTFIX, _ATOM = range(10)
-# How tightly an operator binds, and its operands have to.
+# Levels by operator: of the expression, and the least levels of its left and right operand.
 _OPERATORS = {
     "||": (_OR, _OR, _AND),
     "&&": (_AND, _AND, _COMPARISON),
@@ -24,22 +24,23 @@ _OPERATORS = {
 
 
 def print_document(document: s.Document) -> str:
-    """Return a document in its own dialect, laid out in one way; comments are not in the tree.
+    """Return the text of a document in its dialect, in a fixed layout.
 
-    Parentheses are those that the tree needs. Reading the text gives an equal document.
+    The tree has no comments, so the text has none. Parentheses are printed only where the tree
+    needs them. Parsing the text returns an equal document.
     """
     return _Printer(document.provisional).document(document)
 
 
 def print_expression(expression: s.Expression) -> str:
-    """Return an expression in the syntax of 1.0 final."""
+    """Return the text of an expression in the syntax of 1.0 final."""
     return _Printer(provisional=False).expression(expression)
 
 
 class _Printer:
     def __init__(self, provisional: bool) -> None:
         self.provisional = provisional
-        self.end = "" if provisional else ";"  # of the version and of statements
+        self.end = "" if provisional else ";"  # ends the version and each statement
 
     # Declarations
 
@@ -97,12 +98,12 @@ class _Printer:
     # Expressions
 
     def expression(self, node: s.Expression, level: int = _SELECT) -> str:
-        """Return an expression, in parentheses where it binds less tightly than its place asks."""
-        text, own = self.bare(node)
-        return text if own >= level else f"({text})"
+        """Return an expression, in parentheses if it binds less tightly than `level`."""
+        text, binding = self.bare(node)
+        return text if binding >= level else f"({text})"
 
     def bare(self, node: s.Expression) -> tuple[str, int]:
-        """Return an expression without parentheses around it, and how tightly it binds."""
+        """Return an expression without outer parentheses, and its precedence level."""
         match node:
             case s.Literal(value=value):
                 text = _literal(value)
@@ -122,9 +123,9 @@ class _Printer:
             case s.Unary(operator=operator, operand=operand):
                 return operator + self.expression(operand, _UNARY), _UNARY
             case s.Binary(operator=operator, left=left, right=right):
-                own, on_left, on_right = _OPERATORS[operator]
-                left_text = self.expression(left, on_left)
-                return f"{left_text} {operator} {self.expression(right, on_right)}", own
+                level, left_level, right_level = _OPERATORS[operator]
+                left_text = self.expression(left, left_level)
+                return f"{left_text} {operator} {self.expression(right, right_level)}", level
             case s.Select(condition=condition, true_value=true_value, false_value=false_value):
                 start = f"{self.expression(true_value, _OR)} if {self.expression(condition, _OR)}"
                 return f"{start} else {self.expression(false_value)}", _SELECT
@@ -133,8 +134,8 @@ class _Printer:
             case s.Builtin(function=function, argument=argument):
                 return f"{function}({self.expression(argument)})", _ATOM
             case s.Invocation(operation=operation, generic=generic, arguments=arguments):
-                given = ", ".join(map(self.argument, arguments))
-                return f"{operation}{f'<{generic}>' if generic else ''}({given})", _ATOM
+                listing = ", ".join(map(self.argument, arguments))
+                return f"{operation}{f'<{generic}>' if generic else ''}({listing})", _ATOM
 
     def items(self, items: Sequence[s.Expression]) -> str:
         """Return the items of an array or tuple, without spaces if all are literals: `[1,1]`."""
@@ -155,14 +156,14 @@ class _Printer:
 
 
 def _declaration(head: str, parameters: Sequence[str], results: Sequence[str]) -> str:
-    taken = f"{head}( {', '.join(parameters)} )" if parameters else f"{head}()"
-    given = f"-> ( {', '.join(results)} )"
-    if len(taken) + 1 + len(given) <= _WIDTH:
-        return f"{taken} {given}"
-    if len(taken) > _WIDTH:
+    left = f"{head}( {', '.join(parameters)} )" if parameters else f"{head}()"
+    right = f"-> ( {', '.join(results)} )"
+    if len(left) + 1 + len(right) <= _WIDTH:
+        return f"{left} {right}"
+    if len(left) > _WIDTH:
         lines = f",\n{_INDENT}".join(parameters)
-        taken = f"{head}(\n{_INDENT}{lines} )"
-    return f"{taken}\n{given}"
+        left = f"{head}(\n{_INDENT}{lines} )"
+    return f"{left}\n{right}"
 
 
 def _literal(value: float | int | bool | str) -> str:
@@ -170,7 +171,7 @@ def _literal(value: float | int | bool | str) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            # Other readers know no escapes: take the quotes that need none, if there are.
+            # Other readers have no escapes: choose the quotes that need none, if possible.
             quote = '"' if "'" in value and '"' not in value else "'"
             escaped = value.replace("\\", "\\\\").replace(quote, f"\\{quote}")
             return f"{quote}{escaped}{quote}"

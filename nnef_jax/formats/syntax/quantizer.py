@@ -1,4 +1,4 @@
-"""The operation that quantises one tensor, and the real numbers that codes stand for (spec 7.1).
+"""Quantisation of one tensor: its operation, and the real numbers of stored codes (spec 7.1).
 
 With n bits, and q a code of a tensor file:
 
@@ -7,12 +7,12 @@ With n bits, and q a code of a tensor file:
                                 r = 2^n - 1, less 1 where signed and symmetric
     linear_quantize             the same, never symmetric; signed where the file's item type is
     zero_point_linear_quantize  (q - zero_point) * scale
-    logarithmic_quantize        2^(t - (2^n - 1) + q), with t = ceil(log2(max)). Where the file's
-                                item type is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|) and
-                                0 for code 0: the highest code is 2^t in either case
+    logarithmic_quantize        2^(t - (2^n - 1) + q), with t = ceil(log2(max)). If the file's item
+                                type is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|), and 0 for
+                                code 0. The highest code is 2^t in either case
 
-All these are values that the operation itself yields, in the form of 1.0 final. The standard leaves
-open how logarithmic codes hold a sign; here the item type of the file tells whether they do.
+These are the values that the operation yields in 1.0 final. The standard does not define signed
+logarithmic codes; here the item type of the file decides whether the codes are signed.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ ALGORITHMS = (
     "zero_point_linear_quantize",
     "logarithmic_quantize",
 )
-WHOLE = ("bits", "signed", "symmetric")  # the same for all channels
+SCALARS = ("bits", "signed", "symmetric")  # arguments that are the same for all channels
 _NUMBERS = ("min", "max", "zero_point", "scale")
-_LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # of scalars, of integers
+_LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # scalar, integer
 _MOST_BITS = 64
-_BYTES = 24  # a real number in float64, and two of what it is computed from
+_BYTES = 24  # for each number: three arrays of float64
 
-# The value of an argument: a list has an item for each channel, an array is a constant tensor.
+# The value of an argument. A list has an item for each channel, an array is a constant tensor.
 ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
 
 
 @dataclass(frozen=True, eq=False)
 class Quantizer:
-    """One entry of graph.quant, or what the header of a tensor file says in its place.
+    """The quantisation of a tensor: an entry of graph.quant, or the header of a tensor file.
 
-    `node` is the invocation as written in `source`, without the tensor that it is for; `arguments`
-    are the values of those of its arguments that are numbers, strings or constants.
+    `node` is the invocation as written in `source`, without the tensor. `operation` is the name of
+    the algorithm. `arguments` has the values of arguments that are numbers, strings or constants.
 
-    An array has a value for each channel. The channels of a variable are along axis 0, or along
-    axis 1 where axis 0 has another extent (a bias of shape [1,C]); those of any other tensor are
-    along axis 1, or along axis 0 where that is its only one. A constant broadcasts from the left.
+    A list has a value for each channel. The channels of a variable are along axis 0, or along
+    axis 1 if axis 0 has another extent (a bias of shape [1,C]). The channels of any other tensor
+    are along axis 1, or along axis 0 of a tensor of one axis. A constant broadcasts from the left.
     """
 
     source: Source
@@ -67,14 +67,14 @@ class Quantizer:
     arguments: Mapping[str, ArgumentValue]
 
     def span(self, argument: str = "") -> Span:
-        """Return where an argument stands, or the whole invocation."""
-        found = (a for a in self.node.arguments if a.name == argument)
-        return s.span_in(self.source, next(found, self.node))
+        """Return the span of an argument, or of the invocation."""
+        arguments = (a for a in self.node.arguments if a.name == argument)
+        return s.span_in(self.source, next(arguments, self.node))
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
-        """Return an argument for a tensor of a shape; an array is made to broadcast from the left.
+        """Return an argument for a tensor of a shape, a list as an array that broadcasts to it.
 
-        Raises ShapeError where an array does not have as many items as the tensor has channels.
+        Raises ShapeError for a list whose length is not the number of channels.
         """
         value = self.arguments[argument]
         if not isinstance(value, list):
@@ -93,9 +93,9 @@ class Quantizer:
 
     @property
     def step(self) -> NDArray[Any] | None:
-        """Return the steps of a tensor, an array where channels differ; None without steps."""
-        given: Any = self.arguments
-        match given:
+        """Return the distance of adjacent codes: a scalar, an array by channel, or None."""
+        arguments: Any = self.arguments
+        match arguments:
             case {"scale": scale}:
                 return np.asarray(scale, np.float64)
             case {"min": low, "max": high, "bits": bits}:
@@ -104,7 +104,7 @@ class Quantizer:
                 return None
 
     def invocation(self, name: str, type: TensorType, *, variable: bool) -> s.Invocation:
-        """Return the invocation that quantises a tensor, which it calls by its name."""
+        """Return the invocation that quantises the tensor of a name and type."""
         offset = self.node.offset
         arguments = [s.Argument(offset, None, s.Identifier(offset, name))]
         for argument in self.node.arguments:
@@ -115,19 +115,19 @@ class Quantizer:
         return replace(self.node, operation=self.operation, arguments=tuple(arguments))
 
     def problems(self) -> Iterator[SemanticError]:
-        """Yield errors in the numbers given to an algorithm of the standard."""
-        given: Mapping[str, Any] = self.arguments
-        several = [name for name in WHOLE if isinstance(given.get(name), list | np.ndarray)]
+        """Yield errors in the arguments of an algorithm of the standard."""
+        arguments: Mapping[str, Any] = self.arguments
+        several = [name for name in SCALARS if isinstance(arguments.get(name), list | np.ndarray)]
         for name in several:
             yield self._error(f"'{name}' must be one value, it is an array", name)
         if several:
             return
-        bits = given["bits"]
-        least = 2 if given.get("signed") and given.get("symmetric") else 1
+        bits = arguments["bits"]
+        least = 2 if arguments.get("signed") and arguments.get("symmetric") else 1
         if not least <= bits <= _MOST_BITS:
             message = f"'bits' must be at least {least} and at most {_MOST_BITS}, it is {bits}"
             yield self._error(message, "bits")
-        numbers = {name: np.asarray(given[name]) for name in _NUMBERS if name in given}
+        numbers = {name: np.asarray(arguments[name]) for name in _NUMBERS if name in arguments}
         for name, array in numbers.items():
             bound = _LARGEST[array.dtype.kind == "i"]
             if not array.size:
@@ -138,14 +138,14 @@ class Quantizer:
                 return
         sizes = {array.size for array in numbers.values()} - {1}
         if len(sizes) > 1:
-            held = " and ".join(f"'{name}' has {array.size}" for name, array in numbers.items())
-            yield self._error(f"arrays must hold a value a channel: {held}", next(iter(numbers)))
+            counts = " and ".join(f"'{name}' has {array.size}" for name, array in numbers.items())
+            yield self._error(f"arrays must hold a value a channel: {counts}", next(iter(numbers)))
             return
         positive = "max" if self.operation == "logarithmic_quantize" else "scale"
         if positive in numbers and not np.all(numbers[positive] > 0):
             message = f"'{positive}' must be positive, it is {numbers[positive].min()}"
             yield self._error(message, positive)
-        if "min" in numbers and not _in_order(given["min"], given["max"]):
+        if "min" in numbers and not _in_order(arguments["min"], arguments["max"]):
             low, high = (np.array2string(numbers[name], threshold=8) for name in ("min", "max"))
             yield self._error(f"'min' must be less than 'max', they are {low} and {high}", "min")
 
@@ -154,7 +154,7 @@ class Quantizer:
 
 
 def _expression(value: ArgumentValue, offset: int) -> s.Expression:
-    """Return an expression that has a value; arrays are constant tensors."""
+    """Return the expression of a value. An array is a constant tensor."""
     if not isinstance(value, np.ndarray):
         assert not isinstance(value, list)
         return s.Literal(offset, value)
@@ -167,15 +167,18 @@ def _expression(value: ArgumentValue, offset: int) -> s.Expression:
     return s.Invocation(offset, "constant", kind, arguments)
 
 
-def _in_order(low: Any, high: Any) -> bool:
-    """Tell whether each minimum is below its maximum, where it is clear which belong together."""
+def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
+    """Tell whether each minimum is below its maximum, True if they cannot be paired yet.
+
+    A list and a constant tensor are paired by the shape of the tensor that they quantise.
+    """
     if isinstance(low, list) != isinstance(high, list) and np.size(low) > 1 and np.size(high) > 1:
         return True
-    low, high = broadcast.align(np.asarray(low), np.asarray(high))
+    lows, highs = broadcast.align(np.asarray(low), np.asarray(high))
     try:
-        return bool(np.all(low < high))
+        return bool(np.all(lows < highs))
     except ValueError:
-        return True  # at least one of them will not fit the tensor
+        return True  # at least one of the two will not fit the tensor
 
 
 # Codes
@@ -184,8 +187,9 @@ def _in_order(low: Any, high: Any) -> bool:
 def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Meter) -> NDArray[Any]:
     """Return the real numbers, in float64, of the codes in a tensor file.
 
-    Raises DataError for codes that the algorithm does not have, UnsupportedError for an algorithm
-    that is a fragment of the document, ShapeError for a wrong number of values for the channels.
+    Raises DataError for codes beyond the range of the algorithm, UnsupportedError for an algorithm
+    that is a fragment of the document, ShapeError for a list whose length is not the number of
+    channels, LimitError for too much memory.
     """
     codes = stored.array
     if quantizer.operation not in ALGORITHMS:
@@ -196,16 +200,16 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
             hint=f"store real numbers, or use one of {', '.join(ALGORITHMS)}",
         )
     meter.expand(_BYTES * codes.size, member)
-    given = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
-    bits, signed = given["bits"], given.get("signed", stored.signed)
-    symmetric = given.get("symmetric", False)
+    arguments = {name: _argument(quantizer, name, codes.shape) for name in quantizer.arguments}
+    bits, signed = arguments["bits"], arguments.get("signed", stored.signed)
+    symmetric = arguments.get("symmetric", False)
     _check_codes(codes, bits, signed, quantizer, member)
     q = codes.astype(np.float64)
     match quantizer.operation:
         case "zero_point_linear_quantize":
-            return (q - given["zero_point"]) * given["scale"]
+            return (q - arguments["zero_point"]) * arguments["scale"]
         case "logarithmic_quantize":
-            top = np.ceil(np.log2(given["max"])) - (2.0 ** (bits - signed) - 1)
+            top = np.ceil(np.log2(arguments["max"])) - (2.0 ** (bits - signed) - 1)
             sign = np.sign(q) if signed else 1.0
             np.abs(q, out=q)
             np.add(q, top, out=q)
@@ -214,7 +218,7 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
         case _:
             lowest = 2.0 ** (bits - 1) - symmetric if signed else 0.0
             steps = 2.0**bits - 1 - (signed and symmetric)
-            low, high = given["min"], given["max"]
+            low, high = arguments["min"], arguments["max"]
             return (q + lowest) / steps * (high - low) + low
 
 

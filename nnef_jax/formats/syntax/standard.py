@@ -1,4 +1,4 @@
-"""The operations of NNEF 1.0 final, which every format in its language has."""
+"""The operations and operators of NNEF 1.0 final, which all formats in its language have."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from nnef_jax.formats.syntax.tree import Fragment
 
 @cache
 def standard() -> Mapping[str, Fragment]:
-    """Return the operations of NNEF 1.0 final by name, from stdlib.nnef."""
+    """Return the declarations of NNEF 1.0 final by name, read from stdlib.nnef."""
     return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 
-# Operations whose arguments do not tell what their result holds: `?` does, the `dtype` of rules.
+# Operations whose arguments do not determine the items of their result. The generic argument `?`
+# does; it is the attribute `dtype` of their rules.
 GENERIC_RESULT = ("constant", "cast")
 
-# What operators are where one of their operands is a tensor (spec 3.3.3, table 1), what comparisons
-# are where none is.
+# Operations by operator, for tensors (spec 3.3.3, table 1), and functions by comparison, for values
+# that are no tensors.
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
@@ -32,5 +33,5 @@ COMPARISONS = {
 }  # fmt: skip
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 
-# Operations that the flat graph has other things for: inputs, variables and their updates.
+# Operations that are no operations of the flat graph: its inputs, variables and their updates.
 INTRODUCING = frozenset({"external", "variable", "update"})

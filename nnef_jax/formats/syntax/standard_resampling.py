@@ -1,4 +1,4 @@
-"""Resizes as operations of NNEF 1.0: up and down by whole factors (spec 4.3.4)."""
+"""Resizes as operations of NNEF 1.0: up and down by integer factors (spec 4.3.4)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lowering import resampling
 from lowering.extents import UNKNOWN, is_known
 from lowering.graph import Operation, Value
 
-Resampling = tuple[str, dict[str, Any]]  # a kind, and its arguments
+Resampling = tuple[str, dict[str, Any]]  # the kind, and the arguments by parameter
 
-# The largest factors by which a resize to the nearest item repeats each item, by
-# `coordinate_transformation_mode` and `nearest_mode`.
+# For upsampling to the nearest item, by `coordinate_transformation_mode` and `nearest_mode`: the
+# largest factor at which each item is repeated.
 _REPEATS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
@@ -27,7 +27,8 @@ _REPEATS = {
     ("align_corners", "round_prefer_floor"): 2,
     ("align_corners", "round_prefer_ceil"): 2,
 }
-# The largest factors by which it takes the first item of each block.
+# For downsampling to the nearest item: the largest factor at which the first item of each block is
+# taken.
 _FIRSTS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -40,7 +41,7 @@ _FIRSTS = {
     ("pytorch_half_pixel", "floor"): 2,
     ("pytorch_half_pixel", "round_prefer_floor"): 2,
 }
-# Methods of multilinear_upsample.
+# The method of multilinear_upsample, by `coordinate_transformation_mode`.
 _METHODS = {
     "half_pixel": "symmetric",
     "half_pixel_symmetric": "symmetric",
@@ -48,17 +49,17 @@ _METHODS = {
     "asymmetric": "asymmetric",
     "align_corners": "aligned",
 }
-# Coordinates by which a linear resize to a half takes the mean of two items.
+# Modes in which a linear resize by the factor 1/2 is the mean of two adjacent items.
 _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
-    """Return the operation of NNEF that computes the same as a resize, None without one."""
+    """Return the operation of NNEF that is equal to a resize, None without one."""
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     if not isinstance(x, Value) or not (attributes["scales"] or is_known(x.type.shape)):
         return None
-    # An open extent counts as 1: scales are the same factors for all extents.
+    # An open extent counts as 1: scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     lengths = list(map(resampling.length, shape, attributes["scales"])) or attributes["sizes"]
     mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
@@ -70,8 +71,8 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     if ups and mode == "nearest" and max(ups) <= _REPEATS.get(key, 0):
         return "nearest_upsample", {"input": x, "factor": ups}
     if ups and is_linear and coordinates in _METHODS:
-        how = {"method": _METHODS[coordinates], "border": "replicate"}
-        return "multilinear_upsample", {"input": x, "factor": ups, **how}
+        method = {"method": _METHODS[coordinates], "border": "replicate"}
+        return "multilinear_upsample", {"input": x, "factor": ups, **method}
     shrinking = [axis for axis, factor in enumerate(downs, 2) if factor > 1]
     if (
         not downs
@@ -88,8 +89,11 @@ def standard_resampling(operation: Operation) -> Resampling | None:
     return None
 
 
-def _factors(wholes: Sequence[float], parts: Sequence[float]) -> tuple[int, ...]:
-    """Return by how much spatial axes are larger, () where an axis is not by a whole factor."""
-    pairs = zip(wholes, parts, strict=True)
+def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ...]:
+    """Return the ratios of the spatial extents, () unless all are integers.
+
+    Batch and channels must have equal extents, else the result is () too.
+    """
+    pairs = zip(larger, smaller, strict=True)
     factors = [int(n // m) if m and n % m == 0 else 0 for n, m in pairs]
     return tuple(factors[2:]) if all(factors) and factors[:2] == [1, 1] else ()

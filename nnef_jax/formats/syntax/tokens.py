@@ -14,19 +14,20 @@ PROVISIONAL_KEYWORDS = frozenset(_SHARED_KEYWORDS | {"extent"})
 CASTS = frozenset({"scalar", "integer", "extent", "logical", "string"})
 BUILTINS = CASTS | {"shape_of", "length_of", "range_of"}
 
-# What patterns are made of.
+# Parts of patterns.
 SPACE = r"(?:[ \t\r\n\f]++|\#[^\n\f]*+)*+"
 NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
 NUMBER = r"[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?"
 _STRING = r"""(?:'(?:[^'\\\n]++|\\.)*+'{end}|"(?:[^"\\\n]++|\\.)*+"{end})"""
 STRING = _STRING.format(end="")
-# It ends on its line, with a quote or without one: what is scanned once is not scanned again.
+# A string whose closing quote may be missing: it then ends with its line. The pattern always
+# matches, so that no text is scanned twice.
 OPEN_STRING = _STRING.format(end="?")
 
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
 _BLANK = r"[ \t]*+"
-# Numbers that surely fit 64 bits, alone and between commas.
+# A number that certainly fits 64 bits; with blanks around it; a pair of such.
 _SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
 _ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
 _PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
@@ -40,28 +41,32 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text that knows where it stands, as lark's tokens do."""
+    """A piece of a text with its offset, as lark's tokens have it."""
 
     __slots__ = ("start_pos",)
     start_pos: int
 
 
 def count_tokens(text: str) -> int:
-    """Return how many tokens a text has."""
+    """Return the number of tokens in a text, without white space and comments."""
     return sum(match.lastgroup != "skip" for match in TOKEN.finditer(text))
 
 
 def unescaped(text: str) -> str:
-    """Return the text between quotes without its backslashes."""
+    """Return the text between quotes, each backslash dropped and the character after it kept."""
     return _ESCAPE.sub(r"\1", text)
 
 
 class Language:
-    """What the reader has to know of a language: its patterns, and how its productions differ.
+    """A dialect of the language, as the fast reader needs it: patterns and the form of productions.
 
-    `name` is an identifier, `extension` a line of such, `levels` say how tightly operators bind.
-    Where it is `loose`, lists may end with a comma, bodies may be empty, results may lack types,
-    and there are no conditions, comprehensions, ranges, or fragments without a body.
+    Args:
+        name: the pattern of an identifier.
+        extension: the pattern of an extension line.
+        levels: the binary operators, the level that binds least first.
+        signs: the unary operators.
+        loose: whether lists may end with a comma, bodies may be empty, and results may lack types.
+            Such a language has no conditions, comprehensions, ranges, or fragments without a body.
     """
 
     def __init__(
@@ -77,8 +82,8 @@ class Language:
         self.signs = signs
         self.loose = loose
         self.token = re.compile(rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))")
-        # A match takes a whole argument with what follows it: 0.6 of the time that matching each
-        # token takes. No `*+` about items: up to 3.11.4 Python keeps the comma of one that fails.
+        # One match is an argument with the mark after it: 0.6 of the time of a match for each
+        # token. Items are not in `*+`: up to 3.11.4 Python keeps the comma of an item that fails.
         self.value = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"

@@ -1,4 +1,4 @@
-"""The syntax tree. Nodes compare by content, not by where they stand in the text (`offset`)."""
+"""The nodes of the syntax tree. Nodes compare by content; offsets in the text do not count."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nnef_jax.formats.syntax.types import Type
 
 @dataclass(slots=True)
 class SyntaxNode:
-    """A part of the tree, with a place in the text.
+    """A node of the tree, with its offset in the text.
 
-    `depth` counts the expressions nested in it, while a grammar is followed.
+    `depth` is the nesting of an expression, set while the tree is built.
     """
 
     offset: int = field(compare=False, repr=False)
@@ -95,7 +95,7 @@ class Select(SyntaxNode):
 
 @dataclass(slots=True)
 class Loop(SyntaxNode):
-    """`name in iterable`, of a comprehension."""
+    """`name in iterable` in a comprehension."""
 
     name: str
     iterable: Expression
@@ -112,7 +112,7 @@ class Comprehension(SyntaxNode):
 
 @dataclass(slots=True)
 class Builtin(SyntaxNode):
-    """`length_of(x)` and its like, and casts such as `scalar(x)`."""
+    """A built-in function such as `length_of(x)`, or a cast such as `scalar(x)`."""
 
     function: str
     argument: Expression
@@ -120,7 +120,7 @@ class Builtin(SyntaxNode):
 
 @dataclass(slots=True)
 class Argument(SyntaxNode):
-    """An argument of an invocation; positional ones have no name."""
+    """An argument of an invocation. The name of a positional argument is None."""
 
     name: str | None
     value: Expression
@@ -167,10 +167,10 @@ class ResultDeclaration(SyntaxNode):
 
 @dataclass(slots=True)
 class Fragment(SyntaxNode):
-    """The declaration of an operation, with a body where it is compound.
+    """The declaration of an operation. `body` is None for a primitive operation.
 
-    `generic` tells whether it declares `<?>`, `generic_default` what `?` is where nothing else says
-    it.
+    `generic` tells whether the fragment declares `<?>`. `generic_default` is the type of `?` in an
+    invocation that does not determine it.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Fragment(SyntaxNode):
 
 @dataclass(slots=True)
 class GraphDefinition(SyntaxNode):
-    """The graph: names of its inputs and outputs, and its body."""
+    """The graph: the names of its inputs and outputs, and its body."""
 
     name: str
     parameters: tuple[Identifier, ...]
@@ -194,7 +194,7 @@ class GraphDefinition(SyntaxNode):
 
 @dataclass(slots=True)
 class Document:
-    """A whole text; `provisional` says in which of the two dialects it is written."""
+    """A parsed text. `provisional` tells whether it is of 1.0 provisional instead of 1.0 final."""
 
     source: Source = field(compare=False, repr=False)
     version: str
@@ -205,7 +205,7 @@ class Document:
 
 
 def span_in(source: Source, node: SyntaxNode) -> Span:
-    """Return where a node stands; as long as its name or literal, where it starts with one."""
+    """Return the span of a node: of the name that it starts with, else of one character."""
     match node:
         case (
             Invocation(operation=name)
@@ -225,7 +225,7 @@ _SEQUENCES = frozenset({Array, Tuple})
 
 
 def invocations(expressions: Iterable[Expression]) -> Iterator[Invocation]:
-    """Yield all invocations in some expressions, in any order."""
+    """Yield all invocations in expressions, in any order."""
     return (node for node in _parts(expressions) if type(node) is Invocation)
 
 
@@ -235,12 +235,12 @@ def names_in(expression: Expression) -> Iterator[str]:
 
 
 def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifier]:
-    """Yield all invocations and identifiers in some expressions, in any order."""
+    """Yield all invocations and identifiers in expressions, in any order."""
     pending: list[Any] = [*expressions]
     while pending:
         node = pending.pop()
         kind = type(node)
-        if kind in _LEAVES:  # nearly all are
+        if kind in _LEAVES:  # as nearly all nodes
             if kind is Identifier:
                 yield node
             continue
@@ -256,14 +256,14 @@ def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifie
 
 
 def is_literal(expression: Expression) -> bool:
-    """Tell whether an expression is a literal, or an array or a tuple of such."""
+    """Tell whether an expression is a literal, or an array or tuple of literals."""
     if isinstance(expression, Array | Tuple):
         return all(map(is_literal, expression.items))
     return isinstance(expression, Literal)
 
 
 def identifiers(target: Expression) -> Sequence[Identifier]:
-    """Return the identifiers of the target of an assignment, in order."""
+    """Return the identifiers in the target of an assignment, in order."""
     if isinstance(target, Identifier):
         return (target,)
     assert isinstance(target, Array | Tuple)

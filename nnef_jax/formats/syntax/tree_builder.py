@@ -1,4 +1,4 @@
-"""Builds the syntax tree from the productions of the grammar, as a reader comes to them."""
+"""Builds the syntax tree: a method for each production of the grammar, called by both readers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ _TYPES = {name: t.Primitive(name) for name in t.PRIMITIVES} | {"extent": t.INTEG
 _Expression = TypeVar("_Expression", bound=s.Expression)
 
 
-def present(items: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the nodes of a production, without its tokens and what it lacks."""
+def nodes_of(items: Sequence[object]) -> tuple[Any, ...]:
+    """Return the nodes among the arguments of a production, without tokens and None."""
     return tuple([item for item in items if isinstance(item, s.SyntaxNode)])
 
 
 class TreeBuilder:
-    """Builds the tree of a text of the standard.
+    """A builder of the tree of a text in NNEF's own language.
 
-    Methods are named after productions, what is in these are their arguments: all tokens with a
-    name, and None for an optional one that is absent. `features` says what only one dialect has, or
-    only texts with an extension, with places.
+    A method has the name of a production. Its arguments are the parts of the production: the nodes
+    of inner productions, tokens with a name, and None for an optional token that is absent.
+    `features` collects the constructions that only one dialect has or that need an extension, with
+    their offsets.
     """
 
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
@@ -46,7 +47,7 @@ class TreeBuilder:
         self.keywords = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
         self.features: list[tuple[str, int]] = []
         self.nesting = nesting
-        self._operators: list[int] = []  # where expressions compute something
+        self._operators: list[int] = []  # offsets of expressions that compute
 
     def _fail(self, message: str, token: Token, hint: str = "") -> NnefSyntaxError:
         span = Span(self.source, token.start_pos, len(token))
@@ -60,7 +61,7 @@ class TreeBuilder:
         self._operators.clear()
 
     def name(self, token: Token) -> str:
-        """Return the identifier that a token stands for."""
+        """Return the identifier in a token. Raises NnefSyntaxError for a keyword."""
         if token in self.keywords:
             raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
@@ -73,28 +74,30 @@ class TreeBuilder:
                 hint=raising("nesting"),
             )
 
-    def _nested(self, node: _Expression, inner: Sequence[Any], offset: int) -> _Expression:
-        """Return an expression that has others in it, knowing how deep they nest."""
+    def _nested(
+        self, node: _Expression, inner: Sequence[s.SyntaxNode | None], offset: int
+    ) -> _Expression:
+        """Return an expression with its depth set; raise LimitError beyond the limit of nesting."""
         node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", node.depth, offset)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Return an expression that computes something from others."""
+        """Return an expression that computes, noted as one for `features`."""
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
 
     # Documents
 
     def document(self, version: str, *items: Any) -> Any:
-        *rest, graph = items
-        extensions = tuple(name for item in rest if isinstance(item, list) for name in item)
-        found = present(rest), graph
-        document = s.Document(self.source, version, self.provisional, extensions, *found)
+        *definitions, graph = items
+        extensions = tuple(name for x in definitions if isinstance(x, list) for name in x)
+        fragments = nodes_of(definitions)
+        document = s.Document(self.source, version, self.provisional, extensions, fragments, graph)
         return document, self.features
 
-    def library(self, version: str, *items: Any) -> dict[str, s.Fragment]:
-        return {fragment.name: fragment for fragment in present(items)}
+    def library(self, version: str, *items: object) -> dict[str, s.Fragment]:
+        return {fragment.name: fragment for fragment in nodes_of(items)}
 
     def version(self, number: Token, end: Token | None) -> str:
         if "." not in number or "e" in number.lower():
@@ -105,9 +108,9 @@ class TreeBuilder:
             raise SemanticError(message, span=span)
         return str(number)
 
-    def extension(self, name: Token, *others: Token | None) -> Any:
+    def extension(self, name: Token, *names: Token | None) -> Any:
         self._note("extension", name.start_pos)
-        return [name.strip() for item in (name, *others[:-1]) for name in str(item).split(",")]
+        return [name.strip() for item in (name, *names[:-1]) for name in str(item).split(",")]
 
     def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
         _, parameters, _, results, body = items
@@ -179,10 +182,10 @@ class TreeBuilder:
     # Atoms
 
     def number(self, token: Token) -> s.Literal:
-        whole = token.isdigit()
-        if whole and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
+        is_integer = token.isdigit()
+        if is_integer and (len(token) > 19 or int(token) > _LARGEST_INTEGER):
             raise self._fail("an integer must fit 64 bits", token)
-        value = int(token) if whole else float(token)
+        value = int(token) if is_integer else float(token)
         if value == _INFINITY:
             raise self._fail("the number is too large for a double", token)
         return s.Literal(token.start_pos, value)
@@ -202,11 +205,11 @@ class TreeBuilder:
     # Expressions
 
     def array_expression(self, opening: Token, *items: s.Expression | None) -> s.Array:
-        node = s.Array(opening.start_pos, present(items))
+        node = s.Array(opening.start_pos, nodes_of(items))
         return self._nested(node, node.items, node.offset)
 
     def tuple_expression(self, opening: Token, *items: s.Expression | None) -> s.Tuple:
-        node = s.Tuple(opening.start_pos, present(items))
+        node = s.Tuple(opening.start_pos, nodes_of(items))
         return self._nested(node, node.items, node.offset)
 
     def bare_tuple(self, *items: s.Expression) -> s.Tuple:
@@ -234,10 +237,14 @@ class TreeBuilder:
             return s.Literal(operator.start_pos, -value if operator == "-" else value)
         return self._computed(s.Unary(operator.start_pos, str(operator), operand), operand)
 
-    def subscript(self, sequence: s.Expression, _: Any, index: s.Expression) -> s.Subscript:
+    def subscript(
+        self, sequence: s.Expression, _: Token | None, index: s.Expression
+    ) -> s.Subscript:
         return self._computed(s.Subscript(sequence.offset, sequence, index), sequence, index)
 
-    def subrange(self, sequence: s.Expression, _: Any, *ends: Any) -> s.Subrange:
+    def subrange(
+        self, sequence: s.Expression, _: Token | None, *ends: s.Expression | None
+    ) -> s.Subrange:
         return self._computed(s.Subrange(sequence.offset, sequence, *ends), sequence, *ends)
 
     def loop(self, name: Token, operator: Token, iterable: s.Expression) -> s.Loop:
@@ -269,7 +276,7 @@ class TreeBuilder:
     def invocation(
         self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
     ) -> s.Expression:
-        arguments: tuple[s.Argument, ...] = present(items)
+        arguments: tuple[s.Argument, ...] = nodes_of(items)
         values = [argument.value for argument in arguments]
         if name in BUILTINS:
             if generic or len(arguments) != 1 or arguments[0].name is not None:
@@ -278,7 +285,7 @@ class TreeBuilder:
                 feature = "shape_of" if name == "shape_of" else "extent type"
                 self._note(feature, name.start_pos)
             return self._computed(s.Builtin(name.start_pos, str(name), *values), *values)
-        if name == "tensor":  # chapter 7 of the provisional text calls 'external' so
+        if name == "tensor":  # the name of 'external' in chapter 7 of the provisional text
             self._note("tensor()", name.start_pos)
             node = s.Invocation(name.start_pos, "external", None, arguments)
         else:
@@ -296,7 +303,7 @@ class TreeBuilder:
 
     # Others
 
-    def items(self, *items: Any) -> tuple[Any, ...]:
+    def items(self, *items: object) -> tuple[Any, ...]:
         return tuple([item for item in items if item is not None])
 
     def quantization_entry(self, name: Token, quantizer: s.Expression, end: Token | None) -> Any:

@@ -1,4 +1,4 @@
-"""The types of the language and which may stand for which (spec 3.3.2)."""
+"""The types of the language, and which arguments fit which parameters (spec 3.3.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PRIMITIVES = ("scalar", "integer", "logical", "string")
 
 @dataclass(frozen=True, slots=True)
 class Primitive:
-    """A value known at compile time: scalar, integer, logical, string, or generic `?`."""
+    """The type of a value that is no tensor: scalar, integer, logical, string, or generic `?`."""
 
     name: str
 
@@ -20,7 +20,7 @@ class Primitive:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor of scalar, integer, logical or generic `?` items; None for any items."""
+    """A tensor of scalar, integer, logical or generic `?` items. `item` is None for any items."""
 
     item: str | None
 
@@ -30,7 +30,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOf:
-    """An array; the item type of an empty array literal is `ANY`."""
+    """An array. The item type of an empty array literal is `ANY`."""
 
     item: Type
 
@@ -40,7 +40,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple of a fixed number of items. `size` counts all, tuples among them by their own."""
+    """A tuple. `size` is the number of items, an inner tuple counted by its own size."""
 
     items: tuple[Type, ...]
     size: int = field(init=False, compare=False, repr=False)
@@ -54,14 +54,14 @@ class TupleOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """Fits everywhere: the item of an empty array, an expression whose error is reported."""
+    """A type that fits every other: of an empty array's items, of an expression with an error."""
 
     def __str__(self) -> str:
         return "any"
 
 
 def weight(type: Type) -> int:
-    """Return how many types there are in a type."""
+    """Return the number of types that a type is made of, itself included."""
     depth = 1
     while isinstance(type, ArrayOf):
         depth, type = depth + 1, type.item
@@ -90,7 +90,7 @@ LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: S
 
 
 def substitute(type: Type, generic: str | None) -> Type:
-    """Return the type with `?` replaced by a primitive's name, "unknown" for None."""
+    """Return the type with `?` replaced by the primitive `generic`, by `ANY` if that is None."""
     match type:
         case Primitive("?"):
             return Primitive(generic) if generic else ANY
@@ -105,10 +105,10 @@ def substitute(type: Type, generic: str | None) -> Type:
 
 
 def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
-    """Tell whether an expression of one type may stand for another (spec 3.3.2, Type Casting).
+    """Tell whether an argument of a type fits a formal type (spec 3.3.2, Type Casting).
 
-    A primitive stands for a tensor of its kind; arrays and tuples fit item by item. Where numbers
-    may be `mixed`, integers stand for scalars (spec 3.2.2).
+    A primitive fits a tensor of its kind. Arrays and tuples fit if their items do. If `mixed`, an
+    integer fits a scalar (spec 3.2.2).
     """
     if actual == formal or isinstance(actual, Anything) or isinstance(formal, Anything):
         return True
@@ -129,7 +129,7 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 
 
 def common(a: Type, b: Type) -> Type | None:
-    """Return the type that both fit, None where there is none."""
+    """Return the type of the two that the other one fits, None without one."""
     match a, b:
         case Anything(), _:
             return b
@@ -148,7 +148,7 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """Return the item type of `?` in a declared type, given an argument's type; None if untold."""
+    """Return the type of `?` in `formal` for an argument of type `actual`, None without one."""
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name
@@ -161,7 +161,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 
 def _levels(type: Type) -> Iterator[list[Type]]:
-    """Yield the type, the types of its items, those of their items, and so on."""
+    """Yield the types in a type, level by level: itself, its items, the items of these, ..."""
     level = [type]
     while level:
         yield level
@@ -175,15 +175,15 @@ def _parts(type: Type) -> Sequence[Type]:
 
 
 def holds(type: Type, *leaves: Type) -> bool:
-    """Tell whether one of some types occurs in a type."""
+    """Tell whether one of `leaves` occurs in a type."""
     return any(inner in leaves for level in _levels(type) for inner in level)
 
 
 def has_tensor(type: Type) -> bool:
-    """Tell whether values of the type hold tensors, so that arguments for it may be positional."""
+    """Tell whether a type contains tensors. Only arguments of such a type may be positional."""
     return any(isinstance(inner, Tensor) for level in _levels(type) for inner in level)
 
 
 def nesting(type: Type) -> int:
-    """Return how deep arrays and tuples nest in the type, without recursion."""
+    """Return the nesting of arrays and tuples in a type, 0 for a type without any."""
     return sum(1 for _ in _levels(type)) - 1

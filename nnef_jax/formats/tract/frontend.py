@@ -118,7 +118,10 @@ class TractFrontend(TextFrontend):
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
         found, text = self._flat(options, real, lambda graph: (graph, {}))
-        arrays = {} if data is None else {p.label: real[p.label] for p in found.parameters}
+        arrays: Arrays = {}
+        if data is not None:
+            stored = cast("dict[str, NDArray[Any]]", real)
+            arrays = {p.label: stored[p.label] for p in found.parameters}
         return self._archive(text, arrays, None)
 
     def _flat(
@@ -145,11 +148,11 @@ class TractFrontend(TextFrontend):
 class _QuotedNames(Names):
     """Hands out the names of a document, in quotes where they are no identifiers."""
 
-    def fresh(self, wanted: str) -> str:
-        quoted = f'i"{wanted}"'
-        if _IDENTIFIER.fullmatch(wanted) or not re.fullmatch(r'[^"\\\n]+', wanted):
-            return super().fresh(wanted)
-        return super().fresh(wanted) if quoted in self.taken else self.take(quoted)
+    def fresh(self, name: str) -> str:
+        quoted = f'i"{name}"'
+        if _IDENTIFIER.fullmatch(name) or not re.fullmatch(r'[^"\\\n]+', name):
+            return super().fresh(name)
+        return super().fresh(name) if quoted in self.taken else self.take(quoted)
 
 
 class _DialectWriter(FlatWriter):

@@ -17,7 +17,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.parsing import Parser
 from nnef_jax.formats.syntax.tokens import STRING, Language, Token, unescaped
-from nnef_jax.formats.syntax.tree_builder import TreeBuilder, present
+from nnef_jax.formats.syntax.tree_builder import TreeBuilder, nodes_of
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
@@ -134,7 +134,7 @@ class _TractBuilder(TreeBuilder):
             raise self._fail(f"version {number} is not supported, only 1.0 is", number)
         return str(number)
 
-    def extension(self, name: Token, *others: Token | None) -> _Line:
+    def extension(self, name: Token, *names: Token | None) -> _Line:
         found = _LINE.fullmatch(name)
         assert found is not None
         return _Line(name.start_pos + found.start(2), found[1], found[2].rstrip())
@@ -173,7 +173,7 @@ class _TractBuilder(TreeBuilder):
     def invocation(
         self, name: Token, generic: Token | None, opening: Token, *items: Any
     ) -> s.Invocation:
-        arguments: tuple[s.Argument, ...] = present(items)
+        arguments: tuple[s.Argument, ...] = nodes_of(items)
         kind = self.generic(generic) if generic else None
         node = s.Invocation(name.start_pos, self.name(name), kind, arguments)
         return self._nested(node, [argument.value for argument in arguments], node.offset)

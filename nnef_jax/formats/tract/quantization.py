@@ -20,7 +20,7 @@ from typing import Any
 from lowering.location import Source, Span
 from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
 from nnef_jax.formats.syntax import tree as s
-from nnef_jax.formats.syntax.quantizer import WHOLE, ArgumentValue, Quantizer
+from nnef_jax.formats.syntax.quantizer import SCALARS, ArgumentValue, Quantizer
 from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 
@@ -122,7 +122,7 @@ class _EntryReader:
             if name.text in given:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             self._take("=", "'='")
-            is_array = self.sees("[") and name.text not in WHOLE
+            is_array = self.sees("[") and name.text not in SCALARS
             read = self._channels if is_array else self._value
             given[name.text] = name.span.offset, read(name.text, known[name.text])
             self._skip(",")
