@@ -1,4 +1,4 @@
-"""NNEF 1.0, final and provisional (Khronos): what no other format reads or writes."""
+"""NNEF 1.0, final and provisional, by Khronos: its parser, checks, evaluation and flattening."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ HAS_WEIGHTS_BESIDE = False
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether there is a text in NNEF's language."""
+    """Tell whether the archive has a graph.nnef."""
     return archive.exists("graph.nnef")
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked document of an archive, with its graph.quant."""
+    """Return the checked document of an archive, with its graph.quant. Raises NnefError."""
     from nnef_jax.formats.nnef.frontend import StandardFrontend
 
     return StandardFrontend(archive, options)

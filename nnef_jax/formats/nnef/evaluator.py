@@ -1,8 +1,7 @@
 """Evaluates the expressions of a document (spec 3.3.3).
 
-Evaluation is a walk over the syntax tree by generators that a small loop drives (`Evaluator._run`),
-not by recursion: how deep fragments call each other is bounded by `Limits`, not by the
-interpreter's stack.
+Evaluation is not recursive. Generators walk over the syntax tree, and a loop (`Evaluator._run`)
+drives them. The depth of fragment calls is bounded by `Limits`, not by the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from nnef_jax.formats.syntax.emitter import CallPlace, Emitter, Frame, Poisoned
 from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 
-ITEMS_PER_STEP = 16  # of arrays and texts
-_POSITIVE = {"constant": "shape", "tile": "repeats"}  # which kinds take with items 0 too
+ITEMS_PER_STEP = 16  # items of arrays, letters of texts
+_POSITIVE = {"constant": "shape", "tile": "repeats"}  # kinds take 0 in these, the standard not
 
 
 Step = Generator["Step", Any, Any]
 
 
 class Evaluator(Emitter, ABC):
-    """Evaluates expressions; what operations are is its subclass's to say."""
+    """An evaluator of expressions. A subclass defines the invocation of operations."""
 
     def __init__(self, document: s.Document, options: Options) -> None:
         super().__init__(options)
@@ -40,14 +39,15 @@ class Evaluator(Emitter, ABC):
 
     @abstractmethod
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
-        """Return the result of an operation, or a generator that finds it."""
+        """Return the result of an operation, or a generator that returns it."""
 
     def _emit(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace, *, least: int = 1
     ) -> tuple[Any, ...]:
-        """Add an operation whose operands are all known to the graph.
+        """Add an operation to the graph and return its results.
 
-        `least` is the least extent or count that is taken where the standard has positive ones.
+        `least` is the least extent or count in attributes that the standard requires to be
+        positive. Raises ExtentNeeded for an unknown extent among the operands.
         """
         self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
@@ -59,8 +59,8 @@ class Evaluator(Emitter, ABC):
 
     # The loop that drives evaluation
 
-    def _run(self, step: Any) -> Any:
-        """Drive evaluation to its end, and return the value. Steps yield generators or values."""
+    def _run(self, step: object) -> Any:
+        """Run a generator, and those that it yields, to the end. Return the value."""
         stack: list[Step] = []
         while True:
             if isinstance(step, GeneratorType):
@@ -77,9 +77,9 @@ class Evaluator(Emitter, ABC):
     # Expressions
 
     def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression, or a generator that finds it.
+        """Return the value of an expression, or a generator that returns it.
 
-        `names` are those wanted for the tensors that it makes.
+        `names` are the names for tensors that the expression makes.
         """
         self.meter.steps += 1
         if self.meter.steps > self.limits.steps:
@@ -88,19 +88,19 @@ class Evaluator(Emitter, ABC):
             case s.Literal(value=value):
                 return value
             case s.Identifier(name=name):
-                found = frame.values[name]
-                if found is Poisoned:
+                value = frame.values[name]
+                if value is Poisoned:
                     raise Poisoned
-                return found
+                return value
             case s.Invocation():
                 return self._invoke(node, frame, names)
             case s.Array(items=items):
                 return self._all(items, frame)
             case s.Tuple(items=items):
-                found = self._all(items, frame)
-                return (
-                    self._then(found, tuple) if isinstance(found, GeneratorType) else tuple(found)
-                )
+                values = self._all(items, frame)
+                if isinstance(values, GeneratorType):
+                    return self._then(values, tuple)
+                return tuple(values)
             case s.Binary():
                 self.meter.steps += EVALUATION
                 return self._binary(node, frame, names)
@@ -111,29 +111,29 @@ class Evaluator(Emitter, ABC):
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """Return a list of the values of some expressions, or a generator that finds it."""
+        """Return the list of the expressions' values, or a generator that returns it."""
         values: list[Any] = []
         pending = iter(items)
-        known = frame.values
+        names = frame.values
         self.meter.steps += len(items)
         if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)
         for item in pending:
-            if isinstance(item, s.Literal):  # short cuts for what most items are
+            if isinstance(item, s.Literal):  # short cuts: most items are literals or names
                 values.append(item.value)
-            elif isinstance(item, s.Identifier) and isinstance(known[item.name], Value):
-                values.append(known[item.name])
+            elif isinstance(item, s.Identifier) and isinstance(names[item.name], Value):
+                values.append(names[item.name])
             else:
                 value = self._evaluate(item, frame)
                 if isinstance(value, GeneratorType):
-                    return self._rest(value, values, pending, frame)
+                    return self._remaining(value, values, pending, frame)
                 values.append(value)
         return values
 
-    def _rest(
-        self, step: Any, values: list[Any], pending: Iterator[s.Expression], frame: Frame
+    def _remaining(
+        self, step: Step, values: list[Any], pending: Iterator[s.Expression], frame: Frame
     ) -> Step:
-        """Append the value of a step, then those of the expressions left, and return the list."""
+        """Append the values of a step and of the pending expressions, and return the list."""
         values.append((yield step))
         for item in pending:
             values.append((yield self._evaluate(item, frame)))
@@ -164,19 +164,22 @@ class Evaluator(Emitter, ABC):
                 return self._value(node, frame, lambda: v.subrange(values, first, last))
             case s.Builtin(function=function, argument=argument):
                 value = yield self._evaluate(argument, frame)
-                if function == "range_of":  # integers are objects of their own
+                if function == "range_of":  # each integer is an object
                     self.spend(len(value) // 2, node, frame)
                 return self._value(node, frame, lambda: v.builtin(function, value), value)
             case _:
                 raise TypeError(f"not an expression: {node!r}")
 
-    def _declared(self, node: s.SyntaxNode, frame: Frame, value: Any, type: Type) -> Any:
-        """Return the value of an argument as its parameter has it."""
+    def _declared(self, node: s.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
+        """Return the value of an argument as its parameter declares it."""
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
 
-    def _value(self, node: s.SyntaxNode, frame: Frame, compute: Any, *read: Any) -> Any:
+    def _value(
+        self, node: s.SyntaxNode, frame: Frame, compute: Callable[[], Any], *read: Any
+    ) -> Any:
+        """Return a computed value; count steps if it or an operand of `read` is long."""
         try:
             value = compute()
         except v.InvalidValue as error:
@@ -184,7 +187,7 @@ class Evaluator(Emitter, ABC):
         except v.TooLarge as error:
             span = s.span_in(frame.source, node)
             raise self.beyond(str(error), "array_items", span, frame.calls) from None
-        for sequence in (value, *read):  # time and memory that one step does not stand for
+        for sequence in (value, *read):  # a step for the node does not cover long ones
             if isinstance(sequence, list | str):
                 self.spend(len(sequence) // ITEMS_PER_STEP, node, frame)
         return value
@@ -192,7 +195,7 @@ class Evaluator(Emitter, ABC):
     def _binary(self, node: s.Binary, frame: Frame, names: Sequence[str]) -> Step:
         operator = node.operator
         a = yield self._evaluate(node.left, frame)
-        # As everywhere, && and || look at their right side only where the left one leaves it open.
+        # && and || evaluate their right side only if the left one does not decide.
         if (operator == "&&" and a is False) or (operator == "||" and a is True):
             return a
         b = yield self._evaluate(node.right, frame)

@@ -1,4 +1,4 @@
-"""The types of expressions (spec 3.3.2, 3.3.3), and what makes an expression invalid."""
+"""Infers the types of expressions (spec 3.3.2, 3.3.3), and reports invalid ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
-_LARGEST_TUPLE = 1000
+_LARGEST_TUPLE = 1000  # items, inner tuples counted by theirs
 _NUMBERS = {t.INTEGER, t.SCALAR}
 
 
@@ -29,7 +29,10 @@ Calls = Mapping[str, Sequence[s.Invocation]]  # by operation
 
 @dataclass
 class ExpressionTypes:
-    """Types of expressions in one body; adds to `errors` and `calls` as it goes."""
+    """The types of the expressions in one body. Errors and invocations are added to lists.
+
+    `fragment` is None in the graph's body. `types` has the types of names assigned so far.
+    """
 
     scope: Scope
     source: Source
@@ -43,11 +46,11 @@ class ExpressionTypes:
         self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
         self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
-        self._results: dict[object, t.Type] = {}  # of invocations without errors
+        self._results: dict[object, t.Type] = {}  # of invocations without errors, by types
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Apply `types.fits`, with the numbers of provisional texts."""
+        """Apply `types.fits`; in provisional texts integers fit scalars."""
         return t.fits(actual, formal, mixed=self.provisional)
 
     def shown(self, formal: t.Type) -> str:
@@ -61,7 +64,7 @@ class ExpressionTypes:
         return t.ANY
 
     def of(self, expression: s.Expression) -> t.Type:
-        """Return the type of an expression, `ANY` after reporting what is wrong with it."""
+        """Return the type of an expression, `ANY` after reporting an error in it."""
         match expression:
             case s.Literal(value=value):
                 return t.LITERALS[value.__class__]
@@ -75,7 +78,7 @@ class ExpressionTypes:
             case s.Tuple(items=items):
                 types = tuple([self.of(item) for item in items])
                 type = self._tuples.get(types) or self._tuples.setdefault(types, t.TupleOf(types))
-                if type.size <= _LARGEST_TUPLE:  # sharing makes larger ones from little text
+                if type.size <= _LARGEST_TUPLE:  # a short text can have huge tuples
                     return type
                 message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
                 return self._wrong(message, expression)
@@ -110,13 +113,13 @@ class ExpressionTypes:
                 return self._builtin(function, self.of(argument), expression)
 
     def _paid(self, type: t.Type) -> t.Type:
-        """Return the type, charged for being compared with others: large ones take time."""
+        """Return the type after counting steps for comparisons of it: large types take time."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
 
     def _not_defined(self, node: s.Identifier) -> t.Type:
-        """Report a name once, however often it is used."""
+        """Report an undefined name, at its first use only."""
         if node.name not in self._undefined:
             self._undefined.add(node.name)
             self._wrong(f"'{node.name}' is not defined here", node, self.how_to_define(node.name))
@@ -126,19 +129,19 @@ class ExpressionTypes:
         """Return a hint for a name that is not defined."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
-        known, meter = (self.types, self._loops), self.scope.meter
-        return did_you_mean(name, *known, meter=meter, most=1, cutoff=0.7) or (
+        names, meter = (self.types, self._loops), self.scope.meter
+        return did_you_mean(name, *names, meter=meter, most=1, cutoff=0.7) or (
             "assign it before this" + ", or make it a parameter" * bool(self.fragment)
         )
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """Apply `types.common`, with numbers of both kinds in provisional texts."""
+        """Apply `types.common`; in provisional texts integers and scalars are scalars."""
         mixed = self.provisional and {a, b} == _NUMBERS
         return t.SCALAR if mixed else t.common(a, b)
 
     @cached_property
     def _targets(self) -> Set[str]:
-        """Return the names that the body assigns anywhere."""
+        """Return all names that the body assigns."""
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
     def _expect(self, expression: s.Expression, expected: t.Type, what: str) -> None:
@@ -174,10 +177,10 @@ class ExpressionTypes:
             item = t.Tensor("logical" if operator in _LOGIC else "scalar")
             if operator != "in" and self.fits(left, item) and self.fits(right, item):
                 return t.Tensor("scalar" if operator in _ARITHMETIC else "logical")
-            is_whole = t.INTEGER in (left, right)
-            hint = "write an integer with a point to use it with a tensor" * is_whole
-        elif found := _binary(operator, left, right):
-            return found
+            has_integer = t.INTEGER in (left, right)
+            hint = "write an integer with a point to use it with a tensor" * has_integer
+        elif result := _binary(operator, left, right):
+            return result
         message = f"operator '{operator}' does not take types {left} and {right}"
         return self._wrong(message, node, hint)
 
@@ -261,23 +264,26 @@ class ExpressionTypes:
         self,
         fragment: s.Fragment,
         node: s.Invocation,
-        given: Mapping[str, int],
+        positions: Mapping[str, int],
         types: Mapping[str, t.Type],
     ) -> t.Type:
-        """Return the type of an invocation with arguments of some types."""
+        """Return the type of an invocation.
+
+        `positions` and `types` are of the arguments, by parameter.
+        """
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
             if parameter.name not in types:
                 continue
             actual, formal = types[parameter.name], parameter.type
-            told = t.substitute(formal, generic or "scalar")
+            concrete = t.substitute(formal, generic or "scalar")
             if generic is not None:
-                formal = told
-            if not self.fits(actual, told):
+                formal = concrete
+            if not self.fits(actual, concrete):
                 name = f"'{parameter.name}' of '{fragment.name}'"
                 self._wrong(
                     f"{name} must be of type {self.shown(formal)}, this is {actual}",
-                    node.arguments[given[parameter.name]].value,
+                    node.arguments[positions[parameter.name]].value,
                     self.how_to_write(formal, actual),
                 )
         results = tuple(t.substitute(result.type, generic) for result in fragment.results)
@@ -287,7 +293,7 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(results)
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write a value of a type instead of one that looks like it."""
+        """Return a hint how to write an argument of the formal type, '' without one."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -301,7 +307,7 @@ class ExpressionTypes:
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
-        """Return the item type of `?` in an invocation: as given, or of an argument or default."""
+        """Return the type of `?`: the generic argument, else of an argument, else the default."""
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
@@ -312,13 +318,13 @@ class ExpressionTypes:
             return None
         for parameter in fragment.parameters:
             if parameter.name in types:
-                told = t.deduce(types[parameter.name], parameter.type)
-                if told:
+                deduced = t.deduce(types[parameter.name], parameter.type)
+                if deduced:
                     literal = self.provisional and types[parameter.name] == t.INTEGER
-                    return "scalar" if literal and t.has_tensor(parameter.type) else told
+                    return "scalar" if literal and t.has_tensor(parameter.type) else deduced
         leaves = t.GENERIC, t.Tensor("?")
-        tells = any(t.holds(p.type, *leaves) for p in fragment.parameters)
-        if fragment.generic_default is None and not tells:
+        is_generic = any(t.holds(p.type, *leaves) for p in fragment.parameters)
+        if fragment.generic_default is None and not is_generic:
             name = fragment.name
             hint = f"write {name}<scalar>(...), {name}<integer>(...) or {name}<logical>(...)"
             message = f"the arguments of '{name}' do not tell what its '?' stands for"
@@ -327,24 +333,24 @@ class ExpressionTypes:
 
 
 def _item(type: t.Type) -> t.Type | None:
-    """Return the type of the items of arrays and strings, None where there are none."""
+    """Return the type of the items of an array or string, None for other types."""
     return type.item if isinstance(type, t.ArrayOf) else type if type in (t.STRING, t.ANY) else None
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
-    """Return the type of a sign or a negation, None where there is none."""
-    wanted = ("logical",) if operator == "!" else ("scalar", "integer")
+    """Return the type of a unary operation, None if it does not take the operand."""
+    items = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
-        case t.Tensor(item) if item is None or item == wanted[0]:
-            return t.Tensor(wanted[0])
-        case t.Primitive(name) if name in wanted:
+        case t.Tensor(item) if item is None or item == items[0]:
+            return t.Tensor(items[0])
+        case t.Primitive(name) if name in items:
             return type
         case _:
             return type if type == t.ANY else None
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
-    """Return the type of an operation on values that are no tensors, None where there is none."""
+    """Return the type of a binary operation without tensors, None if it takes no such operands."""
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():
             return t.common(left, right)

@@ -1,4 +1,4 @@
-"""From a checked document to the flat graph: fragments are expanded (spec 6)."""
+"""Flattens a checked document: evaluates its body, and expands fragments (spec 6)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from lowering import ops
 from lowering.errors import InvalidOperation
-from lowering.graph import Call, Graph, Value, is_integer
+from lowering.graph import Call, Graph, Scalar, Value, is_integer
 from lowering.location import Source
 from nnef_jax.errors import LimitError, NnefError, kept, raise_all
 from nnef_jax.flattening.emission import ByName
@@ -35,28 +35,29 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.syntax.standard import GENERIC_RESULT, INTRODUCING, standard
 from nnef_jax.limits import CALL, CALLS_PER_STEP, ERROR, EVALUATION, within_memory
 
-_LONGEST_PREFIX = 200
+_LONGEST_PREFIX = 200  # characters
 
 
 def flatten(
     scope: Scope, calls: Calls, options: Options, quantizers: Mapping[str, Quantizer]
 ) -> Graph:
-    """Return the flat graph of a document that `checks.check` passed, which found its calls.
+    """Return the flat graph of a checked document.
 
-    `quantizers` round tensors, by their names, once they are computed.
+    `calls` are the invocations that `semantics.check` returned. `quantizers`, by the names of
+    tensors, round these after they are computed.
 
-    Raises SemanticError, ShapeError, UnsupportedError or LimitError, several at once where they do
-    not depend on each other; `ExtentNeeded` where something depends on an extent left open.
+    Raises SemanticError, ShapeError, UnsupportedError or LimitError, independent errors at once.
+    Raises ExtentNeeded if the graph depends on an open extent.
     """
     with within_memory("the flat graph"):
         return _Flattener(scope, options, quantizers).flatten(calls)
 
 
 def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """Return the value of a checked expression outside of bodies, such as one in graph.quant.
+    """Return the value of a checked expression outside of bodies, as an argument in graph.quant.
 
-    Raises SemanticError where it has none or calls an operation, `ExtentNeeded` where it
-    depends on a tensor, LimitError.
+    Raises SemanticError for an expression without a value or with an invocation, ExtentNeeded for
+    one that reads a name, LimitError.
     """
     flattener, frame = _Flattener(scope, options, {}), Frame(None, source, {})
     called = next(s.invocations([expression]), None)
@@ -77,8 +78,8 @@ class _Flattener(Evaluator):
         self.errors: list[NnefError] = []
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
-        self.bodies: Set[str] = set()  # fragments that stand for graphs, of which this is within
-        self._atomic: dict[int, bool] = {}  # fragments by id
+        self.bodies: Set[str] = set()  # fragments of the graphs around this one
+        self._atomic: dict[int, bool] = {}  # by id of the fragment
 
     def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         value = self._evaluate(expression, frame, names)
@@ -125,8 +126,8 @@ class _Flattener(Evaluator):
         names = [result.name for result in graph.results]
         return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
 
-    def _named(self, name: str, item: Any, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a value of the graph's own body as a tensor under its name."""
+    def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
+        """Return a value of the graph's body as a tensor. A second name becomes an alias."""
         if not isinstance(item, Value):
             try:
                 item = self._constant(item, 1, CallPlace(node, frame, [name]))
@@ -136,21 +137,21 @@ class _Flattener(Evaluator):
             self.builder.aliases[name] = item
         return item
 
-    def _constant(self, value: Any, rank: int, place: CallPlace) -> Value:
-        """Return a number as a tensor of one item (spec 3.3.2)."""
+    def _constant(self, value: Scalar, rank: int, place: CallPlace) -> Value:
+        """Return a number as a constant tensor of one item (spec 3.3.2)."""
         dtype = self.builder.literal_type(value).dtype
         attributes = {"shape": [1] * rank, "value": [value], "dtype": dtype}
         return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the value that readers of a name get, quantised as graph.quant says (spec 7.1)."""
+        """Return the value of a name for its readers, quantised by graph.quant (spec 7.1)."""
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
-        wanted = self.builder.unreserved(f"{name}_quantized")
-        frame = Frame(None, quantizer.source, {name: value}, f"{wanted}_")
+        result_name = self.builder.unreserved(f"{name}_quantized")
+        frame = Frame(None, quantizer.source, {name: value}, f"{result_name}_")
         node = quantizer.invocation(name, value.type, variable=value in self.variables)
-        result = self._run(self._invoke(node, frame, [wanted]))
+        result = self._run(self._invoke(node, frame, [result_name]))
         self.builder.aliases[name] = result
         self.unquantized[result] = value
         return result
@@ -159,7 +160,7 @@ class _Flattener(Evaluator):
 
     def _invoke(self, node: s.Invocation, frame: Frame, names: Sequence[str]) -> Any:
         fragment = self.scope.lookup(node.operation, frame.fragment)
-        assert fragment is not None, node.operation  # the checks have found it
+        assert fragment is not None, node.operation  # `semantics.check` has looked it up
         form = self.scope.form(fragment, node)
         values, place = self._all(form.expressions(node), frame), CallPlace(node, frame, names)
         if isinstance(values, GeneratorType):
@@ -167,7 +168,7 @@ class _Flattener(Evaluator):
         return self._apply(fragment, form, values, place)
 
     def _apply(self, fragment: s.Fragment, form: Form, values: list[Any], place: CallPlace) -> Any:
-        """Return the result of an operation, or a generator that finds it."""
+        """Return the result of an operation, or a generator that returns it."""
         node, frame, _ = place
         if self.document.provisional:
             pairs = zip(values, fragment.parameters, strict=True)
@@ -178,7 +179,7 @@ class _Flattener(Evaluator):
             generic = generic_of(fragment, cast(s.Invocation, node), arguments, frame.generic)
         if fragment.name in INTRODUCING and fragment is standard()[fragment.name]:
             return self._introduce(fragment.name, arguments, generic, place)
-        kind = self._kept(fragment)
+        kind = self._custom_kind(fragment)
         if not kind and not self._is_atomic(fragment):
             return self._call(fragment, arguments, generic, place)
         operands = {name: arguments[name] for name in form.operands}
@@ -188,14 +189,14 @@ class _Flattener(Evaluator):
                 attributes["dtype"] = dtype_of(generic, self.builder)
             except InvalidOperation as error:
                 raise self.invalid(error, fragment.name, {}, node, frame) from None
-        add = self._again if kind else self._emit
+        add = self._emit_custom if kind else self._emit
         results = add(kind or fragment.name, operands, attributes, place)
         return results[0] if len(results) == 1 else results
 
     def _call(
         self, fragment: s.Fragment, arguments: dict[str, Any], generic: str | None, place: CallPlace
     ) -> Step:
-        """Evaluate the body of a fragment."""
+        """Evaluate the body of a fragment, and return its results."""
         node, frame, names = place
         calls = (*frame.calls, Call(fragment.name, s.span_in(frame.source, node)))
         if len(calls) > self.limits.call_depth:
@@ -203,47 +204,50 @@ class _Flattener(Evaluator):
             raise self.beyond(message, "call_depth", s.span_in(frame.source, node), calls[:-1])
         work = CALL + EVALUATION * len(fragment.body or ()) + len(fragment.results)
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
-        own = dict(zip((r.name for r in fragment.results), names, strict=False))
+        result_names = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
-        if len(prefix) > _LONGEST_PREFIX:  # they would take more room than all else in recursion
+        if len(prefix) > _LONGEST_PREFIX:  # in recursion prefixes would take most of the memory
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
         for assignment in fragment.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            # A fragment that makes arrays gets names for all their tensors at once.
-            whole = names and len(fragment.results) == 1 and targets == [fragment.results[0].name]
-            wanted = [own.get(name) or self.local(prefix + name) for name in targets]
-            value = yield self._evaluate(assignment.value, inner, names if whole else wanted)
+            # An array that is the only result has all names, one for each of its tensors.
+            is_array = len(fragment.results) == 1 and targets == [fragment.results[0].name]
+            local = [result_names.get(name) or self.local(prefix + name) for name in targets]
+            names_of_targets = names if names and is_array else local
+            value = yield self._evaluate(assignment.value, inner, names_of_targets)
             inner.values.update(self.unpacked(assignment.target, value, inner))
         values = [(inner.values[result.name], result.type) for result in fragment.results]
         results = [self._declared(node, frame, value, type) for value, type in values]
         return results[0] if len(results) == 1 else tuple(results)
 
-    # Operations that were kept when another format was converted
+    # Custom operations of a network that was converted from another format
 
-    def _kept(self, fragment: s.Fragment) -> str:
-        """Return the kind that an operation of the document stands for, '' if none."""
+    def _custom_kind(self, fragment: s.Fragment) -> str:
+        """Return the kind of a custom operation, '' for any other operation."""
         if fragment.source is not self.document.source or fragment.name in self.options.rules:
             return ""
         return kept_kind(fragment)
 
-    def _again(
+    def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
-        """Add the operation that was kept, under its own name."""
+        """Add a custom operation by its kind."""
         try:
-            given = {n: self._body(x, place) if is_body(x) else x for n, x in attributes.items()}
-            return self._emit(kind, self._of_one_dtype(operands), given, place, least=0)
+            attributes = {
+                name: self._body(x, place) if is_body(x) else x for name, x in attributes.items()
+            }
+            return self._emit(kind, self._of_one_dtype(operands), attributes, place, least=0)
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The document declares it: nothing has checked the types of its arguments before.
+            # The declaration is the document's, so the types of the arguments are unchecked.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Return operands with whole numbers in the one dtype of the integer tensors among them."""
+        """Return operands with integers in the dtype of the integer tensors, if that is one."""
         tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         dtypes = set(filter(is_integer, tensors))
         if len(dtypes) != 1 or self.builder.integer in dtypes:
@@ -251,8 +255,8 @@ class _Flattener(Evaluator):
         as_item = np.dtype(dtypes.pop()).type
         return {n: as_item(x) if type(x) is int else x for n, x in operands.items()}
 
-    def _body(self, value: Any, place: CallPlace) -> Graph:
-        """Return the graph that an argument stands for, a fragment with types of its inputs."""
+    def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
+        """Return the graph of an argument, which names a fragment and the types of its inputs."""
         fragment = self.scope.lookup(value[0], None)
         types = types_of(value, self.options.real)
         if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
@@ -264,10 +268,10 @@ class _Flattener(Evaluator):
         calls = calls_of(assignment.value for assignment in fragment.body)
         refuse_unsupported([(calls, fragment.source)], self.scope, self._has_rule, self._is_atomic)
         names = [parameter.name for parameter in fragment.parameters]
-        given = dict(zip(names, map(inner.builder.input, names, types), strict=True))
-        found = inner._run(inner._call(fragment, given, None, place._replace(names=())))
+        inputs = dict(zip(names, map(inner.builder.input, names, types), strict=True))
+        values = inner._run(inner._call(fragment, inputs, None, place._replace(names=())))
         results = [result.name for result in fragment.results]
-        outputs = list(found) if isinstance(found, tuple) else [found]
+        outputs = list(values) if isinstance(values, tuple) else [values]
         return inner.builder.graph(fragment.name, outputs, results, names)
 
     # Operations that introduce tensors
@@ -280,12 +284,12 @@ class _Flattener(Evaluator):
         try:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                # An extent of 0 is open in the text (spec 4.1.1), and empty where a call has it.
+                # In the text an extent of 0 is open (spec 4.1.1); in a call it is an empty axis.
                 declared = [extent or None for extent in arguments["shape"]]
                 if name in self.options.values:
-                    known = self.options.value(name, declared, dtype)
-                    items = known.ravel().tolist()
-                    constant = {"shape": known.shape, "value": items, "dtype": dtype}
+                    array = self.options.value(name, declared, dtype)
+                    items = array.ravel().tolist()
+                    constant = {"shape": array.shape, "value": items, "dtype": dtype}
                     return self.emit("constant", {}, constant, place)[0]
                 shape = self.options.input_shapes.get(name, declared)
                 type = external_type(shape, dtype, self.options.open_extent)
@@ -294,9 +298,10 @@ class _Flattener(Evaluator):
                 label = arguments["label"]
                 self.spend(len(label) // ITEMS_PER_STEP, node, frame)
                 type = variable_type(arguments["shape"], label, dtype)
-                made = self.builder.variable(name, label, type, s.span_in(frame.source, node))
-                self.variables.add(made)
-                return self.bound(made, node, frame)
+                span = s.span_in(frame.source, node)
+                variable = self.builder.variable(name, label, type, span)
+                self.variables.add(variable)
+                return self.bound(variable, node, frame)
             variable, value = arguments["variable"], arguments["value"]
             if not isinstance(value, Value):
                 rank = len(variable.type.shape) if isinstance(variable, Value) else 1
@@ -310,25 +315,26 @@ class _Flattener(Evaluator):
     # What can be run
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation stays one: it has a rule, and nothing asks for its body."""
-        known = self._atomic.get(id(fragment))
-        if known is None:
+        """Tell whether an operation is one of the graph, and is not expanded into its body."""
+        is_atomic = self._atomic.get(id(fragment))
+        if is_atomic is None:
             expands = self.options.expand == "all" or not self._has_rule(fragment)
-            known = self._atomic[id(fragment)] = fragment.body is None or not expands
-        return known
+            is_atomic = self._atomic[id(fragment)] = fragment.body is None or not expands
+        return is_atomic
 
     def _has_rule(self, fragment: s.Fragment) -> bool:
         """Tell whether an operation is a kind of the graph, or has a rule of the user's.
 
-        Kinds are for operations of 1.0 final alone, whatever else a document gives their names;
-        what else the provisional library has it defines by these, but for primitives of both. A
-        user's rules are for those, for what only one library has, and for the document's own.
+        Only operations of 1.0 final are kinds, and provisional primitives of the same name; a
+        fragment of the document that has the name of a kind is none. A user's rule applies to
+        operations of 1.0 final, to those that only the provisional library has, and to the
+        document's fragments.
         """
-        if self._kept(fragment):
+        if self._custom_kind(fragment):
             return True
         name, final = fragment.name, standard().get(fragment.name)
-        is_own = fragment.source is self.document.source
+        in_document = fragment.source is self.document.source
         if name in self.options.rules:
-            return is_own or final is None or final is fragment
+            return in_document or final is None or final is fragment
         is_final = final is fragment or (fragment.body is None and final is not None)
-        return name in ops.rules and not is_own and is_final
+        return name in ops.rules and not in_document and is_final

@@ -1,4 +1,4 @@
-"""A document of NNEF 1.0, final or provisional, as a network takes it, and as 1.0 final."""
+"""The front end of NNEF 1.0, final and provisional, and the conversion to 1.0 final."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from nnef_jax.storage.writer import Member
 class StandardFrontend(TextFrontend):
     """A checked document with the entries of its graph.quant.
 
-    They round nothing until the data are read: an entry may be of codes that are stored.
+    The entries round no tensor before the data are read: an entry may describe stored codes.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -50,14 +50,14 @@ class StandardFrontend(TextFrontend):
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
         self.dialect = f"NNEF {document.version}{' provisional' * document.provisional}"
         self._rounding: Mapping[str, Quantizer] = {}
-        self._labels = frozenset[str]()  # of the variables that have data
+        self._labels = frozenset[str]()  # labels of variables that have data
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of a graph.quant."""
+        """Return the entries of a graph.quant by tensor."""
         return self.reader.entries(source)
 
     def declared_shapes(self, options: Options) -> Shapes:
-        """Return the shapes in its `external` operations, None for an extent that is open."""
+        """Return the shapes of the `external` operations, None for an open extent."""
         shapes: dict[str, Sequence[int | None]] = {}
         source = self.document.source
         for assignment in self.document.graph.body:
@@ -83,10 +83,10 @@ class StandardFrontend(TextFrontend):
         return graph
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the variables; what else graph.quant names is rounded from then on.
+        """Return the data of the variables, and a front end that rounds by graph.quant.
 
-        Quantised data become real numbers: by the algorithm in the header of a provisional file,
-        else by the entry of graph.quant for the variable, which has nothing to round then.
+        Quantised data become real numbers, by the algorithm in the header of a provisional file or
+        else by the variable's entry in graph.quant. Such an entry does not round the parameter.
         """
         data: dict[str, NDArray[Any]] = {}
         rounding = dict(self._entries)
@@ -115,7 +115,10 @@ class StandardFrontend(TextFrontend):
     def _read(
         self, variable: Parameter | StateVariable, name: str, rounding: dict[str, Quantizer]
     ) -> NDArray[Any]:
-        """Return the data of a variable, which may have an entry of a name in graph.quant."""
+        """Return the data of a variable. `name` is its entry in graph.quant, '' without one.
+
+        An entry that only decodes the data is removed from `rounding`.
+        """
         meter, declared = self.options.meter, variable.value.type
         meter.spend(len(variable.label) // LETTERS_PER_STEP, "the label of a variable")
         member = member_of(variable.label)
@@ -137,21 +140,21 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            if isinstance(variable, Parameter):  # one that is updated takes other values later on
+            if isinstance(variable, Parameter):  # the later values of a state are rounded
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive of the document, whose graph its data do not change."""
+    def members(self, arrays: Arrays, quantization: str | None) -> Written:
+        """Return the archive of the document with new data, which do not change the graph."""
         return replace(super().members(arrays, quantization), reads_alike=True)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return a flat document of 1.0 final of a part of the graph."""
+        """Return the text of a flat document of 1.0 final of a part of the graph."""
         part, _ = cut(graph)
         return print_document(FlatWriter(part, options.meter).write())
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the network as one of 1.0 final. One of 1.0 provisional always becomes flat."""
+        """Return the network as an archive of 1.0 final. A provisional document becomes flat."""
         conversion = _Conversion(self.document, graph, self._entries)
         if flat or self.document.provisional:
             text, names, quantization = conversion.flat(self.options.meter)
@@ -167,8 +170,8 @@ class StandardFrontend(TextFrontend):
             members[member] = file
             if not file.quantization:
                 continue
-            # The header of 1.0 final has no place for the algorithm, graph.quant has: where the
-            # variable has an identifier, and rounding it while the network runs changes nothing.
+            # A header of 1.0 final cannot name the algorithm. It becomes an entry of graph.quant if
+            # the variable has an identifier, and rounding it when the network runs changes nothing.
             quantizer = self.reader.header(file.quantization, member)
             name = names.get(variable.value)
             if isinstance(variable, Parameter) and name and name not in self._entries:
@@ -187,7 +190,7 @@ class StandardFrontend(TextFrontend):
 
 @dataclass(frozen=True)
 class _Conversion:
-    """A document, its graph as it is without rounding, and the entries of its graph.quant."""
+    """A conversion to 1.0 final: document, graph without rounding, entries of graph.quant."""
 
     document: s.Document
     graph: Graph
@@ -195,11 +198,11 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the names of values in the document as it is."""
+        """Return the names of values in the document that is not flattened."""
         return {value: name for name, value in self.graph.values.items() if name in self._beside}
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
-        """Return the flat document, the names of its values, and its graph.quant of 1.0 final."""
+        """Return a flat document, the names of its values, and its graph.quant, in 1.0 final."""
         writer = FlatWriter(self.graph, meter)
         document = writer.write()
         raise_all(list(self._unfit_entries()))
@@ -212,7 +215,7 @@ class _Conversion:
         return {variable.value for variable in (*self.graph.parameters, *self.graph.states)}
 
     def _unfit_entries(self) -> Iterator[NnefError]:
-        """Yield the errors for entries of graph.quant that would mean something else when flat."""
+        """Yield errors for entries of graph.quant with another meaning in a flat document."""
         for name, quantizer in self.entries.items():
             other = self._other_name(name)
             if other:
@@ -229,37 +232,37 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return a name of the same value that does not stand for what the first name stands for.
+        """Return another name of the same value whose tensor the entry of `name` does not round.
 
-        An identifier assigned later reads the value through its first name, be it rounded or not.
-        One assigned beside it does not, nor does a variable of the same label.
+        An identifier that is assigned later reads the value by its first name, rounded or not. An
+        identifier of the same assignment is not rounded, nor is a variable of the same label.
         """
         value = self.graph.values[name]
-        others = self._aliases.get(value, frozenset[str]())
-        if name in others:
+        aliases = self._aliases.get(value, frozenset[str]())
+        if name in aliases:
             return value.name
         if value not in self._variables:
-            others = others & self._beside[name]
-        return min(others, default=None)
+            aliases = aliases & self._beside[name]
+        return min(aliases, default=None)
 
     @cached_property
     def _aliases(self) -> Mapping[Value, Set[str]]:
-        """Return the other names of values."""
-        found: dict[Value, set[str]] = {}
+        """Return the further names of each value."""
+        aliases: dict[Value, set[str]] = {}
         for alias, value in self.graph.aliases.items():
-            found.setdefault(value, set()).add(alias)
-        return found
+            aliases.setdefault(value, set()).add(alias)
+        return aliases
 
     @cached_property
     def _beside(self) -> Mapping[str, Set[str]]:
-        """Return the names that are assigned together with each."""
-        found: dict[str, Set[str]] = {}
+        """Return, for each name, the names in the target of its assignment."""
+        targets: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}
-            found.update(dict.fromkeys(names, names))
-        return found
+            targets.update(dict.fromkeys(names, names))
+        return targets
 
     def entry(self, name: str, value: Value, quantizer: Quantizer) -> str:
-        """Return the line of graph.quant that quantises a value under a name."""
+        """Return the line of graph.quant that quantises a value by its name."""
         node = quantizer.invocation(name, value.type, variable=value in self._variables)
         return f'"{name}": {print_expression(replace(node, arguments=node.arguments[1:]))};\n'

@@ -1,4 +1,4 @@
-"""The operations of NNEF 1.0: kinds of the same name, or those of their definitions."""
+"""The table of operations of NNEF 1.0: kinds of the same name, definitions, declarations."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From text to syntax tree (spec 3.1, 3.2): the entry points, and what the grammar does not say.
+"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks the rules that no grammar has.
 
-A text of 1.0 final ends its version with a semicolon, a provisional one does not: that decides.
-Everything else that differs in the text is named by a feature that is noted where it is met.
+The semicolon after the version decides the dialect: 1.0 final has it, 1.0 provisional does not. The
+tree builder notes a feature for each further construction that only one dialect has.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nnef_jax.formats.syntax.tokens import TOKEN, count_tokens
 from nnef_jax.limits import TOKEN as TOKEN_STEPS
 from nnef_jax.limits import Meter
 
-# What the parser noted -> how to call it, and what to write instead in texts of the other dialect.
+# By feature: its name in errors, and what the other dialect has instead.
 FINAL_FEATURES = {
     "extension": ("'extension'", ""),
     "typed tensor": ("a tensor type with an item type", ""),
@@ -42,7 +42,7 @@ PROVISIONAL_FEATURES = {
 
 _FRAGMENTS = "KHR_enable_fragment_definitions"
 _OPERATORS = "KHR_enable_operator_expressions"
-# What a final text needs an extension for, and how that is said.
+# By feature of a final text: the extension that it needs, and the error without it.
 EXTENDED = {
     "operator in graph": (_OPERATORS, "an expression is not allowed here"),
     "fragment": (_FRAGMENTS, "fragment definitions need an extension"),
@@ -55,7 +55,7 @@ _VERSION = re.compile(
 
 
 def parse(source: Source, meter: Meter) -> s.Document:
-    """Return the syntax tree of a document of either dialect. Raises what `Parser.parse` does."""
+    """Return the tree of a document of either dialect. Raises NnefSyntaxError or LimitError."""
     text = source.text
     provisional = is_provisional(text)
     if provisional:
@@ -69,15 +69,15 @@ def parse(source: Source, meter: Meter) -> s.Document:
 
 
 def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal, s.Expression]]:
-    """Return the entries of a graph.quant text (spec 5.3): tensor and quantising operation."""
+    """Return the entries of a graph.quant (spec 5.3): the names of tensors, and operations."""
     return STANDARD.parse(source, meter, "quantization")
 
 
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
     """Require the extensions of compositional syntax in 1.0 final.
 
-    The provisional text calls the graph flat, yet computes arguments in it (appendix C, chapter 7):
-    there it is the statements of the graph that must be plain invocations.
+    The provisional text calls the graph flat, but computes arguments in it (appendix C, chapter 7).
+    In a provisional document only the statements of the graph must be invocations.
     """
     source = document.source
     if document.provisional:
@@ -101,13 +101,13 @@ def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]])
 
 
 def is_provisional(text: str) -> bool:
-    """Tell whether a text that begins with a version is written in the provisional dialect."""
+    """Tell whether a text is provisional: its version has no semicolon."""
     match = _VERSION.match(text)
     return match is not None and match[1] is None
 
 
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
-    """Raise for constructions that the dialect does not have, once for each kind of them."""
+    """Raise NnefSyntaxError for features that the dialect does not have, once for each."""
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
     first: dict[str, int] = {}
@@ -119,7 +119,7 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
         what, hint = foreign[name]
         message, span = f"{what} is not part of NNEF {dialect}", Span(source, offset)
         errors.append(NnefSyntaxError(message, span=span, hint=hint))
-    if provisional and errors:  # the mistake is the missing semicolon, which made it provisional
+    if provisional and errors:  # the semicolon is missing, and the text is final
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -127,11 +127,12 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 
 
 def end_statements(text: str) -> tuple[str, str]:
-    """Return a provisional text with white space before each statement and each `}` of a body.
+    """Return a provisional text twice: with white space, and with semicolons, after statements.
 
-    And with a semicolon in the place of the first of it, which may be a comment's: all else keeps
-    its offset. A statement starts where the identifiers, arrays and tuples before a lone `=`
-    outside of brackets start.
+    The first text has at least a space before each statement and closing `}`. In the second one the
+    first character of that space, or of a comment there, is a semicolon. Offsets of all other
+    characters are equal in both. A statement starts with the identifiers, arrays and tuples before
+    a single `=` outside of brackets.
     """
     tokens = _tokens(text)
     blank = TOKEN.sub(lambda m: " " * len(m[0]) if m[0].startswith("#") else m[0], text)
@@ -145,7 +146,7 @@ def end_statements(text: str) -> tuple[str, str]:
 
 
 def _tokens(text: str) -> list[tuple[str, int, int]]:
-    """Return the tokens with start and end; a string is ''."""
+    """Return the tokens with their start and end. Each string is the token `''`."""
     return [
         ("''" if match.lastgroup == "string" else match[0], match.start(), match.end())
         for match in TOKEN.finditer(text)
@@ -154,9 +155,9 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
-    """Yield indices of tokens that may lack a semicolon before them: starts and ends."""
+    """Yield the indices of tokens that need a semicolon before them, if there is none."""
     depth, in_body, before = 0, False, ""
-    start = 0  # of the names, arrays and tuples with commas between them that end here
+    start = 0  # index of the first token of a possible target
     for index, (token, _, _) in enumerate(tokens):
         end, begins = 0, depth == 0 and (before == ",") == (token == ",")
         if token in ("(", "["):

@@ -1,7 +1,7 @@
-"""Quantisation as an archive describes it: graph.quant, and the text in a provisional .dat header.
+"""Reads the quantisation of an archive: graph.quant, and headers of provisional tensor files.
 
-Each says which operation rounds a tensor (spec 5.3, 7.1). The arguments are numbers, arrays of
-numbers, or `constant(shape = ..., value = ...)`; `quantizer.Quantizer` says how arrays are applied.
+An entry names the operation that rounds a tensor (spec 5.3, 7.1). Its arguments are numbers, arrays
+of numbers, or `constant(shape = ..., value = ...)`. `quantizer.Quantizer` applies them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import raising
 from nnef_jax.similar import did_you_mean
 
-_ALIASES = {"quantize_linear": "linear_quantize"}  # chapter 7 of the provisional text calls it so
+_ALIASES = {"quantize_linear": "linear_quantize"}  # the name in chapter 7 of the provisional text
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
-_TENSOR = ""  # the name of the tensor in its entry, which no argument can read
+_TENSOR = ""  # the name of the tensor in its entry: no argument can have it
 _NAMES = "an entry names what the graph's own body assigns"
 
 
@@ -37,7 +37,7 @@ class _ArgumentTypes(ExpressionTypes):
         return "the arguments are numbers, tensors have no value here"
 
     def fits(self, actual: Type, formal: Type) -> bool:
-        """Tell whether a value of a type may be given; for a tensor also an array of numbers."""
+        """Tell whether an argument fits a formal type; an array of numbers fits a tensor."""
         if isinstance(actual, ArrayOf) and isinstance(formal, Tensor):
             actual = actual.item
         return super().fits(actual, formal)
@@ -52,7 +52,7 @@ class _ArgumentTypes(ExpressionTypes):
 
 
 class QuantizationReader:
-    """Reads and checks the quantisation of one document."""
+    """A reader of the quantisation of one document, which it checks."""
 
     def __init__(self, scope: Scope, options: Options) -> None:
         self._document = scope.document
@@ -63,10 +63,10 @@ class QuantizationReader:
     def entries(self, source: Source) -> dict[str, Quantizer]:
         """Return the quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).
 
-        Raises NnefSyntaxError, or SemanticError for all that is wrong at once.
+        Raises NnefSyntaxError, or SemanticError with all its errors.
         """
         lines: dict[str, int] = {}
-        found: dict[str, Quantizer] = {}
+        quantizers: dict[str, Quantizer] = {}
         errors: list[NnefError] = []
         names = {
             identifier.name: assignment.value
@@ -88,14 +88,17 @@ class QuantizationReader:
                     message = f"tensor '{name}' already has an entry on line {lines[name]}"
                     raise SemanticError(message, span=span)
                 lines[name] = span.line
-                found[name] = self._quantizer(node, source, self._document.provisional)
+                quantizers[name] = self._quantizer(node, source, self._document.provisional)
             except NnefError as error:
                 errors += error.errors
         raise_all(errors)
-        return found
+        return quantizers
 
     def header(self, text: str, member: str) -> Quantizer:
-        """Return the quantiser that the header of a provisional tensor file names (spec 5.2)."""
+        """Return the quantiser in the header of a provisional tensor file (spec 5.2).
+
+        `text` is the invocation in the header. Raises NnefSyntaxError, SemanticError.
+        """
         source = Source(member, f'"data": {text}')
         entries = parse_quantization(source, self.meter)
         if len(entries) != 1:
@@ -106,14 +109,14 @@ class QuantizationReader:
     def _quantizer(self, node: s.Expression, source: Source, provisional: bool) -> Quantizer:
         fragment = self._algorithm(node, source)
         assert isinstance(node, s.Invocation)
-        tensor, *others = fragment.parameters
+        tensor, *parameters = fragment.parameters
         for argument in node.arguments:
             if argument.name in (None, tensor.name):
                 what = (
                     "the tensor must not be given" if argument.name else "arguments must be named"
                 )
                 span = s.span_in(source, argument)
-                hint = f"write {', '.join(f'{p.name} = ...' for p in others)}"
+                hint = f"write {', '.join(f'{p.name} = ...' for p in parameters)}"
                 raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
         itself = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
         call = replace(node, operation=fragment.name, arguments=(itself, *node.arguments))
@@ -122,11 +125,12 @@ class QuantizationReader:
         _ArgumentTypes(self._scope, source, provisional, errors, None, types).of(call)
         raise_all(errors)
         values: dict[str, ArgumentValue] = {}
-        given = self._scope.form(fragment, call).positions
-        for parameter in others:
+        positions = self._scope.form(fragment, call).positions
+        for parameter in parameters:
             name, type = parameter.name, parameter.type
-            if name in given:
-                value = _as_declared(self._value(call.arguments[given[name]].value, source), type)
+            if name in positions:
+                expression = call.arguments[positions[name]].value
+                value = _as_declared(self._value(expression, source), type)
                 if not isinstance(type, ArrayOf | TupleOf):
                     values[name] = value
         quantizer = Quantizer(source, node, fragment.name, values)
@@ -135,15 +139,15 @@ class QuantizationReader:
         return quantizer
 
     def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
-        """Return the declaration of the operation, which must turn a tensor of scalars into one."""
+        """Return the declaration of the operation, which takes and returns a tensor of scalars."""
         assert isinstance(node, s.Invocation | s.Builtin)
         written = node.operation if isinstance(node, s.Invocation) else node.function
         name, span = _ALIASES.get(written, written), s.span_in(source, node)
-        known = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
+        algorithms = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
-        if fragment is None or name not in known:
+        if fragment is None or name not in algorithms:
             message = f"'{written}' is not a quantisation algorithm"
-            hint = did_you_mean(name, known, meter=self.meter, most=2) or (
+            hint = did_you_mean(name, algorithms, meter=self.meter, most=2) or (
                 f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             )
             raise SemanticError(message, span=span, hint=hint)
@@ -174,7 +178,7 @@ class QuantizationReader:
 
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
-    """Return the identifiers of variables by their labels, the first of each."""
+    """Return the first identifier of the variables of each label."""
     return {
         argument.value.value: name
         for name, value in reversed(names.items())
@@ -185,7 +189,7 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """Return the value with integers made scalars, where provisional texts write them so."""
+    """Return the value of an argument by its type. Provisional texts write scalars as integers."""
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return float(value) if type in _REAL and isinstance(value, int) else value

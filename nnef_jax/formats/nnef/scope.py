@@ -1,4 +1,4 @@
-"""Which declaration a name stands for: the operations of a dialect, and a document's fragments."""
+"""Looks up declarations by name: the operations of a dialect, and a document's fragments."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from nnef_jax.similar import did_you_mean
 
 @cache
 def provisional() -> Mapping[str, Fragment]:
-    """Return the operations of NNEF 1.0 provisional by name."""
+    """Return the declarations of NNEF 1.0 provisional by name."""
     return dict(standard()) | read_package("nnef_jax.formats.nnef", "provisional.nnef")
 
 
-# Operations that only 1.0 final has: a provisional document may define fragments of these names.
+# Operations that only 1.0 final has. A provisional document may define fragments of these names.
 FINAL_ONLY = {
     "slice", "squeeze", "unsqueeze", "stack", "unstack", "tile", "pad", "gather", "cast",
     "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh",
@@ -31,22 +31,22 @@ FINAL_ONLY = {
 
 
 class Scope:
-    """The operations that a document may call: its own fragments and those of its dialect.
+    """The operations that a document may call: its fragments, and the operations of its dialect.
 
-    The body of a library fragment is read in the standard library alone, so that a provisional
-    operation can be written by the final one of the same name. `meter` is that of the load.
+    Names in the body of a library fragment are looked up in the library of 1.0 final only: a
+    provisional operation may be defined by the final operation of the same name.
     """
 
     def __init__(self, document: Document, meter: Meter) -> None:
         self.document = document
         self.meter = meter
         self.library = provisional() if document.provisional else standard()
-        self._own = {fragment.name: fragment for fragment in document.fragments}
-        self._known = {**self.library, **self._own}
+        self._fragments = {fragment.name: fragment for fragment in document.fragments}
+        self._declarations = {**self.library, **self._fragments}
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is known of library fragments goes by their identity.
+        # Forms are by the identity of fragments, which a copy does not have.
         return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:
@@ -54,19 +54,19 @@ class Scope:
         return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
-        """Return the declaration of an operation in a fragment's body, or in the graph (None)."""
+        """Return the declaration of an operation that `caller` calls; the graph is None."""
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
-        return self._known.get(name)
+        return self._declarations.get(name)
 
     def undeclared(self) -> set[str]:
-        """Return the names of operations that the document calls and nothing declares."""
+        """Return the names of operations that the document calls and that are not declared."""
         bodies = [self.document.graph.body, *(x.body or () for x in self.document.fragments)]
         calls = invocations(assignment.value for body in bodies for assignment in body)
-        return {node.operation for node in calls if node.operation not in self._known}
+        return {node.operation for node in calls if node.operation not in self._declarations}
 
     def form(self, fragment: Fragment, invocation: Invocation) -> Form:
-        """Call `form_of` once for arguments of the same names."""
+        """Return `form_of(fragment, invocation)`, cached by the names of the arguments."""
         key = (id(fragment), tuple([argument.name for argument in invocation.arguments]))
         form = self._forms.get(key)
         if form is None:
@@ -75,5 +75,5 @@ class Scope:
         return form
 
     def similar(self, name: str) -> str:
-        """Return a hint that names operations which one may have meant, or ''."""
-        return did_you_mean(name, self._own, self.library, meter=self.meter, cutoff=0.7)
+        """Return a hint with operations of similar names, '' without any."""
+        return did_you_mean(name, self._fragments, self.library, meter=self.meter, cutoff=0.7)

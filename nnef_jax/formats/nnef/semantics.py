@@ -1,8 +1,8 @@
-"""The semantic rules that need no shapes (spec 3.3): declarations, names, invocations, types.
+"""Checks the rules that need no shapes (spec 3.3): declarations, names, invocations, types.
 
-All errors of a document are found in one reading. The type of an expression that is wrong is `ANY`,
-so that one mistake is reported once. Operations that can neither be run nor be expanded are refused
-in a second one.
+`check` reports all errors of a document at once. An expression with an error has the type `ANY`, so
+that one mistake is reported once. `refuse_unsupported` then refuses operations that have no rule
+and cannot be expanded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nnef_jax.limits import LETTERS_PER_STEP, within_memory
 def check(scope: Scope, *, outline: bool = False) -> Calls:
     """Return the invocations of the graph's body, by operation.
 
-    Raises the errors of the document, all at once (SemanticError with `others`). Operations that
-    nothing declares are none by themselves for an outline.
+    Raises SemanticError with all errors of the document. For an `outline` an undeclared operation
+    is no error by itself.
     """
     checker = _Checker(scope)
-    with within_memory("the text"):  # with a nesting far above the default one
+    with within_memory("the text"):  # it may end with a large limit of nesting
         calls = checker.run()
         if checker.errors or not outline:
             checker.unknown_operations()
@@ -117,7 +117,7 @@ class _Checker:
         results: Mapping[str, t.Type],
         fragment: s.Fragment | None,
     ) -> Calls:
-        """Check the assignments in order, which add to the types of names."""
+        """Check the assignments in order, and add the names that they assign to `types`."""
         parameters = types.keys() - results.keys()
         assigned: set[str] = set()
         expressions = self.types(fragment, types, body)
@@ -140,7 +140,7 @@ class _Checker:
         return expressions.calls
 
     def _unpack(self, target: s.Expression, type: t.Type) -> list[tuple[s.Identifier, t.Type]]:
-        """Return the identifiers of a target with the types that they get."""
+        """Return the identifiers in a target with the types of their values."""
         if isinstance(target, s.Identifier):
             return [(target, type)]
         assert isinstance(target, s.Array | s.Tuple)
@@ -158,7 +158,7 @@ class _Checker:
             case _:
                 self._report(f"a value of type {type} cannot be assigned to this target", target)
         pairs = zip(target.items, types, strict=True)
-        return [found for item, its in pairs for found in self._unpack(item, its)]
+        return [named for item, part in pairs for named in self._unpack(item, part)]
 
     # The graph
 
@@ -189,9 +189,9 @@ class _Checker:
     def _assigned_in_graph(
         self, graph: s.GraphDefinition, types: Mapping[str, t.Type], calls: Calls
     ) -> None:
-        """Check all names to be tensors, and 'external' to assign the parameters alone (3.3.1)."""
+        """Require tensors for all names, and 'external' for the parameters only (spec 3.3.1)."""
         parameters = {parameter.name for parameter in graph.parameters}
-        excused: set[int] = set()  # externals that are right, or in what is wrong already
+        excused: set[int] = set()  # ids of `external` invocations without a further error
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, s.Invocation) and value.operation == "external"
@@ -218,7 +218,7 @@ class _Checker:
                 self._report("'external' must be assigned to a parameter of the graph", node, hint)
 
     def unknown_operations(self) -> None:
-        """Report the operations that nothing declares."""
+        """Report the undeclared operations."""
         for name, uses in self.unknown.items():
             often = f", used {len(uses)} times" if len(uses) > 1 else ""
             hint = self.scope.similar(name) or (
@@ -233,7 +233,7 @@ _Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """Return the nodes whose names were declared before them."""
+    """Return the nodes whose names an earlier node has."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]
 
@@ -242,11 +242,11 @@ def _repeated(declared: Sequence[_Named]) -> list[_Named]:
 
 
 def calls_of(expressions: Iterable[s.Expression]) -> Calls:
-    """Return the invocations in some expressions, by operation."""
-    found: defaultdict[str, list[s.Invocation]] = defaultdict(list)
+    """Return the invocations in expressions, by operation."""
+    calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
     for node in s.invocations(expressions):
-        found[node.operation].append(node)
-    return found
+        calls[node.operation].append(node)
+    return calls
 
 
 def refuse_unsupported(
@@ -255,9 +255,9 @@ def refuse_unsupported(
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> None:
-    """Raise UnsupportedError for all the operations at once that are atomic and have no rule.
+    """Raise UnsupportedError for all operations that are atomic and have no rule.
 
-    The search starts from some bodies and goes on in those of the fragments that they call.
+    The search starts in `bodies` and continues in the bodies of fragments that they call.
     """
     uses = unsupported(bodies, scope, has_rule, is_atomic)
     refuse(uses, lambda _: ("", "give the operation a body, or a rule: rules=registry"))
@@ -269,13 +269,16 @@ def unsupported(
     has_rule: Callable[[s.Fragment], bool],
     is_atomic: Callable[[s.Fragment], bool],
 ) -> Mapping[str, Sequence[Span]]:
-    """Return the operations that bodies lead to, are atomic and have no rule, with their places."""
+    """Return the spans of operations that are atomic and have no rule, by operation.
+
+    The search is that of `refuse_unsupported`.
+    """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     seen: set[int] = set()
-    # With each body its fragment, and where the document leads into one that is not its own.
+    # (fragment, calls of its body, source, the span in the document that leads to a library).
     pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
     pending = [(None, *body, None) for body in bodies]
-    own = {source for _, _, source, _ in pending}
+    sources = {source for _, _, source, _ in pending}
     while pending:
         caller, calls, source, reached = pending.pop()
         for operation, nodes in calls.items():
@@ -286,7 +289,8 @@ def unsupported(
                 uses[fragment.name] += [reached or s.span_in(source, node) for node in nodes]
             elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
-                into = None if fragment.source in own else reached or s.span_in(source, nodes[0])
+                is_library = fragment.source not in sources
+                into = (reached or s.span_in(source, nodes[0])) if is_library else None
                 inner = calls_of(assignment.value for assignment in fragment.body)
                 pending.append((fragment, inner, fragment.source, into))
     return uses

@@ -1,7 +1,7 @@
-"""Applies operators and built-in functions to values known when flattening (spec 3.3.3).
+"""Applies operators and built-in functions to values that are no tensors (spec 3.3.3).
 
-Values are int, float, bool, str, lists (arrays), tuples, and `lowering.graph.Value` for tensors.
-Functions raise `InvalidValue`; the evaluator adds the place.
+A value is an int, float, bool, str, a list for an array, a tuple, or a `lowering.graph.Value` for a
+tensor. Functions raise `InvalidValue`; the evaluator adds the span.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, Type
 from nnef_jax.limits import Meter
 
-Known = Any  # a value of the language, see the module's docstring
+Known = Any  # a value of the language: the types in the module's docstring
 _INTEGER_BITS = 63
-_SEQUENCES = (list, tuple)  # arrays and tuples
+_SEQUENCES = (list, tuple)
 
 
 class InvalidValue(ValueError):
@@ -105,9 +105,9 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the innermost items of arrays and tuples; TooLarge for more than an array may hold.
+    """Yield the innermost items of arrays and tuples. Raises TooLarge for more than an array has.
 
-    Arrays that hold one array many times may stand for more items than there is memory or time for.
+    Arrays that contain one array many times may have more items than there is memory or time for.
     """
     pending = list(values)
     count, most = len(pending), meter.limits.array_items
@@ -124,7 +124,7 @@ def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
 
 
 def require_known(values: Iterable[Known], meter: Meter) -> None:
-    """Raise ExtentNeeded where an unknown extent occurs in one of the values."""
+    """Raise ExtentNeeded if one of the values contains an unknown extent."""
     for value in values:
         if value is UNKNOWN:
             raise ExtentNeeded
@@ -133,7 +133,7 @@ def require_known(values: Iterable[Known], meter: Meter) -> None:
 
 
 def item(sequence: Known, index: int) -> Known:
-    """Return `sequence[index]`; negative indices are out of range."""
+    """Return `sequence[index]`. Raises InvalidValue for a negative index too."""
     _require_extent(index)
     if not 0 <= index < len(sequence):
         raise InvalidValue(f"index {index} is out of range, the length is {len(sequence)}")
@@ -141,7 +141,7 @@ def item(sequence: Known, index: int) -> Known:
 
 
 def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
-    """Return `sequence[begin:end]`; empty where begin is not below end."""
+    """Return `sequence[begin:end]`, which is empty if begin is not below end."""
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
     _require_extent(begin, end)
@@ -206,7 +206,7 @@ def _require_extent(*values: Known) -> None:
 
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
-    """Return the value with integers as scalars where the type asks for them (provisional)."""
+    """Return the value of an argument in a provisional text: integers become scalars by type."""
     if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)
@@ -220,7 +220,7 @@ def _as_declared(value: Known, type: Type) -> Known:
             _require_extent(value)
             return float(value)
         case list(), ArrayOf(item_type):
-            return [_as_declared(v, item_type) for v in value]  # pyright: ignore[reportUnknownVariableType]
+            return [_as_declared(item, item_type) for item in value]  # pyright: ignore[reportUnknownVariableType]
         case tuple(), TupleOf(types):
             return tuple(_as_declared(v, t) for v, t in zip(value, types, strict=True))  # pyright: ignore
         case _:
