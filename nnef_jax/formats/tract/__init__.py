@@ -1,4 +1,4 @@
-"""The dialect of tract and torch_to_nnef: its text, its operations' declarations, its data."""
+"""The dialect of tract and torch_to_nnef: its language, operations, data files and flattening."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nnef_jax.storage.archive import Archive
 GRAPHS = ("graph.nnef",)
 ALONE: dict[str, bytes] = {}
 HAS_WEIGHTS_BESIDE = False
-# What only the dialect has; comments and strings, in which it means nothing, are skipped.
+# Constructions that only the dialect has. Comments and strings are matched to be skipped.
 _SIGN = re.compile(
     r"\#[^\n]*+|(\bextension\s++tract_\w|\bfragment\s++tract_core_properties\b"
     rf"|\bi{OPEN_STRING})|{OPEN_STRING}"
@@ -21,12 +21,15 @@ _SIGN = re.compile(
 
 
 def recognises(archive: Archive) -> bool:
-    """Tell whether the text names a registry of tract, or quotes identifiers."""
+    """Tell whether the archive has a graph.nnef in the dialect."""
     return archive.exists("graph.nnef") and is_tract(archive.read_text("graph.nnef").text)
 
 
 def read(archive: Archive, options: Options) -> Frontend:
-    """Return the checked document of an archive, which holds the types of its variables."""
+    """Return the document of an archive. Raises NnefError, also for an archive without data.
+
+    Data files have the types of variables, so the text alone cannot be read.
+    """
     from nnef_jax.formats.tract.frontend import TractFrontend
 
     if archive.has_texts_alone:
@@ -38,10 +41,10 @@ def read(archive: Archive, options: Options) -> Frontend:
 def is_tract(text: str) -> bool:
     """Tell whether a text is of the dialect: it names a registry, or quotes identifiers."""
     if not any(sign in text for sign in ("tract_", "i'", 'i"')):
-        return False  # each character would take 20 ms for 5,000 statements
+        return False  # the pattern would take 20 ms for 5,000 statements
     return any(signs(text))
 
 
 def signs(text: str) -> Iterator[re.Match[str]]:
-    """Yield the places of what only the dialect has."""
-    return (found for found in _SIGN.finditer(text) if found[1])
+    """Yield the matches of constructions that only the dialect has."""
+    return (match for match in _SIGN.finditer(text) if match[1])

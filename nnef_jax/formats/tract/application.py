@@ -1,4 +1,4 @@
-"""Apply operations on the host, or in the graph with the casts that documents leave out."""
+"""Applies operations of a document: on the host, or in the graph with implicit casts."""
 
 from __future__ import annotations
 
@@ -17,43 +17,47 @@ from nnef_jax.formats.syntax.declared_tensors import result_count
 from nnef_jax.formats.syntax.types import ArrayOf
 from nnef_jax.formats.tract import declarations
 from nnef_jax.formats.tract.attributes import attribute, is_attribute
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, common_dtypes, dtype_of, own_dtype
 from nnef_jax.formats.tract.operations import words
 from nnef_jax.formats.tract.operators import OPERATORS
 from nnef_jax.limits import RESULT
 
-# Operations with a bias, stored in steps of the product of the two other scales where these are
-# quantised, and operations whose result has the steps of their operand.
+# Operations with a bias. If input and filter are quantised, the stored bias is an integer, in units
+# of the product of their scales.
 _BIASED = ("conv", "deconv", "linear")
+# Operations whose result has the scale of their operand.
 _KEEPS_SCALE = frozenset(
     {
         "copy", "reshape", "transpose", "squeeze", "unsqueeze", "slice", "pad", "max_pool", "relu",
         "tract_core_cast",
     }
 )  # fmt: skip
-_APPLICATION = 40  # steps, beside one for each item of a known value
-_LEFT_OUT = s.Literal(0, False)  # the default of operands that need not be given
+_APPLICATION = 40  # steps, besides one for each item of a known value
+_LEFT_OUT = s.Literal(0, False)  # the default of optional operands
 
 
 class Results(tuple[Any, ...]):
-    """The results of an operation that has several."""
+    """The results of an operation with several results."""
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> Any:
-        """Return the only result by itself."""
+        """Return the results, or the only result by itself."""
         return values[0] if len(values) == 1 else cls(values)
 
 
-def apply(site: CallSite, kind: str, /, *names: str, **arguments: Any) -> Any:
-    """Apply a declared operation, on the host or in the graph."""
+def apply(site: CallSite, kind: str, /, *names: str, **arguments: object) -> Any:
+    """Return the result of a declared operation, on the host or in the graph."""
     return applied(site, kind, arguments, names)
 
 
 def applied(
     site: CallSite, kind: str, arguments: ByName, names: Sequence[str], rule: Rule | None = None
 ) -> Any:
-    """Return an operation's result, on the host if all is known; `rule` is a user's own."""
+    """Return the result of an operation: on the host if all operands are known, else a tensor.
+
+    `rule` is a rule of the user's.
+    """
     site.graph.meter.spend(_APPLICATION)
     declared, items = declarations.declarations()[kind], declarations.operands(kind)
     operands: dict[str, Any] = {}
@@ -84,15 +88,18 @@ def applied(
     return Results(result) if isinstance(result, list) else result
 
 
-def apply_own(site: CallSite, kind: str, rule: Rule) -> Any:
-    """Apply a user's rule to a fragment: tensors are operands, known values attributes."""
+def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
+    """Return the result of a user's rule for a fragment of the document.
+
+    Arguments with tensors are operands, known values are attributes.
+    """
     operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
     attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
     return Results.of(site.add(kind, operands, attributes, site.names, rule=rule))
 
 
-def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
-    """Return a value as a tensor of a dtype; '' keeps its own."""
+def tensor(site: CallSite, value: object, dtype: str = "", *names: str) -> Value:
+    """Return a value as a tensor of a dtype; '' keeps its dtype."""
     if _holds_tensors(value):
         value = apply(site, "stack", *names, values=value, axis=0)
     if isinstance(value, Value):
@@ -100,24 +107,24 @@ def tensor(site: CallSite, value: Any, dtype: str = "", *names: str) -> Value:
     return site.constant(value, dtype, *names)
 
 
-def _attribute(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
+def _attribute(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
     is_type = parameter.name in DATUM_PARAMETERS
     if is_attribute(value, parameter.type) and not is_type:
         return value
     graph = site.graph
     try:
-        found = attribute(graph.known(value), parameter.type)
-        if is_type and (found or parameter.default is None):
-            found = dtype_of(found, graph.defaults.real)
-        graph.require_known(found)
-        return found
+        converted = attribute(graph.known(value), parameter.type)
+        if is_type and (converted or parameter.default is None):
+            converted = dtype_of(converted, graph.defaults.real)
+        graph.require_known(converted)
+        return converted
     except InvalidOperation as error:
         message = f"'{parameter.name}': {error.message}"
         raise type(error)(message, error.hint) from None
 
 
-def _operand(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
-    """Return a tensor, a known value, False for one that is left out, or a list of tensors."""
+def _operand(site: CallSite, value: object, parameter: s.FormalParameter) -> Any:
+    """Return a tensor or host value, False for an operand that is left out, or a list of them."""
     if value is False and parameter.default == _LEFT_OUT:
         return False
     if not isinstance(parameter.type, ArrayOf):
@@ -126,7 +133,7 @@ def _operand(site: CallSite, value: Any, parameter: s.FormalParameter) -> Any:
     return [_one_operand(site, item, f"{parameter.name}[{i}]") for i, item in enumerate(items)]
 
 
-def _one_operand(site: CallSite, value: Any, name: str) -> Value | h.Host:
+def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
     if isinstance(value, Value):
         return value
     if _holds_tensors(value):
@@ -166,12 +173,16 @@ def _applied_at(
     )  # fmt: skip
 
 
-def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
-    """Return the bias in real numbers, also where it is stored in steps that no entry gives."""
+def _bias(
+    site: CallSite, input: TractOperand, filter: TractOperand, bias: TractOperand
+) -> TractOperand:
+    """Return the bias in real numbers. A quantised one need not have an entry in graph.quant."""
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
         return bias
-    if not all(isinstance(x, Value) and x in scales for x in (input, filter)):
+    if not isinstance(input, Value) or not isinstance(filter, Value):
+        return bias
+    if input not in scales or filter not in scales:
         return bias
     step = scales[input] * scales[filter]
     if step.ndim and step.size == volume(bias.type.shape):
@@ -183,7 +194,7 @@ def _bias(site: CallSite, input: Any, filter: Any, bias: Any) -> Any:
 def _unified(
     site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
-    """Return operands of one item type in one dtype; nonzero numbers are logically true."""
+    """Return the operands, those of one item type in a common dtype."""
     graph = site.graph
     dtypes = common_dtypes(kind, items, operands, graph.defaults)
 
@@ -209,7 +220,7 @@ def _unified(
 def _added(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str]
 ) -> tuple[Any, ...]:
-    """Add the operations to the graph that one of the dialect means."""
+    """Add an operation of the dialect to the graph, by its meaning; return the results."""
     operator = OPERATORS.get(kind)
     if operator is None:
         results = site.add(kind, operands, attributes, names)
@@ -224,23 +235,23 @@ def _added(
     if first and isinstance(first, list):
         first = cast(list[Any], first)[0]
     if isinstance(first, Value):
-        site.graph.said[first] = kind, operands, attributes
+        site.graph.calls[first] = kind, operands, attributes
     return results
 
 
-def _is_known(operand: Any) -> bool:
+def _is_known(operand: object) -> bool:
     if isinstance(operand, list):
         return all(map(_is_known, cast(list[Any], operand)))
     return isinstance(operand, np.ndarray)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, list | tuple):
         return tuple(map(_plain, cast(list[Any], value)))
     return value.tolist() if isinstance(value, np.ndarray) else value
 
 
-def _holds_tensors(value: Any) -> bool:
+def _holds_tensors(value: object) -> bool:
     return isinstance(value, list) and any(
         isinstance(item, Value) or _holds_tensors(item) for item in cast(list[Any], value)
     )

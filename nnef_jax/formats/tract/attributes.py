@@ -1,10 +1,11 @@
-"""Make attributes of known values."""
+"""Converts arguments whose values are known to attributes of declared types."""
 
 from __future__ import annotations
 
 import math
 import reprlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
@@ -19,7 +20,7 @@ _LARGEST = (1 << 63) - 1
 
 
 def is_attribute(value: Any, type: Type) -> bool:
-    """Tell whether an argument is an attribute of this type already."""
+    """Tell whether an argument is an attribute of a type, without conversion."""
     match type:
         case Primitive("integer"):
             return value.__class__ is int and -_LARGEST <= value <= _LARGEST
@@ -34,8 +35,8 @@ def is_attribute(value: Any, type: Type) -> bool:
             return False
 
 
-def attribute(value: Any, type: Type) -> Any:
-    """Return an argument as an attribute of its type. Raises InvalidOperation where it is none."""
+def attribute(value: object, type: Type) -> Any:
+    """Return an argument as an attribute of a type. Raises InvalidOperation if it cannot be."""
     if is_attribute(value, type):
         return value
     match type:
@@ -53,22 +54,22 @@ def attribute(value: Any, type: Type) -> Any:
             return math.nan if number is UNKNOWN else float(number)
         case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
             value, list | tuple
-        ):  # one number stands for an array of it alone
+        ):  # a number is an array of one item
             array = _number(value)
             return [attribute(np.asarray(part, array.dtype), item) for part in array.ravel()]
         case ArrayOf(item):
             return [attribute(part, item) for part in _items(value)]
         case TupleOf(parts):
-            found = _items(value)
-            if len(found) != len(parts):
-                raise InvalidOperation(f"{len(parts)} values are due, these are {len(found)}")
-            return tuple(attribute(part, item) for part, item in zip(found, parts, strict=True))
+            items = _items(value)
+            if len(items) != len(parts):
+                raise InvalidOperation(f"{len(parts)} values are due, these are {len(items)}")
+            return tuple(attribute(item, part) for item, part in zip(items, parts, strict=True))
         case _:
             raise InvalidOperation(f"a value of type {type} is due, this is {_shown(value)}")
 
 
-def known_integer(value: Any, name: str) -> int:
-    """Return an integer that decides the graph's structure. Raises InvalidOperation for others."""
+def known_integer(value: object, name: str) -> int:
+    """Return an integer argument. Raises InvalidOperation for an open or symbolic one."""
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
         message = f"'{name}' must be known, it depends on an open extent or is no number"
@@ -76,8 +77,8 @@ def known_integer(value: Any, name: str) -> int:
     return integer
 
 
-def _signed(integer: Any) -> Any:
-    """Return an integer of 64 bits; tract writes -1 as 2**64 - 1 where it has an unsigned one."""
+def _signed(integer: int) -> int:
+    """Return a signed integer of 64 bits. tract writes some negative ones as unsigned."""
     if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
         return integer
     if _LARGEST < integer < 1 << 64:
@@ -85,7 +86,7 @@ def _signed(integer: Any) -> Any:
     raise InvalidOperation(f"an integer of 64 bits is due, this is {integer}")
 
 
-def _number(value: Any) -> np.ndarray[Any, Any]:
+def _number(value: object) -> np.ndarray[Any, Any]:
     if isinstance(value, Value):
         raise InvalidOperation(
             f"'{value.name}' must be known when the network is compiled, "
@@ -98,21 +99,21 @@ def _number(value: Any) -> np.ndarray[Any, Any]:
     return host(value)
 
 
-def _items(value: Any) -> list[Any]:
+def _items(value: object) -> list[Any]:
     if isinstance(value, list | tuple):
-        return list(value)  # pyright: ignore[reportUnknownArgumentType]
+        return list(cast("Sequence[Any]", value))
     if isinstance(value, np.ndarray) and value.ndim:
         return [np.asarray(item, value.dtype) for item in value]
     raise InvalidOperation(f"an array is due, this is {_shown(value)}")
 
 
-def _one(items: list[Any], value: Any) -> Any:
+def _one(items: list[Any], value: object) -> Any:
     if len(items) != 1:
         raise InvalidOperation(f"one value is due, this is {_shown(value)}")
     return items[0]
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     if isinstance(value, Value):
         return f"the tensor '{value.name}'"
     return reprlib.repr(value.tolist() if isinstance(value, np.ndarray) else value)

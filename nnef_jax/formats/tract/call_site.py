@@ -1,4 +1,4 @@
-"""Holds the place where a document calls an operation, and applies it there."""
+"""The site of a call in a document: its arguments, and the operations that are added there."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.extents import Shape
-from lowering.graph import Rule, TensorType, Value
+from lowering.graph import Operand, Rule, TensorType, Value
 from lowering.location import Span
 from lowering.ops import rules
 from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, refused
-from nnef_jax.flattening.hostvalues import NotFolded, evaluate, host, is_plain
+from nnef_jax.flattening.hostvalues import Host, NotFolded, evaluate, host, is_plain
 from nnef_jax.flattening.operators.site import ON_ITEMS, OperatorSite
 from nnef_jax.formats.base import EXPORT_KNOWN, GIVE_SHAPES, ExtentNeeded
 from nnef_jax.formats.syntax import tree as s
@@ -35,16 +35,18 @@ from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
 _NOTHING: ByName = {}
-# What `CallSite.located` gives a place in the text.
+# An operand of a meaning. It is a host value at a site that folds, False if it is left out.
+TractOperand = Operand | Host
+# Exceptions that `CallSite.located` turns into errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
 
 class _Evaluator(Protocol):
-    """The part of the evaluation of a unit into a graph (`flatten`) that intrinsics need."""
+    """The evaluation of a unit into a graph (in `flatten`), as sites and intrinsics use it."""
 
     unit: Unit
     graph: FlatGraph
-    inputs: ByName  # of the unit's header, with what they are given
+    inputs: ByName  # values by the names in the unit's header, None for inputs of the network
 
     def into(self, graph: FlatGraph) -> _Evaluator: ...
 
@@ -62,17 +64,17 @@ class _Evaluator(Protocol):
 
 
 def _read(type: Type) -> Callable[..., Any]:
-    """Return a method that returns an argument by name, as an attribute of a type."""
+    """Return a method that returns the argument of a name as an attribute of a type."""
     return lambda self, name, default=None: attribute(self.arguments[name], type)
 
 
 @dataclass(slots=True)
 class CallSite(OperatorSite[FlatGraph]):
-    """A place in the text that calls an operation, and the names wanted for its results.
+    """A call of an operation in the text, and the names for its results.
 
-    `operands` are the tensors among the `arguments` of `operation`. `words` maps the names that its
-    meaning has for arguments to those of the document. If the site `folds`, its operands are host
-    values, and what is added on them is computed.
+    `operands` are the tensors among the `arguments` of `operation`. `words` has the document's
+    names of arguments by the names in the operation's meaning. If the site `folds`, operands are
+    host values, and operations on them are computed instead of added.
     """
 
     evaluator: _Evaluator
@@ -96,17 +98,17 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def unit(self) -> Unit:
-        """Return the network that the call is in."""
+        """Return the network that contains the call."""
         return self.evaluator.unit
 
     @property
     def span(self) -> Span:
-        """Return the place of the call in the text."""
+        """Return the span of the call."""
         return s.span_in(self.frame.source, self.node)
 
     @property
     def kind(self) -> str:
-        """Return the operation or operator as it is written, '' for other expressions."""
+        """Return the written name or operator, '' for other expressions."""
         return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
 
     @property
@@ -116,7 +118,7 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def title(self) -> str:
-        """Return the operation in errors."""
+        """Return the name of the operation in errors."""
         return f"'{self.operation}'"
 
     @property
@@ -125,40 +127,43 @@ class CallSite(OperatorSite[FlatGraph]):
         return self.names[0] if self.names else self.frame.prefix + (self.operation or self.kind)
 
     def named(self, *names: str) -> CallSite:
-        """Return the same call with other names for its results."""
+        """Return the site with other names for the results."""
         return replace(self, names=names)
 
     def into(self, graph: FlatGraph) -> CallSite:
-        """Return the same call in another graph."""
+        """Return the site of the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
-    # Arguments. Declarations give the defaults of those that are left out.
+    # Arguments. An argument that is left out has the default of the declaration.
 
     def has_attribute(self, name: str) -> bool:
-        """Tell whether the operation has an argument of this name."""
+        """Tell whether the operation has an argument of a name."""
         return name in self.arguments
 
     def argument(self, name: str) -> Any:
-        """Return an argument."""
+        """Return an argument as the text has it."""
         return self.arguments[name]
 
     flag = _read(LOGICAL)
     number = _read(SCALAR)
-    int = _read(INTEGER)  # which may be open or symbolic
+    int = _read(INTEGER)  # may be UNKNOWN or symbolic
     numbers = _read(ArrayOf(SCALAR))
     ints = _read(ArrayOf(INTEGER))
     text = _read(STRING)
 
     def integer(self, name: str) -> Any:
-        """Return an argument that is an integer and decides the structure of the graph."""
+        """Return an integer argument that decides the structure of the graph.
+
+        Raises InvalidOperation for an open or symbolic one.
+        """
         return known_integer(self.arguments[name], name)
 
     def dtype(self, name: str, default: str | None = None) -> str:
-        """Return an argument that is a datum type, as the dtype that is computed in."""
+        """Return a datum type as the dtype that the network computes in."""
         return dtype_of(self.text(name), self.graph.builder.real)
 
     def choice(self, name: str, *allowed: Any, default: Any = None) -> Any:
-        """Return an argument that is one of some values."""
+        """Return an argument. Raises InvalidOperation if it is not one of `allowed`."""
         value = self.arguments[name]
         if value not in allowed:
             values = ", ".join(map(repr, allowed))
@@ -192,7 +197,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return self.graph.error(message, self.node, self.frame, hint)
 
     def located(self, error: Exception) -> NnefError:
-        """Return one of `REFUSALS` with its place: here, if it has none."""
+        """Return an error for one of `REFUSALS`, with its own span or the site's."""
         if isinstance(error, ExtentNeeded):
             message = "how many results it has depends on an open extent"
             error = InvalidOperation(message, GIVE_SHAPES)
@@ -212,7 +217,7 @@ class CallSite(OperatorSite[FlatGraph]):
         )
 
     def invalid(self, error: InvalidOperation, kind: str, operands: ByName = _NOTHING) -> NnefError:
-        """Return the located error of an operation that refuses its arguments, in its words."""
+        """Return the error of an operation that refuses its arguments, in the document's words."""
         words = self.words if kind == self.operation else dict[str, str]()
         named = {words.get(name, name): x for name, x in operands.items()}
 
@@ -227,9 +232,10 @@ class CallSite(OperatorSite[FlatGraph]):
         self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
         shown: str = "", rule: Rule | None = None, inserted: bool = False,
     ) -> tuple[Any, ...]:  # fmt: skip
-        """Add an operation to the graph; return its results, result arrays as lists.
+        """Add an operation to the graph. Return its results, result arrays as lists.
 
-        `rule` is a user's own, errors say `shown` for the kind. For `inserted` see `Value`.
+        `rule` is a rule of the user's. Errors have `shown` instead of the kind. For `inserted` see
+        `Value`. Raises NnefError with the site's span.
         """
         graph, span, calls = self.graph, self.span, self.frame.calls
         names = names or [graph.builder.unreserved(self.frame.prefix + (shown or kind))]
@@ -241,13 +247,13 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.invalid(error, shown or kind, operands) from None
 
     def step_on(self, name: str) -> ByKind:
-        """Return the builder of operations on an operand, which have its name."""
+        """Return the builder of operations on an operand. Their names end with the operand's."""
         return ByKind(
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
         )
 
     def _typed(self, kind: str, operands: ByName) -> ByName:
-        """Return the operands of a kind on items, numbers in the dtype of the tensors."""
+        """Return the operands. For kinds on items, Python numbers get the dtype of the tensors."""
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         builder = self.graph.builder
         if not dtypes or dtypes[-1] in (builder.real, builder.integer):
@@ -266,7 +272,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _emit(self, kind: str, operands: ByName, attributes: ByName, inserted: bool) -> Any:
-        """Add an operation. The last one takes arguments that it lacks from the call, by name."""
+        """Add an operation. The last one takes missing arguments from the call, by name."""
         if inserted:
             return self._insert(kind, operands, attributes, kind)
         operands, attributes = {**operands}, {**attributes}
@@ -281,7 +287,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return results[0] if len(results) == 1 else results
 
     def _folded(self, kind: str, operands: ByName, attributes: ByName) -> Any:
-        """Return an operation's host value. Raises NotFolded, and NnefError where none can be."""
+        """Return an operation's host value. Raises NotFolded, NnefError for invalid operands."""
         if not all(isinstance(x, np.ndarray) for x in operands.values()):
             raise NotFolded
         try:
@@ -294,29 +300,29 @@ class CallSite(OperatorSite[FlatGraph]):
         if x.type.dtype == dtype:
             return x
         graph = self.graph
-        wanted = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
-        (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, wanted)
+        result_names = names or [graph.builder.unreserved(f"{x.name}_{dtype}")]
+        (result,) = self.add("cast", {"input": x}, {"dtype": dtype}, result_names)
         stored = graph.constants.get(x)
-        if stored is not None:  # still known when the document is flattened
+        if stored is not None:  # attributes may still read its items
             is_small = stored.size <= LARGEST_ATTRIBUTE
             graph.constants[result] = converted(stored, dtype) if is_small else stored
         return result
 
-    def constant(self, value: Any, dtype: str, *names: str) -> Value:
-        """Return a known value as a tensor of a dtype; '' keeps its own."""
+    def constant(self, value: object, dtype: str, *names: str) -> Value:
+        """Return a known value as a tensor of a dtype; '' is the dtype of the value alone."""
         graph = self.graph
         try:
-            known = host(value)
-            dtype = dtype or own_dtype(known, graph.defaults)
-            items = tuple(known.ravel().tolist())
+            array = host(value)
+            dtype = dtype or own_dtype(array, graph.defaults)
+            items = tuple(array.ravel().tolist())
             graph.require_known(items)
             if is_plain(items):
-                items = graph.literals(known, dtype)
+                items = graph.literals(array, dtype)
         except InvalidOperation as error:
             raise self.invalid(error, "constant") from None
-        attributes = {"shape": known.shape, "value": items, "dtype": dtype}
+        attributes = {"shape": array.shape, "value": items, "dtype": dtype}
         return self.add("constant", {}, attributes, names)[0]
 
     def state(self, type: TensorType, name: str, initial: NDArray[Any] | None = None) -> Value:
-        """Add a variable that the graph keeps from call to call."""
+        """Add a state of the graph. It starts with `initial`, or zeros."""
         return self.graph.state(type, name, self.unit.labels + name, self.span, initial)

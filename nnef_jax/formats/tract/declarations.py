@@ -1,4 +1,4 @@
-"""The operations of the dialect by name, from the declarations of its registries."""
+"""The declarations of the dialect's operations, by registry and by name."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.types import ArrayOf, Tensor, Type, has_tensor
 
-# In the order in which tract looks them up, the last one first.
+# tract looks an operation up in the last registry first.
 REGISTRIES = (
     "tract_nnef", "tract_core", "tract_resource", "tract_pulse", "tract_onnx", "tract_extra",
     "tract_transformers",
 )  # fmt: skip
 
-# Former names of operations that moved to another registry, and tract's names for operations of
-# NNEF.
+# Operations by another name; most of these are former names in another registry.
 ALIASES = {
     "tract_transformers_rms_norm": "tract_core_rms_norm",
     "tract_transformers_silu": "tract_core_silu",
@@ -29,7 +28,7 @@ ALIASES = {
     "tract_onnx_isinf": "tract_core_is_inf",
 }
 
-# Operations that are refused whatever they are given, and why.
+# Operations that are always refused, with the reason or the way out.
 _CACHE = (
     "it hides a cache that grows inside the network: export the cache as inputs and outputs instead"
 )
@@ -47,21 +46,21 @@ REFUSED = {
 
 @cache
 def registry(name: str) -> Mapping[str, s.Fragment]:
-    """Return the declarations of one registry by name."""
+    """Return the declarations of a registry by name."""
     return read_package("nnef_jax.formats.tract", f"{name}.nnef")
 
 
 @cache
 def declarations() -> Mapping[str, s.Fragment]:
-    """Return all operations that a document may call, those of NNEF 1.0 among them."""
-    found = dict(library.standard())
+    """Return all operations that a document may call by name, NNEF 1.0's among them."""
+    fragments = dict(library.standard())
     for name in REGISTRIES:
-        found |= registry(name)
-    return found | {alias: found[name] for alias, name in ALIASES.items()}
+        fragments |= registry(name)
+    return fragments | {alias: fragments[name] for alias, name in ALIASES.items()}
 
 
 def registry_of(name: str) -> str:
-    """Return the registry that has an operation of this name, or would have it by its prefix."""
+    """Return the registry that declares an operation, else the one whose prefix its name has."""
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
             return candidate
@@ -70,7 +69,7 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the item type of each operand's tensors: a name, `?`, or None for any."""
+    """Return the item type of each operand of an operation: a name, `?`, or None for any."""
     return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 
 

@@ -1,4 +1,4 @@
-"""A parsed document of the dialect."""
+"""The parsed document of the dialect, and where its invocations have shapes and bodies."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
 SCAN = "tract_core_scan"
-EXTERNALS = {"external": 0, "tract_core_external": 1}  # where the shape is among the arguments
+EXTERNALS = {"external": 0, "tract_core_external": 1}  # position of `shape`
 
 
 @dataclass(frozen=True, slots=True)
 class Assertion:
-    """`extension tract_assert`: a condition on symbols, maybe for one named scenario only."""
+    """`extension tract_assert`: a condition on symbols. `scenario` is '' for all uses."""
 
     scenario: str
     condition: s.Expression
@@ -25,7 +25,7 @@ class Assertion:
 
 @dataclass(frozen=True)
 class TractDocument:
-    """Fragments, graph and extension lines; `properties` come from `tract_core_properties`."""
+    """The fragments, graph and extensions of a text, and its `tract_core_properties`."""
 
     source: Source
     extensions: tuple[str, ...]
@@ -43,14 +43,14 @@ class TractDocument:
 
     @property
     def variables(self) -> int:
-        """Return how many variables the text has."""
+        """Return the number of variables in the text."""
         bodies = [self.graph.body, *(f.body or () for f in self.fragments.values())]
-        found = s.invocations(assignment.value for body in bodies for assignment in body)
-        return sum(node.operation == "variable" for node in found)
+        nodes = s.invocations(assignment.value for body in bodies for assignment in body)
+        return sum(node.operation == "variable" for node in nodes)
 
     @property
     def pulsed(self) -> bool:
-        """Tell whether each call of the network gets the next piece of a stream."""
+        """Tell whether each call of the network takes the next piece of a stream."""
         return not {"tract_pulse", "pulse"}.isdisjoint(self.registries) or any(
             key.startswith("pulse.") for key in self.properties
         )
@@ -58,10 +58,10 @@ class TractDocument:
     @cached_property
     def inputs(self) -> Mapping[str, s.Invocation]:
         """Return the declarations of inputs in the graph's body."""
-        found = ((a.target, a.value) for a in self.graph.body)
+        assignments = ((a.target, a.value) for a in self.graph.body)
         return {
             target.name: call
-            for target, call in found
+            for target, call in assignments
             if isinstance(target, s.Identifier) and isinstance(call, s.Invocation)
             if call.operation in EXTERNALS
         }
@@ -69,19 +69,21 @@ class TractDocument:
     @cached_property
     def input_shapes(self) -> Mapping[str, tuple[s.Expression, ...]]:
         """Return the shapes of the inputs that the graph's body declares, as expressions."""
-        given = {n: _given(x, "shape", EXTERNALS[x.operation]) for n, x in self.inputs.items()}
-        shapes = {n: s.Array(0, ()) if x is None else x for n, x in given.items()}
+        shapes = {
+            name: _argument(call, "shape", EXTERNALS[call.operation]) or s.Array(0, ())
+            for name, call in self.inputs.items()
+        }
         return {n: x.items if isinstance(x, s.Array) else (x,) for n, x in shapes.items()}
 
 
 def repeated_by(call: s.Invocation) -> str:
     """Return the fragment that a scan repeats, '' for any other invocation."""
-    body = _given(call, "body", 0) if call.operation == SCAN else None
+    body = _argument(call, "body", 0) if call.operation == SCAN else None
     return body.value if isinstance(body, s.Literal) and isinstance(body.value, str) else ""
 
 
-def _given(call: s.Invocation, name: str, position: int) -> s.Expression | None:
-    """Return the argument of a parameter, by name or by position."""
+def _argument(call: s.Invocation, name: str, position: int) -> s.Expression | None:
+    """Return the argument of a parameter by its name, else by position; None without one."""
     for i, argument in enumerate(call.arguments):
         if argument.name == name or (argument.name is None and i == position):
             return argument.value

@@ -1,11 +1,11 @@
-"""The dtypes of operands: what datum types stand for, and the common one of several operands.
+"""The dtypes of operands: of tract's datum types, and the common dtype of several operands.
 
-Without jax's x64 mode 64-bit integers become int32, real numbers float32; integers that do not fit
-are an error, never wrapped. `real` replaces float32.
+Without jax's x64 mode integers of 64 bits become int32, real numbers float32. An integer beyond the
+range of its dtype is an error, never wrapped. `real` replaces float32.
 
-Constants (literals, known values, parameters) take the dtype of the tensors beside them, as in
-tract, unless that loses their meaning: a tensor of integers times 0.5 is computed in real numbers,
-as in torch. Tensors of different dtypes are promoted as by jax.numpy.
+A constant (literal, known value, parameter) takes the dtype of the tensors beside it, as in tract,
+unless it would lose its value: a tensor of integers times 0.5 is computed in real numbers, as in
+torch. Tensors of different dtypes are promoted as by jax.numpy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.emission import computed
+from nnef_jax.flattening.emission import Given, computed
 from nnef_jax.flattening.hostvalues import Host
 
 DATUM_TYPES = {
@@ -33,7 +33,7 @@ DATUM_TYPES = {
     "f16": "float16", "f32": "float32", "f64": "float64",
     "complexf32": "complex64", "complexf64": "complex128", "complexf16": "complex64",
 }  # fmt: skip
-# Parameters of operations that take a datum type.
+# Parameters of operations that are datum types.
 DATUM_PARAMETERS = frozenset(
     {
         "to", "datum_type", "acc", "acc_datum_type", "output", "output_type", "output_dt",
@@ -44,23 +44,23 @@ _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
 
 
 def dtype_of(name: str, real: str) -> str:
-    """Return the dtype of a datum type, in any case. Raises InvalidOperation where it has none."""
+    """Return the dtype of a datum type, in any case. Raises InvalidOperation without a dtype."""
     key = name.lower()
     if _QUANTISED.match(key):
         return real
     if key not in DATUM_TYPES:
-        known = ", ".join(DATUM_TYPES)
+        names = ", ".join(DATUM_TYPES)
         reason = (
             "cannot be computed with" if key in ("string", "blob") or "complexi" in key
             else "is not one of tract's"
         )  # fmt: skip
-        raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {known}")
+        raise InvalidOperation(f"datum type '{name}' {reason}", hint=f"there are {names}")
     return computed(DATUM_TYPES[key], real)
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The dtypes of literals that stand alone, and whether a value is a parameter of the graph."""
+    """The dtypes of literals without tensors beside them, and the parameters of the graph."""
 
     real: str
     integer: str
@@ -68,9 +68,12 @@ class Defaults:
 
 
 def common_dtypes(
-    kind: str, items: Mapping[str, str | None], operands: Mapping[str, Any], defaults: Defaults
+    kind: str, items: Mapping[str, str | None], operands: Given, defaults: Defaults
 ) -> dict[str, str]:
-    """Return dtypes by the item type, of `items`, that a declaration gives operands."""
+    """Return the common dtype of the operands of each item type.
+
+    `items` are the declared item types by operand.
+    """
     dtypes = {"logical": "bool"}
     for item in ("?", "scalar"):
         group = [
@@ -80,37 +83,41 @@ def common_dtypes(
             for x in (operand if isinstance(operand, list) else [operand])
         ]
         if group:
-            # A whole divisor, such as 2.0, does not mean integers; other whole constants may.
+            # 2.0 may stand for the integer 2, but not as a divisor.
             dtypes[item] = _common_dtype(group, item, defaults, exact=kind == "div")
     if kind == "sub" and dtypes["?"] == "bool":
-        dtypes["?"] = defaults.integer  # with it begin sums over logical values: counts
+        dtypes["?"] = defaults.integer  # differences of logical values are counts
     return dtypes
 
 
 def _common_dtype(
-    found: Sequence[Value | Host], item: str, defaults: Defaults, *, exact: bool
+    operands: Sequence[Value | Host], item: str, defaults: Defaults, *, exact: bool
 ) -> str:
-    """Return one dtype; a whole real constant is an integer beside integers, unless `exact`."""
-    strong = [x.type.dtype for x in found if isinstance(x, Value) and x not in defaults.parameters]
-    weak = [x for x in found if not isinstance(x, Value) or x in defaults.parameters]
+    """Return the common dtype of operands.
+
+    A real constant whose numbers are integers is an integer beside integers, unless `exact`.
+    """
+    parameters = defaults.parameters
+    strong = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
+    weak = [x for x in operands if not isinstance(x, Value) or x in parameters]
     if not strong:
         strong = [x.type.dtype for x in weak if isinstance(x, Value)]
         weak = [x for x in weak if not isinstance(x, Value)]
     dtype = _promoted(strong) if strong else ""
     for constant in weak:
-        own = own_dtype(constant, defaults)
+        alone = own_dtype(constant, defaults)
         if not dtype:
-            dtype = own
-        elif _kind(own) > _kind(dtype) and (exact or not _whole(constant, dtype)):
+            dtype = alone
+        elif _kind(alone) > _kind(dtype) and (exact or not _is_integral(constant, dtype)):
             stays = isinstance(constant, Value) or _kind(dtype) < 2
-            dtype = own if stays else _promoted([dtype, own])
+            dtype = alone if stays else _promoted([dtype, alone])
     if item == "scalar" and _kind(dtype) < 2:
         return defaults.real
     return dtype
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Cast stored numbers as the network will: only the kind of a dtype matters here."""
+    """Return stored numbers cast as in the network. Only the kind of the dtype matters here."""
     before, after = _kind(stored.dtype.name), _kind(dtype)
     if after == 0:
         return stored != 0
@@ -120,7 +127,7 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a value that stands alone where an item type is declared."""
+    """Return the dtype of a value without tensors beside it, for a declared item type."""
     if isinstance(value, Value):
         return value.type.dtype
     if item not in ("integer", "logical", "scalar"):
@@ -133,7 +140,7 @@ def _promoted(dtypes: list[str]) -> str:
     if len(set(dtypes)) == 1:
         return dtypes[0]
     result = jnp.dtype(dtypes[0])
-    with jax.numpy_dtype_promotion("standard"):  # whatever the user has set
+    with jax.numpy_dtype_promotion("standard"):  # not the user's setting
         for dtype in dtypes[1:]:
             result = jnp.promote_types(result, dtype)
     return result.name
@@ -141,14 +148,14 @@ def _promoted(dtypes: list[str]) -> str:
 
 @cache
 def _kind(dtype: str) -> int:
-    """Return 0 for truth values, 1 for integers, 2 for real numbers, 3 for complex ones."""
+    """Return 0 for truth values, 1 for integers, 2 for real numbers, 3 for complex numbers."""
     families = (jnp.bool_, jnp.integer, jnp.floating)
     kinds = (i for i, family in enumerate(families) if jnp.issubdtype(jnp.dtype(dtype), family))
     return next(kinds, 3)
 
 
-def _whole(constant: Value | Host, dtype: str) -> bool:
-    """Tell whether a real constant stands for an integer of the dtype beside it."""
+def _is_integral(constant: Value | Host, dtype: str) -> bool:
+    """Tell whether the numbers of a real constant are integers, and so is the dtype."""
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))

@@ -1,16 +1,16 @@
-"""From a document of the dialect to the flat graph.
+"""Flattens a document of the dialect.
 
-A name may be assigned again; the last value counts. Values that follow from shapes stay on the
-host (`host`); operations on tensors go into the graph, with the casts that tract makes.
+A name may be assigned again; the last value counts. Values that follow from shapes are host values
+(`hostvalues`). Operations on tensors are added to the graph, with tract's implicit casts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,11 @@ from nnef_jax.formats.syntax.outline import callers_of, shown
 from nnef_jax.formats.syntax.standard import OPERATORS
 from nnef_jax.formats.syntax.types import INTEGER
 from nnef_jax.formats.tract import unsupported
-from nnef_jax.formats.tract.application import Results, applied, apply_own, tensor
+from nnef_jax.formats.tract.application import Results, applied, apply_fragment, tensor
 from nnef_jax.formats.tract.attributes import attribute
 from nnef_jax.formats.tract.call_site import REFUSALS, CallSite
 from nnef_jax.formats.tract.declarations import declarations, operands
-from nnef_jax.formats.tract.flat_graph import FlatGraph, Said
+from nnef_jax.formats.tract.flat_graph import FlatCalls, FlatGraph
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import defined
 from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
@@ -42,23 +42,23 @@ from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
 from nnef_jax.trimming import length_name
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
-_LONGEST_PREFIX = 200
-# Steps, by what there is to do.
+_LONGEST_PREFIX = 200  # characters
+# Steps of evaluation.
 _ASSIGNMENT = 3
 _INVOCATION = 10
 _ARGUMENT = 2
-_ITEM = 2  # of a value that is read
+_ITEM = 2  # for each item of a value that is read
 _INTRINSIC = 30
-_DEEPEST = 100  # fragment calls: none calls itself, so that real ones are few
+_DEEPEST = 100  # fragment calls; no fragment calls itself, so real networks have few
 
 
 def flatten(
     unit: Unit, options: Options, extents: ByName, data: dict[str, NDArray[Any] | None]
-) -> tuple[Graph, Said]:
-    """Return the flat graph of a network, given the extents of its symbols, and how it is said.
+) -> tuple[Graph, FlatCalls]:
+    """Return the flat graph of a network, and the document's operations by their results.
 
-    `data` collects the arrays of variables by label that it has no item for. Raises NnefError,
-    several if independent.
+    `extents` are the values of symbols. Arrays of variables are added to `data` by label, unless
+    it has the label. Raises NnefError, independent errors at once.
     """
     with within_memory("the flat graph"):
         document, header = unit.document, unit.document.graph
@@ -71,8 +71,8 @@ def flatten(
         inputs = [parameter.name for parameter in header.parameters]
         refused = frozenset[str]()
         if options.outline:
-            found = unsupported.unsupported(document, options.rules)
-            refused = callers_of(found, document.fragments)
+            names = unsupported.unsupported(document, options.rules)
+            refused = callers_of(names, document.fragments)
         flattener = _UnitFlattener(unit, graph, extents, dict.fromkeys(inputs), refused)
         outputs = flattener.outputs(frame)
         for name, value in frame.values.items():
@@ -85,26 +85,28 @@ def flatten(
         unsupported.refuse_readers_of_padding(flat)
         for value, name, axis in unsupported.padded_outputs(flat):
             flat.aliases[length_name(name, axis, "places")] = value
-        return flat, graph.said
+        return flat, graph.calls
 
 
 def _targets(assignment: s.Assignment) -> list[str]:
     return [identifier.name for identifier in s.identifiers(assignment.target)]
 
 
-def _has_tensor(x: Any) -> bool:
-    return any(map(_has_tensor, x)) if isinstance(x, list | tuple) else isinstance(x, Value)  # pyright: ignore[reportUnknownArgumentType]
+def _has_tensor(x: object) -> bool:
+    if isinstance(x, list | tuple):
+        return any(map(_has_tensor, cast("Sequence[object]", x)))
+    return isinstance(x, Value)
 
 
 @dataclass(slots=True)
 class _UnitFlattener:
-    """Evaluates a unit into a graph, for given extents of symbols and values of inputs."""
+    """The evaluation of a unit into a graph, for extents of symbols and values of inputs."""
 
     unit: Unit
     graph: FlatGraph
     extents: ByName
     inputs: ByName
-    shown: Set[str] = frozenset()  # operations that are not supported, and need not be
+    shown: Set[str] = frozenset()  # unsupported operations of a network that is only shown
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
@@ -131,8 +133,8 @@ class _UnitFlattener:
                 continue
             except Poisoned:
                 pass
-            except REFUSALS as found:
-                error = CallSite(self, assignment.value, frame).located(found)
+            except REFUSALS as refusal:
+                error = CallSite(self, assignment.value, frame).located(refusal)
                 if isinstance(error, LimitError):
                     raise error from None
                 self.graph.meter.steps += ERROR
@@ -146,22 +148,23 @@ class _UnitFlattener:
                 outputs.append(tensor(site, self.lookup(result, frame), "", name))
             except Poisoned:
                 pass
-            except REFUSALS as found:
-                errors.append(site.located(found))
+            except REFUSALS as refusal:
+                errors.append(site.located(refusal))
         raise_all(errors)
         return outputs
 
     def _refuse_undeclared_inputs(self, frame: Frame) -> None:
         hint = "write NAME = tract_core_external(shape = [...], datum_type = 'f32');"
-        given, inputs = self.unit.document.input_shapes, self.unit.document.graph.parameters
-        errors = ((p, f"input '{p.name}' is not declared") for p in inputs if p.name not in given)
+        declared, inputs = self.unit.document.input_shapes, self.unit.document.graph.parameters
+        missing = (p for p in inputs if p.name not in declared)
+        errors = ((p, f"input '{p.name}' is not declared") for p in missing)
         raise_all([CallSite(self, p, frame).error(message, hint) for p, message in errors])
 
     def _assign(self, assignment: s.Assignment, names: Sequence[str], frame: Frame) -> None:
         self.graph.meter.spend(_ASSIGNMENT)
         value = self.evaluate(assignment.value, frame, names)
-        for name, found in self.graph.unpacked(assignment.target, value, frame):
-            item = list(found) if isinstance(found, Results) else found
+        for name, part in self.graph.unpacked(assignment.target, value, frame):
+            item = list(part) if isinstance(part, Results) else part
             if frame.fragment is None and name in self.unit.quantizers:
                 item = quantized(CallSite(self, assignment, frame), name, item)
             frame.values[name] = item
@@ -169,22 +172,22 @@ class _UnitFlattener:
     # Expressions
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression; `names` are wanted for the tensors that it makes."""
+        """Return the value of an expression. `names` are the names for tensors that it makes."""
         match node:
             case s.Literal(value=value):
                 return value
             case s.Identifier():
                 value = self.lookup(node, frame)
-                if type(value) in WEIGHTY:  # it may be read again and again
+                if type(value) in WEIGHTY:  # a name may be read many times
                     self.graph.meter.spend(_ITEM * weight(value))
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
                 self.graph.meter.spend(len(items))
-                found = [
+                values = [
                     item.value if type(item) is s.Literal else self.evaluate(item, frame)
                     for item in items
                 ]
-                return found if isinstance(node, s.Array) else tuple(found)
+                return values if isinstance(node, s.Array) else tuple(values)
             case _:
                 pass
         site, value = CallSite(self, node, frame, names), partial(self.evaluate, frame=frame)
@@ -198,7 +201,7 @@ class _UnitFlattener:
                     operands = {"x": value(left), "y": value(right)}
                     return self._operator(OPERATORS[operator], operands, site)
                 case s.Subscript(sequence=sequence, index=index):
-                    is_name = isinstance(sequence, s.Identifier)  # of its value one item is read
+                    is_name = isinstance(sequence, s.Identifier)  # steps for one item, not all
                     items = self.lookup(sequence, frame) if is_name else value(sequence)
                     return self._item(items, value(index), site)
                 case _:
@@ -207,14 +210,14 @@ class _UnitFlattener:
             raise site.located(error) from None
 
     def lookup(self, node: s.Identifier, frame: Frame) -> Any:
-        """Return the value of a name: of the body, a symbol, or infinity."""
+        """Return the value of a name: assigned in the body, a symbol, `inf` or `nan`."""
         name = node.name
         if name in frame.values:
             if frame.values[name] is Poisoned:
                 raise Poisoned
             return frame.values[name]
         if name in self.extents:
-            # The length of a stream stays open: nothing needs it before the stream's end.
+            # The length of a stream may stay open.
             if self.extents[name] is UNKNOWN and not (
                 self.graph.is_open or self.unit.document.pulsed
             ):
@@ -225,9 +228,9 @@ class _UnitFlattener:
             return _CONSTANTS[name]
         raise self.graph.error(f"'{name}' is not defined here", node, frame)
 
-    def _item(self, values: Any, position: Any, site: CallSite) -> Any:
+    def _item(self, values: Any, position: object, site: CallSite) -> Any:
         graph = self.graph
-        if isinstance(values, Value):  # of a list, which may be long, one item matters
+        if isinstance(values, Value):  # not for a list, of which only one item is read
             values = graph.known(values)
         is_host = isinstance(values, np.ndarray)
         if not (isinstance(values, list | tuple) or (is_host and values.ndim)):
@@ -237,24 +240,25 @@ class _UnitFlattener:
             raise site.error("which item it is depends on an open extent", GIVE_SHAPES)
         if not -len(values) <= index < len(values):
             raise site.error(f"there is no item {index} among {len(values)}")
-        found: Any = values[index]
-        return np.asarray(found, values.dtype) if is_host else graph.known(found)
+        item: Any = values[index]
+        return np.asarray(item, values.dtype) if is_host else graph.known(item)
 
     # Invocations
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
-        # The bodies of the standard's fragments know only what the standard has.
+        # A fragment of the document is not visible in the bodies of the standard's fragments.
         document, options = self.unit.document, self.graph.options
-        is_ours = site.frame.source is document.source
-        own = document.fragments.get(node.operation) if is_ours else None
-        fragment = own or declarations().get(node.operation)
+        in_document = site.frame.source is document.source
+        defined_here = document.fragments.get(node.operation) if in_document else None
+        fragment = defined_here or declarations().get(node.operation)
         if fragment is None:
             raise site.error(f"there is no operation '{node.operation}'")
-        by_definition = own is not None or fragment.name in defined(options.expand)
+        by_definition = defined_here is not None or fragment.name in defined(options.expand)
         rule = options.rules.get(node.operation)
         if by_definition and options.expand == "all":
             rule = None
-        site.arguments = arguments = self._arguments(fragment, node, site, own=own is not None)
+        is_strict = defined_here is not None
+        site.arguments = arguments = self._arguments(fragment, node, site, is_strict=is_strict)
         if rule is None:
             if by_definition:
                 return self._call(fragment, site)
@@ -264,31 +268,34 @@ class _UnitFlattener:
                 site.operation = fragment.name
                 site.operands = [arguments[name] for name in operands(fragment.name)]
                 return intrinsic.run(site)
-        elif own is not None:
-            return apply_own(site, own.name, rule)
+        elif defined_here is not None:
+            return apply_fragment(site, defined_here.name, rule)
         if self.graph.entries:
             arguments = with_codes(site, fragment.name)
         name = fragment.name if rule is None else node.operation
         return applied(site, name, arguments, site.names, rule)
 
     def _arguments(
-        self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, own: bool
+        self, fragment: s.Fragment, node: s.Invocation, site: CallSite, *, is_strict: bool
     ) -> dict[str, Any]:
-        """Return the values of a fragment's parameters."""
+        """Return the values of a fragment's parameters.
+
+        `is_strict` is for fragments of the document: an argument without a parameter is an error.
+        """
         meter, frame = self.graph.meter, site.frame
-        if own:
+        if is_strict:
             meter.spend(BINDING * len(fragment.parameters))
         try:
-            given = bind(fragment, node, meter, freely=True, ignoring=not own)
+            positions = bind(fragment, node, meter, freely=True, ignoring=not is_strict)
         except InvalidInvocation as error:
             raise self.graph.error(error.message, error.node, frame, error.hint) from None
         arguments: dict[str, Any] = {}
         inner: Frame | None = None
         for parameter in fragment.parameters:
             name, default = parameter.name, parameter.default
-            if name in given:
-                arguments[name] = self.evaluate(node.arguments[given[name]].value, frame)
-            elif isinstance(default, s.Literal):  # as nearly all
+            if name in positions:
+                arguments[name] = self.evaluate(node.arguments[positions[name]].value, frame)
+            elif isinstance(default, s.Literal):  # as nearly all defaults
                 arguments[name] = default.value
             elif default is not None:
                 if inner is None:
@@ -298,7 +305,7 @@ class _UnitFlattener:
         meter.spend(_INVOCATION + _ARGUMENT * len(arguments))
         return arguments
 
-    def _operator(self, kind: str, operands: Mapping[str, Any], site: CallSite) -> Any:
+    def _operator(self, kind: str, operands: Given, site: CallSite) -> Any:
         rule = self.graph.options.rules.get(kind)
         return applied(site, kind, operands, site.names, rule)
 
@@ -309,7 +316,7 @@ class _UnitFlattener:
         return Results.of(results)
 
     def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
-        """Return the calls that lead into a fragment; refuse it in itself: nothing could end it."""
+        """Return the calls that lead into a fragment. Raises NnefError for a recursive one."""
         calls = site.frame.calls
         if any(call.fragment == fragment.name for call in calls):
             raise site.error(f"fragment '{fragment.name}' calls itself")
@@ -321,9 +328,9 @@ class _UnitFlattener:
         names, calls = site.names, self._calls(fragment, site)
         prefix = f"{names[0] if names else site.frame.prefix + fragment.name}_"[-_LONGEST_PREFIX:]
         inner = Frame(fragment, fragment.source, dict(arguments), prefix, calls)
-        own = dict(zip((r.name for r in fragment.results), names, strict=False))
+        result_names = dict(zip((r.name for r in fragment.results), names, strict=False))
         for assignment in fragment.body or ():
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            wanted = [own.get(t) or self.graph.local(prefix + t) for t in targets]
-            self._assign(assignment, wanted, inner)
+            local = [result_names.get(t) or self.graph.local(prefix + t) for t in targets]
+            self._assign(assignment, local, inner)
         return inner

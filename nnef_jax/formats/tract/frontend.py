@@ -1,6 +1,6 @@
-"""A document of the dialect with its data, as a network takes it, and as a flat document.
+"""The front end of the dialect, and the writer of its flat documents.
 
-A flat one has casts and rounding written out.
+Casts and rounding are operations in a flat document.
 """
 
 from __future__ import annotations
@@ -21,7 +21,14 @@ from nnef_jax.flattening.emission import computed
 from nnef_jax.formats.base import Arrays, Cut, Options, Stored, Written
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.declared_tensors import item_of
-from nnef_jax.formats.syntax.flat_document import FlatWriter, Invoked, Names, integers, invocation
+from nnef_jax.formats.syntax.flat_document import (
+    FlatWriter,
+    Invoked,
+    Names,
+    Number,
+    integers,
+    invocation,
+)
 from nnef_jax.formats.syntax.frontend import TextFrontend
 from nnef_jax.formats.syntax.printing import print_document, print_expression
 from nnef_jax.formats.syntax.quantizer import Quantizer
@@ -29,7 +36,7 @@ from nnef_jax.formats.syntax.types import Type
 from nnef_jax.formats.tract import declarations, symbols
 from nnef_jax.formats.tract.document import EXTERNALS, TractDocument
 from nnef_jax.formats.tract.dtypes import DATUM_PARAMETERS, DATUM_TYPES
-from nnef_jax.formats.tract.flat_graph import Said
+from nnef_jax.formats.tract.flat_graph import FlatCalls
 from nnef_jax.formats.tract.flatten import flatten
 from nnef_jax.formats.tract.quantization import read_quantization
 from nnef_jax.formats.tract.unit import Unit
@@ -40,7 +47,7 @@ _NUMBERS = ("inf", "nan")
 
 
 class TractFrontend(TextFrontend):
-    """A document and its archive; flattening reads variables: the text has no types of them."""
+    """A document and its archive. Flattening reads variables, whose types only their files have."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self._unit = Unit(archive, options.meter)
@@ -55,26 +62,26 @@ class TractFrontend(TextFrontend):
         self.symbols = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
-        """Return the graph for the shapes in `options.input_shapes`, else the document's."""
+        """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
         return flatten(self._unit, options, self._extents(options), self._data)[0]
 
     def content(self) -> Iterable[object]:
-        """Tell the texts of its archive, of those in it, and what data may decide the structure."""
+        """Return the dialect, the texts, and the tensors that may decide the structure."""
         return self.dialect, *self._unit.content()
 
-    def _extents(self, options: Options) -> Mapping[str, Any]:
+    def _extents(self, options: Options) -> Mapping[str, int]:
         shapes = {**options.input_shapes, **options.symbolic_shapes}
         return symbols.solve(self.document, shapes, options.meter, options.extents)
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the data of the variables, which flattening has read, and let go of them."""
+        """Return the data of the variables, which `flatten` has read. No reference is kept."""
         data, self._data = self._data, dict.fromkeys(self._data)
         return Stored(cast(dict[str, NDArray[Any]], data), self)
 
     def declared_shapes(self, options: Options) -> Mapping[str, Sequence[int | None]]:
-        """Return the inputs' shapes. An extent that depends on an open symbol is None."""
+        """Return the shapes of the inputs. An extent that depends on an open symbol is None."""
 
-        def extent(expression: Any) -> int | None:
+        def extent(expression: s.Expression) -> int | None:
             value = symbols.evaluate(expression, options.extents)
             return None if value is UNKNOWN else value
 
@@ -82,14 +89,14 @@ class TractFrontend(TextFrontend):
         return {name: [extent(e) for e in shape] for name, shape in shapes.items()}
 
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the expressions of symbols that are extents of its inputs."""
+        """Return the extents of inputs that depend on symbols, as text, "" for integers."""
         return {
             name: [print_expression(e) if symbols.evaluate(e, {}) is UNKNOWN else "" for e in shape]
             for name, shape in self.document.input_shapes.items()
         }
 
     def symbolic_shapes(self, symbol: Callable[[str], Any]) -> Mapping[str, Sequence[Any]]:
-        """Return the shapes of its inputs in its symbols."""
+        """Return the shapes of the inputs with a symbolic extent for each symbol."""
         values = {name: symbol(name) for name in self.symbols}
         return {
             name: [symbols.evaluate(expression, values) for expression in shape]
@@ -97,48 +104,48 @@ class TractFrontend(TextFrontend):
         }
 
     def quantizers(self, source: Source) -> Mapping[str, Quantizer]:
-        """Return the entries of a graph.quant."""
+        """Return the entries of a graph.quant by tensor."""
         return read_quantization(source, self.document.names, self.options.meter)
 
-    def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
-        """Return the archive with other data, and with the networks and JSON that it has read."""
+    def members(self, arrays: Arrays, quantization: str | None) -> Written:
+        """Return the archive with new data, and with the networks and JSON that were read."""
         members = {**super().members(arrays, quantization).members}
         return Written(members | {x: y for x, y in self._unit.texts().items() if x not in members})
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return a flat document of the dialect of a part of the graph.
+        """Return the text of a flat document of a part of the graph, in the dialect.
 
-        It is flattened anew: a graph does not have what the document said of each operation.
+        The document is flattened again: `graph` does not have the document's operations.
         """
         return self._flat(options, self._data, cut)[1]
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the text as it was read, or a flat one with its graph.quant written out."""
+        """Return the archive with the text that was read, or with a flat one that rounds itself."""
         if not flat:
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
-        found, text = self._flat(options, real, lambda graph: (graph, {}))
+        flat_graph, text = self._flat(options, real, lambda graph: (graph, {}))
         arrays: Arrays = {}
         if data is not None:
             stored = cast("dict[str, NDArray[Any]]", real)
-            arrays = {p.label: stored[p.label] for p in found.parameters}
+            arrays = {p.label: stored[p.label] for p in flat_graph.parameters}
         return self._archive(text, arrays, None)
 
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
     ) -> tuple[Graph, str]:
-        """Return a part of the graph, and its flat document.
+        """Return a part of the graph, and the text of its flat document.
 
-        Raises UnsupportedError, several at once: loops, streams, what depends on an open extent.
+        Raises UnsupportedError for all loops, states, and attributes that depend on open extents.
         """
-        whole, said = flatten(self._unit, options, self._extents(options), data)
-        part, inputs = cut(whole)
-        writer = _DialectWriter(self.document, part, said, options)
+        entire, calls = flatten(self._unit, options, self._extents(options), data)
+        part, inputs = cut(entire)
+        writer = _DialectWriter(self.document, part, calls, options)
         writer.replaced.update((new, old) for old, new in inputs.items())
         flat = writer.write()
         registries = [*self.document.registries, "tract_core", *writer.registries]
-        wanted = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
-        lines = [f"tract_registry {name}" for name in wanted]
+        named = dict.fromkeys(name for name in registries if name not in ("", "tract_nnef"))
+        lines = [f"tract_registry {name}" for name in named]
         lines += [f"tract_symbol {name}" for name in writer.symbols]
         lines += [x for x in self.document.extensions if not x.startswith("tract_registry")]
         head, _, text = print_document(flat).partition("\n")
@@ -146,7 +153,7 @@ class TractFrontend(TextFrontend):
 
 
 class _QuotedNames(Names):
-    """Hands out the names of a document, in quotes where they are no identifiers."""
+    """A source of names. A name that is no identifier is quoted."""
 
     def fresh(self, name: str) -> str:
         quoted = f'i"{name}"'
@@ -156,14 +163,18 @@ class _QuotedNames(Names):
 
 
 class _DialectWriter(FlatWriter):
-    def __init__(self, document: TractDocument, graph: Graph, said: Said, options: Options) -> None:
+    """A writer of a graph in the operations of the document that it was flattened from."""
+
+    def __init__(
+        self, document: TractDocument, graph: Graph, calls: FlatCalls, options: Options
+    ) -> None:
         super().__init__(graph, options.meter)
         self._real = options.real
         self.registries: dict[str, None] = {}
-        self.symbols: list[str] = []  # that the document does not have
-        self.replaced: dict[Value, Value] = {}  # what operations read, by the inputs of a part
+        self.symbols: list[str] = []  # new ones, which the document does not have
+        self.replaced: dict[Value, Value] = {}  # by input of a part: the value of the entire graph
         self._document_read = document
-        self._said = said
+        self._calls = calls
         for state in graph.states:
             self.refuse(f"'{state.label}' is kept from call to call, which has no flat form")
 
@@ -173,35 +184,36 @@ class _DialectWriter(FlatWriter):
         return self._names
 
     def external(self, value: Value) -> s.Invocation:
-        """Return the declaration as it was read, if it has symbols that are open.
+        """Return the declaration of an input.
 
-        What the document does not declare is another tensor of it: an extent that is open there
-        becomes a symbol of its own.
+        An input of the document has the declaration that was read, as long as a symbol in it is
+        open. The input of a part, which is no input of the document, has a new symbol for each open
+        extent.
         """
         if value in self.replaced:
             self.names[self.replaced[value]] = self.names[value]
         declared = self._document_read.inputs.get(value.name)
         if declared is not None:
-            return self._known(declared, value)
+            return self._closed(declared, value)
         self.registries["tract_core"] = None
         shape = [self._symbol() if n is UNKNOWN else s.Literal(0, n) for n in value.type.shape]
         datum_type = s.Literal(0, self._datum(value.type.dtype))
         extents = s.Array(0, tuple(shape))
         return invocation("tract_core_external", shape=extents, datum_type=datum_type)
 
-    def _known(self, declared: s.Invocation, value: Value) -> s.Invocation:
-        """Return a declaration with the extents of its symbols, where all of them are known."""
+    def _closed(self, declared: s.Invocation, value: Value) -> s.Invocation:
+        """Return a declaration with integers instead of symbols, if all extents are known."""
         read = self._document_read.input_shapes[value.name]
         if not is_known(value.type.shape) or all(isinstance(n, s.Literal) for n in read):
             return declared
         position = EXTERNALS[declared.operation]
-        kept = [
+        arguments = [
             argument
             for i, argument in enumerate(declared.arguments)
             if argument.name != "shape" and (argument.name or i != position)
         ]
         shape = s.Argument(0, "shape", integers(value.type.shape))
-        return replace(declared, arguments=(*kept, shape))
+        return replace(declared, arguments=(*arguments, shape))
 
     def _symbol(self) -> s.Identifier:
         symbol = self._names.fresh("N")
@@ -210,41 +222,43 @@ class _DialectWriter(FlatWriter):
 
     def invoked(self, operation: Operation) -> Invoked | None:
         first = next(operation.writes())
-        given: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
-        if first in self._said:
-            name, operands, attributes = self._said[first]
+        arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
+        if first in self._calls:
+            name, operands, attributes = self._calls[first]
             types = {
                 n: self._datum(x) for n, x in attributes.items() if n in DATUM_PARAMETERS and x
             }
             return self._invoked(name, {**operands, **attributes, **types})
-        if first.inserted:  # for an operation that says it
+        if first.inserted:  # a part of an operation of the document, which is written
             return None
         match operation.kind:
             case "cast":
-                given = {"input": given["input"], "to": self._datum(given["dtype"])}
-                return self._invoked("tract_core_cast", given)
+                datum_type = self._datum(arguments["dtype"])
+                cast_arguments = {"input": arguments["input"], "to": datum_type}
+                return self._invoked("tract_core_cast", cast_arguments)
             case "constant":
-                return self._invoked("constant", given, item_of(given["dtype"]))
+                return self._invoked("constant", arguments, item_of(arguments["dtype"]))
             case kind:
                 self.refuse(f"'{kind}' has no flat form", operation)
                 return None
 
-    def _invoked(self, name: str, given: Mapping[str, Any], generic: str | None = None) -> Invoked:
+    def _invoked(
+        self, name: str, arguments: Mapping[str, Any], generic: str | None = None
+    ) -> Invoked:
         self.registries[declarations.registry_of(name)] = None
-        return Invoked(declarations.declarations()[name], given, generic)
+        return Invoked(declarations.declarations()[name], arguments, generic)
 
-    def literal(self, value: Any, type: Type, operation: Operation) -> s.Expression:
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, complex) and not value.imag:  # complex by the tensor beside it
-            value = value.real
-        if not isinstance(value, float) or math.isfinite(value):
-            return super().literal(value, type, operation)
-        name = s.Identifier(0, "nan" if math.isnan(value) else "inf")
-        return s.Unary(0, "-", name) if value < 0 else name
+    def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
+        item: Any = value.item() if isinstance(value, np.generic) else value
+        if isinstance(item, complex) and not item.imag:  # complex by the tensor beside it
+            item = item.real
+        if not isinstance(item, float) or math.isfinite(item):
+            return super().literal(item, type, operation)
+        name = s.Identifier(0, "nan" if math.isnan(item) else "inf")
+        return s.Unary(0, "-", name) if item < 0 else name
 
     def _datum(self, dtype: str) -> str:
-        """Return the datum type that stands for a dtype."""
-        if dtype == self._real:  # which `load(dtype=)` chooses
+        """Return the datum type of a dtype."""
+        if dtype == self._real:  # `load(dtype=)` chooses it: f32 in any document
             return "f32"
         return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)

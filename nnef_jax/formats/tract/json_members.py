@@ -1,9 +1,9 @@
-"""Members of an archive that are JSON documents, or begin with one: the safetensors format.
+"""Reads members of an archive that are JSON, or have a JSON header: the safetensors format.
 
-Of a JSON document a graph takes single values. In the safetensors format, whose tensors are named
-by variables' labels, 8 bytes hold the header's length (little endian), the header (JSON) the dtype,
-shape and place of each tensor; the data follow without holes. The package `safetensors` would hold
-all tensors a second time. Source: the format's README.
+A graph reads single values of a JSON document. A safetensors file starts with the length of its
+header in 8 bytes, little endian. The header is JSON: the dtype, shape and byte range of each
+tensor, by the label of the variable. The data follow without gaps. The package `safetensors` is not
+used: it would copy all tensors. Source: the format's README.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 def read_json(source: Source, meter: Meter) -> Any:
-    """Return a JSON document. Raises DataError, LimitError where it is nested too deeply."""
+    """Return a JSON document. Raises DataError, or LimitError for one nested too deeply."""
     deepest = meter.limits.nesting
     deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
@@ -61,8 +61,9 @@ def read_json(source: Source, meter: Meter) -> Any:
     raise deep
 
 
-def value_at(document: Any, key: str, name: str, meter: Meter) -> Json:
+def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
     """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError without one."""
+    value: Any
     value, path, at = document, key.removeprefix("$"), 0
     while at < len(path):
         step = _STEP.match(path, at)
@@ -89,7 +90,7 @@ def value_at(document: Any, key: str, name: str, meter: Meter) -> Json:
     return value
 
 
-def _step(value: Any, step: str, key: str, name: str, meter: Meter) -> Any:
+def _step(value: object, step: str, key: str, name: str, meter: Meter) -> Any:
     match value:
         case dict() if step in value:
             return value[step]
@@ -104,14 +105,14 @@ def _step(value: Any, step: str, key: str, name: str, meter: Meter) -> Any:
     raise DataError(f"{name} has nothing at '{key}': there is no '{step}'", hint=hint)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
 class SafetensorsFile:
-    """A member; its tensors are views. Raises DataError or LimitError for its header."""
+    """A safetensors file, whose tensors are views of it. Raises DataError or LimitError."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         self._name = name
@@ -141,7 +142,7 @@ class SafetensorsFile:
         if end != len(self._data):
             raise DataError(f"{name}: {len(self._data)} bytes of data, tensors take {end}")
 
-    def _entry(self, label: str, entry: Any) -> Mapping[str, Any]:
+    def _entry(self, label: str, entry: object) -> Mapping[str, Any]:
         match entry:
             case {
                 "dtype": str(),
@@ -154,11 +155,11 @@ class SafetensorsFile:
 
     @property
     def labels(self) -> Collection[str]:
-        """Return the names of its tensors."""
+        """Return the labels of the tensors."""
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """Return a tensor. Raises UnsupportedError for its dtype, DataError for its shape."""
+        """Return the tensor of a label. Raises UnsupportedError for its dtype, or DataError."""
         entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:

@@ -1,4 +1,4 @@
-"""Which operations of the dialect run: by an operator, the kind of their name, a definition."""
+"""Tells how an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.tract.declarations import declarations, operands
 from nnef_jax.formats.tract.operators import OPERATORS
 
-# Their definitions are written in expressions that the dialect lacks, or give an array of results.
-_WHOLE = frozenset(
+# Operations that are never expanded: their definitions have expressions that the dialect lacks, or
+# return an array.
+_UNEXPANDED = frozenset(
     {"add_n", "copy_n", "nearest_downsample", "area_downsample", "logarithmic_quantize"}
 )
 
@@ -26,7 +27,7 @@ def has_meaning(name: str) -> bool:
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Return the document's names of arguments by the names that the operation's meaning has."""
+    """Return the document's names of arguments, by the names in the operation's meaning."""
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
@@ -42,11 +43,12 @@ def words(name: str) -> Mapping[str, str]:
 
 @cache
 def defined(expand: Expand) -> frozenset[str]:
-    """Return the operations that run by the standard's definitions.
+    """Return the operations that are expanded into the standard's definitions.
 
-    "all" adds the kinds that tract reads as the standard does.
+    "auto" are those without a meaning. "all" adds kinds that have the same meaning in tract as in
+    the standard.
     """
     compound = (name for name, fragment in declarations().items() if fragment.body is not None)
     if expand == "auto":
         return frozenset(name for name in compound if not has_meaning(name))
-    return frozenset(n for n in compound if OPERATORS.get(n) is None and n not in _WHOLE)
+    return frozenset(n for n in compound if OPERATORS.get(n) is None and n not in _UNEXPANDED)

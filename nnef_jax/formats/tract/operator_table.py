@@ -1,4 +1,4 @@
-"""The operations that documents of tract may call, by the registry that declares each."""
+"""The table of operations that documents of tract may call, with the registry of each."""
 
 from __future__ import annotations
 

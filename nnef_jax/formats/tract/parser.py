@@ -1,4 +1,4 @@
-"""From the dialect's text to a `TractDocument`: what differs from the standard is at the end.
+"""Parses the dialect's text into a `TractDocument`. The end of the file describes the dialect.
 
 Sources: tract's documentation of the format, and files of its writer and of torch_to_nnef.
 """
@@ -30,7 +30,7 @@ _PROPERTIES = re.compile(
 )
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
 _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
-_END[""] = re.compile(r"\)\s*+[,\]]")  # white space in front would be scanned again and again
+_END[""] = re.compile(r"\)\s*+[,\]]")  # no white space in front: it would be scanned again for each
 _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
@@ -53,13 +53,13 @@ def parse(source: Source, meter: Meter) -> TractDocument:
             hint="a semicolon may be missing before this",
         )
     lines, fragments, graph = PARSER.parse(source, meter, text=text)
-    known: dict[str, s.Fragment] = {}
+    by_name: dict[str, s.Fragment] = {}
     for fragment in fragments:
-        if fragment.name in known:
+        if fragment.name in by_name:
             raise SemanticError(
                 f"fragment '{fragment.name}' is defined twice", span=s.span_in(source, fragment)
             )
-        known[fragment.name] = fragment
+        by_name[fragment.name] = fragment
 
     def values(kind: str) -> tuple[str, ...]:
         return tuple(line.value for line in lines if line.kind == kind)
@@ -73,19 +73,22 @@ def parse(source: Source, meter: Meter) -> TractDocument:
         values("tract_symbol") + streaming,
         tuple(_assertion(source, line, meter) for line in assertions),
         properties,
-        known,
+        by_name,
         graph,
     )
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Blank out the properties, whose quotes tract does not escape; return the text and them."""
+    """Return the text with the properties blanked out, and the properties.
+
+    tract does not escape the quotes in properties, so the grammar cannot read them.
+    """
     start = next((x.start() for x in tract.signs(text) if x[1].startswith("fragment")), None)
-    found = _PROPERTIES.match(text, start) if start is not None else None
-    if found is None:
+    match = _PROPERTIES.match(text, start) if start is not None else None
+    if match is None:
         return text, {}
-    blank = re.sub(r"[^\n]", " ", found[0])
-    return text[: found.start()] + blank + text[found.end() :], dict(_pairs(found[0]))
+    blank = re.sub(r"[^\n]", " ", match[0])
+    return text[: match.start()] + blank + text[match.end() :], dict(_pairs(match[0]))
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
@@ -100,7 +103,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Line(s.SyntaxNode):
-    """An extension line: its first word, and what follows from the offset on."""
+    """An extension line: its first word, and the text after it, which starts at the offset."""
 
     kind: str
     value: str
@@ -108,13 +111,13 @@ class _Line(s.SyntaxNode):
 
 def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
     meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
-    blank = " " * line.offset + line.value  # so that offsets are those of the document
+    blank = " " * line.offset + line.value  # for the offsets of the document
     scenario, condition = PARSER.parse(source, meter, "assertion", blank)
     return Assertion(scenario, condition, line.value, line.offset)
 
 
 class _TractBuilder(TreeBuilder):
-    """Builds the tree of a text of the dialect, whose types are nothing that anybody looks at."""
+    """A builder of the tree of a text in the dialect. Declared types are ignored."""
 
     def name(self, token: Token) -> str:
         if token[-1] not in "\"'":
@@ -125,9 +128,9 @@ class _TractBuilder(TreeBuilder):
         return name
 
     def document(self, version: str, *items: Any) -> Any:
-        *rest, graph = items
-        lines = [item for item in rest if isinstance(item, _Line)]
-        return lines, [item for item in rest if isinstance(item, s.Fragment)], graph
+        *definitions, graph = items
+        lines = [x for x in definitions if isinstance(x, _Line)]
+        return lines, [x for x in definitions if isinstance(x, s.Fragment)], graph
 
     def version(self, number: Token, end: Token | None) -> str:
         if number != "1.0":
@@ -135,9 +138,9 @@ class _TractBuilder(TreeBuilder):
         return str(number)
 
     def extension(self, name: Token, *names: Token | None) -> _Line:
-        found = _LINE.fullmatch(name)
-        assert found is not None
-        return _Line(name.start_pos + found.start(2), found[1], found[2].rstrip())
+        line = _LINE.fullmatch(name)
+        assert line is not None
+        return _Line(name.start_pos + line.start(2), line[1], line[2].rstrip())
 
     def fragment(self, name: Token, generic: Token | None, *items: Any) -> s.Fragment:
         return super().fragment(name, None, *items)
@@ -171,7 +174,7 @@ class _TractBuilder(TreeBuilder):
         return token[1:-1].strip()
 
     def invocation(
-        self, name: Token, generic: Token | None, opening: Token, *items: Any
+        self, name: Token, generic: Token | None, opening: Token, *items: s.Argument | None
     ) -> s.Invocation:
         arguments: tuple[s.Argument, ...] = nodes_of(items)
         kind = self.generic(generic) if generic else None
@@ -179,7 +182,7 @@ class _TractBuilder(TreeBuilder):
         return self._nested(node, [argument.value for argument in arguments], node.offset)
 
 
-# How the fast reader reads the dialect, beside the grammar.
+# The dialect: its grammar for lark, and its language for the fast reader.
 PARSER = Parser(
     "nnef_jax.formats.tract",
     ("document", "assertion"),

@@ -1,13 +1,15 @@
-"""graph.quant of the dialect: which tensors hold quantised numbers, and how these are spaced.
+"""Reads a graph.quant of the dialect: the entries of quantised tensors.
 
     "name": zero_point_linear_quantize(zero_point = 143, scale = 0.02, bits = 8, signed = false);
     i"any name": linear_quantize(min = -1.0, max = 1.0, bits = 8);
 
-The algorithms are the standard's, but `linear_quantize` is `min_max_linear_quantize(...,
-signed = true, symmetric = false)`; the other's `symmetric` has no effect, all codes of so many bits
-count. Integers may stand for scalars; commas and semicolons may be left out or trail. The last
+The algorithms are the standard's, with two differences. `linear_quantize` is
+`min_max_linear_quantize(..., signed = true, symmetric = false)`. The argument `symmetric` of
+`zero_point_linear_quantize` has no effect: all codes of as many bits are used.
+
+An integer may be written for a scalar. Commas and semicolons may be left out, or trail. The last
 entry of a name counts. A list in brackets, which tract does not read, has a number for each
-channel; bits and signs are the same for all of them.
+channel; `bits` and `signed` are equal for all channels.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ _TOKEN = re.compile(
 _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 _MOST_ERRORS = 20
-_STEPS = 5  # of the meter, to read a token
-_MOST_DIGITS = 18
-_MOST_SHOWN = 40
+_STEPS = 5  # steps to read a token
+_MOST_DIGITS = 18  # of an integer that fits 64 bits
+_MOST_SHOWN = 40  # characters of a token in errors
 
-# The arguments of the algorithms with their types, and the standard's names of the algorithms.
+# The types of arguments, by algorithm.
 _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
     "zero_point_linear_quantize": {
         "zero_point": int, "scale": float, "bits": int, "signed": bool, "symmetric": bool,
@@ -51,12 +53,12 @@ _ARGUMENTS: Mapping[str, Mapping[str, type]] = {
 _EXPECTED = {float: "a number", int: "an integer", bool: "true or false"}
 _STANDARD = {"linear_quantize": "min_max_linear_quantize"}
 _OPTIONAL = "symmetric"
-_Arguments = dict[str, tuple[int, ArgumentValue]]  # with the places of their names
+_Arguments = dict[str, tuple[int, ArgumentValue]]  # by name: its offset, and the value
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    kind: str  # a mark is its own
+    kind: str  # a group of `_TOKEN`; the kind of a mark is the mark
     text: str
     span: Span
 
@@ -71,24 +73,27 @@ class _Token:
 
 
 def read_quantization(source: Source, names: Collection[str], meter: Meter) -> dict[str, Quantizer]:
-    """Return quantisers by tensor. Raises NnefSyntaxError or SemanticError for all at once."""
-    found: dict[str, Quantizer] = {}
+    """Return quantisers by tensor. Raises NnefSyntaxError or SemanticError with all errors.
+
+    `names` are those of the graph's tensors.
+    """
+    quantizers: dict[str, Quantizer] = {}
     errors: list[NnefError] = []
     reader = _EntryReader(source, meter)
     while not reader.sees("end") and len(errors) < _MOST_ERRORS:
         try:
-            name, algorithm, given = reader.entry()
+            name, algorithm, arguments = reader.entry()
             hint = "an entry names what the graph's own body assigns"
             reader.require(f"the graph has no tensor {name}", name, names, hint)
-            found[name.text] = _quantizer(algorithm, given)
+            quantizers[name.text] = _quantizer(algorithm, arguments)
         except NnefError as error:
             errors += error.errors
     raise_all(errors)
-    return found
+    return quantizers
 
 
 class _EntryReader:
-    """Reads one entry after the other; after an error it goes on at the next line with a name."""
+    """A reader of entries. After an error it continues at the next line that starts with a name."""
 
     def __init__(self, source: Source, meter: Meter) -> None:
         self._source = source
@@ -104,7 +109,7 @@ class _EntryReader:
             algorithm = self._take("word", "a quantisation algorithm")
             self.require(f"{algorithm} is no quantisation algorithm", algorithm, _ARGUMENTS)
             self._take("(", "'('")
-            given = self._arguments(algorithm.text)
+            arguments = self._arguments(algorithm.text)
             self._take(")", "')' or the name of an argument")
             self._skip(";")
         except NnefError:
@@ -112,21 +117,21 @@ class _EntryReader:
             self._token = self._read(following.start() if following else len(self._source.text))
             raise
         body = name.text.removeprefix("i")[1:-1]
-        return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, given
+        return replace(name, text=_ESCAPE.sub(r"\1", body)), algorithm, arguments
 
     def _arguments(self, algorithm: str) -> _Arguments:
-        known, given = _ARGUMENTS[algorithm], _Arguments()
+        types, arguments = _ARGUMENTS[algorithm], _Arguments()
         while self.sees("word"):
             name = self._next()
-            self.require(f"{name} is no argument of '{algorithm}'", name, known)
-            if name.text in given:
+            self.require(f"{name} is no argument of '{algorithm}'", name, types)
+            if name.text in arguments:
                 raise SemanticError(f"argument '{name.text}' is given twice", span=name.span)
             self._take("=", "'='")
             is_array = self.sees("[") and name.text not in SCALARS
             read = self._channels if is_array else self._value
-            given[name.text] = name.span.offset, read(name.text, known[name.text])
+            arguments[name.text] = name.span.offset, read(name.text, types[name.text])
             self._skip(",")
-        return given
+        return arguments
 
     def _channels(self, argument: str, type: type) -> list[Any]:
         self._take("[", "'['")
@@ -158,11 +163,11 @@ class _EntryReader:
             raise SemanticError(message, span=token.span)
         return value
 
-    def require(self, message: str, token: _Token, known: Collection[str], hint: str = "") -> None:
-        """Raise SemanticError for a word that is not known."""
-        if token.text not in known:
-            similar = did_you_mean(token.text, known, meter=self._meter)
-            hint = similar or hint or f"there are {', '.join(known)}"
+    def require(self, message: str, token: _Token, names: Collection[str], hint: str = "") -> None:
+        """Raise SemanticError unless a token is one of some names."""
+        if token.text not in names:
+            similar = did_you_mean(token.text, names, meter=self._meter)
+            hint = similar or hint or f"there are {', '.join(names)}"
             raise SemanticError(message, span=token.span, hint=hint)
 
     # Tokens
@@ -188,15 +193,15 @@ class _EntryReader:
 
     def _read(self, position: int) -> _Token:
         self._meter.spend(_STEPS, self._source.name)
-        found = _TOKEN.match(self._source.text, position)
-        assert found is not None and found.lastgroup is not None
-        kind, text = found.lastgroup, found[found.lastgroup]
-        span = Span(self._source, found.start(kind), max(1, len(text)))
+        match = _TOKEN.match(self._source.text, position)
+        assert match is not None and match.lastgroup is not None
+        kind, text = match.lastgroup, match[match.lastgroup]
+        span = Span(self._source, match.start(kind), max(1, len(text)))
         return _Token(text if kind == "mark" else kind, text, span)
 
 
-def _quantizer(algorithm: _Token, given: _Arguments) -> Quantizer:
-    missing = [n for n in _ARGUMENTS[algorithm.text] if n not in given and n != _OPTIONAL]
+def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
+    missing = [n for n in _ARGUMENTS[algorithm.text] if n not in arguments and n != _OPTIONAL]
     if missing:
         raise SemanticError(
             f"'{algorithm.text}' lacks {', '.join(map(repr, missing))}",
@@ -205,9 +210,11 @@ def _quantizer(algorithm: _Token, given: _Arguments) -> Quantizer:
         )
     offset = algorithm.span.offset
     fixed = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
-    given |= {name: (offset, x) for name, x in fixed.items()}
-    values = {name: value for name, (_, value) in given.items()}
-    places = tuple(s.Argument(at, name, s.Identifier(at, name)) for name, (at, _) in given.items())
+    arguments |= {name: (offset, x) for name, x in fixed.items()}
+    values = {name: value for name, (_, value) in arguments.items()}
+    places = tuple(
+        s.Argument(at, name, s.Identifier(at, name)) for name, (at, _) in arguments.items()
+    )
     node = s.Invocation(offset, algorithm.text, None, places)
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)

@@ -1,9 +1,12 @@
-"""The tensors in graph.quant: real numbers (code - zero point) * scale, or their codes."""
+"""Tensors with an entry in graph.quant: as real numbers, or as codes.
+
+A real number is (code - zero point) * scale.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from lowering.graph import Value
 from nnef_jax.formats.syntax.emitter import Frame
@@ -11,7 +14,7 @@ from nnef_jax.formats.syntax.quantizer import Quantizer
 from nnef_jax.formats.tract.application import apply, tensor
 from nnef_jax.formats.tract.call_site import CallSite
 
-# Operations on codes, with the operands that are codes.
+# Operands that are codes, by operation.
 _CODED = {
     "tract_core_qconv": ("input", "filter"),
     "tract_core_qmatmul": ("A", "B"),
@@ -19,8 +22,8 @@ _CODED = {
 }
 
 
-def quantized(site: CallSite, name: str, value: Any) -> Any:
-    """Return the value of a name as graph.quant quantises it."""
+def quantized(site: CallSite, name: str, value: object) -> Any:
+    """Return the value of a name, quantised by its entry in graph.quant."""
     entry = site.unit.quantizers.get(name)
     if entry is None:
         return value
@@ -33,8 +36,8 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
         value = tensor(site, value, graph.builder.real, name)
         inner = Frame(None, entry.source, {name: value}, f"{name}_quantized_")
         node = entry.invocation(name, value.type, variable=value in graph.constants)
-        wanted = graph.builder.unreserved(f"{name}_quantized")
-        result = site.evaluator.evaluate(node, inner, [wanted])
+        result_name = graph.builder.unreserved(f"{name}_quantized")
+        result = site.evaluator.evaluate(node, inner, [result_name])
     if isinstance(result, Value):
         if entry.step is not None:
             graph.scales[result] = entry.step
@@ -44,24 +47,25 @@ def quantized(site: CallSite, name: str, value: Any) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """Return the arguments of an operation, with codes for the tensors that it takes so."""
+    """Return the arguments of an operation, with codes for operands that are codes."""
 
-    def coded(value: Any) -> Any:
+    def coded(value: object) -> object:
         if isinstance(value, list):
-            return [coded(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        entry = site.graph.entries.get(value) if isinstance(value, Value) else None
-        return value if entry is None else codes_of(site, value, entry)
+            return [coded(item) for item in cast("list[object]", value)]
+        if isinstance(value, Value) and (entry := site.graph.entries.get(value)) is not None:
+            return codes_of(site, value, entry)
+        return value
 
     names = _CODED.get(kind, ())
     return {n: coded(v) if n in names else v for n, v in site.arguments.items()}
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the codes of real numbers that an entry has rounded to what codes stand for."""
+    """Return the codes of real numbers that are already rounded by an entry."""
     zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
-    whole = apply(site, "tract_core_round_even", x=steps)
-    return site.cast(apply(site, "add", x=whole, y=zero), _code_dtype(entry))
+    rounded = apply(site, "tract_core_round_even", x=steps)
+    return site.cast(apply(site, "add", x=rounded, y=zero), _code_dtype(entry))
 
 
 def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value:
@@ -71,13 +75,13 @@ def _decoded(site: CallSite, codes: Value, entry: Quantizer, name: str) -> Value
 
 
 def _spacing(entry: Quantizer, x: Value, *, variable: bool) -> list[Any]:
-    """Return the zero point and the scale for a tensor."""
+    """Return the zero point and the scale of an entry for a tensor."""
     return [entry.value(n, x.type.shape, variable=variable) for n in ("zero_point", "scale")]
 
 
 def _code_dtype(entry: Quantizer) -> str:
-    """Return the dtype of an entry's codes, '' where it has no zero point and scale."""
-    given = entry.arguments
-    if "zero_point" not in given or given["bits"] not in (8, 16, 32):
+    """Return the dtype of an entry's codes, '' without a zero point or without such a dtype."""
+    arguments = entry.arguments
+    if "zero_point" not in arguments or arguments["bits"] not in (8, 16, 32):
         return ""
-    return f"{'int' if given.get('signed') else 'uint'}{given['bits']}"
+    return f"{'int' if arguments.get('signed') else 'uint'}{arguments['bits']}"

@@ -1,8 +1,6 @@
-"""Rules of the kinds that tract alone has: running averages, and the mask of a stream."""
+"""Rules of the kinds that only tract has: running averages, and the mask of a stream."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -23,15 +21,15 @@ def _average_type(
     require.same_dtype(require.real, input=input, state=state)
     require.not_negative(skip=skip)
     why = f"it is 'input' {show(input.shape)} without axis {axis}"
-    wanted = with_extent(input.shape, axis)
+    shape = with_extent(input.shape, axis)
     if complex:
-        why, wanted = f"{why} and without the last one", wanted[:-1]
-    require.shape("state", state, wanted, why)
+        why, shape = f"{why} and without the last one", shape[:-1]
+    require.shape("state", state, shape, why)
     return input
 
 
-def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
-    """Return s <- (1 - alpha) x + alpha s along the first axis, s unchanged for `skip` items."""
+def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
+    """Return s after each item: s <- (1 - alpha) x + alpha s along axis 0, not for `skip` items."""
     items = x[skip:] * (1 - alpha)
     decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
 
@@ -46,11 +44,18 @@ def _averages(x: Array, state: Any, alpha: float, skip: int) -> Array:
 
 @rules.rule("tract.exp_unit_norm", _average_type)
 def exp_unit_norm(
-    input: Any, state: Any, axis: int, alpha: float, skip: int, complex: bool, epsilon: float
+    input: Array,
+    state: Array,
+    axis: int,
+    alpha: float,
+    skip: int,
+    complex: bool,
+    epsilon: float,
 ) -> Array:
     """Return x / sqrt(s) along the axis, where s <- (1 - alpha) max(|x|, epsilon) + alpha s.
 
-    s begins with the state; `skip` items leave it. If `complex` |x| is that of pairs [re,im].
+    s starts as the state, and the first `skip` items do not change it. If `complex`, x has pairs
+    [re,im] along its last axis, and |x| is their absolute value.
     """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     if complex:
@@ -71,9 +76,12 @@ def _mean_type(input: TensorType, state: TensorType, axis: int, skip: int) -> Te
 
 @rules.rule("tract.exp_mean_norm", _mean_type)
 def exp_mean_norm(
-    input: Any, state: Any, axis: int, alpha: float, skip: int, scaling_factor: float
+    input: Array, state: Array, axis: int, alpha: float, skip: int, scaling_factor: float
 ) -> Array:
-    """Return (x - s) / scaling_factor; s averages x itself, as in `exp_unit_norm`."""
+    """Return (x - s) / scaling_factor along the axis, where s <- (1 - alpha) x + alpha s.
+
+    s starts as the state, and the first `skip` items do not change it.
+    """
     x = jnp.moveaxis(widened(jnp.asarray(input)), axis, 0)
     result = (x - _averages(x, state, alpha, skip)) / scaling_factor
     return jnp.moveaxis(result, 0, axis).astype(input.dtype)
@@ -85,8 +93,13 @@ def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
 
 
 @rules.rule("tract.pulse_mask", _pulse_mask_type)
-def pulse_mask(input: Any, position: Any, axis: int, begin: int, end: int, value: float) -> Array:
-    """Return the input in begin ... end - 1 of the stream, from `position` on, else the value."""
+def pulse_mask(
+    input: Array, position: Array, axis: int, begin: int, end: int, value: float
+) -> Array:
+    """Return the input at the places begin ... end - 1 of a stream, and `value` at other places.
+
+    `position` is the place in the stream of the first item along the axis.
+    """
     x = jnp.asarray(input)
     places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
     return jnp.where((places >= begin) & (places < end), x, rounding.saturated(value, x.dtype))

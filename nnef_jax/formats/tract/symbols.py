@@ -1,4 +1,4 @@
-"""Symbolic extents: their values for given input shapes, and the assertions on them."""
+"""Solves for the symbols of extents by the shapes of inputs, and checks the assertions."""
 
 from __future__ import annotations
 
@@ -11,43 +11,46 @@ from typing import Any
 from lowering.extents import UNKNOWN, is_symbolic
 from lowering.location import Span
 from nnef_jax.errors import InputError
+from nnef_jax.formats.base import Shapes
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST = 1 << 40  # that a symbol is looked for
-_BEYOND = 1 << 64  # larger than any extent: values of expressions stay there
-_STEPS = 20  # of the meter, for an equation or assertion
+_LARGEST = 1 << 40  # bound of the search for the value of a symbol
+_BEYOND = 1 << 64  # values of expressions are clamped to it: no extent is as large
+_STEPS = 20  # steps for an equation or assertion
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
     "/": lambda a, b: a // b if b != 0 else UNKNOWN,
 }  # fmt: skip
 
 
-def has_open_inputs(
-    document: TractDocument, given: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
-) -> bool:
-    """Tell whether an input's extent is open, given some inputs' shapes and symbols' values."""
+def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str, int]) -> bool:
+    """Tell whether an extent of an input is open.
+
+    `shapes` are the user's, by input. `values` are those of symbols, for all other inputs.
+    """
     return any(
-        extent is None or extent is UNKNOWN for shape in given.values() for extent in shape
+        extent is None or extent is UNKNOWN for shape in shapes.values() for extent in shape
     ) or any(
         evaluate(extent, values) in (0, UNKNOWN)
         for name, shape in document.input_shapes.items()
-        if name not in given
+        if name not in shapes
         for extent in shape
     )
 
 
 def solve(
     document: TractDocument,
-    shapes: Mapping[str, Sequence[int | None]],
+    shapes: Shapes,
     meter: Meter,
-    given: Mapping[str, int] = {},
+    fixed: Mapping[str, int] = {},
 ) -> dict[str, int]:
-    """Return symbols' values by inputs' shapes, or UNKNOWN; some may be given.
+    """Return the values of symbols for shapes of inputs, UNKNOWN for open symbols.
 
-    Raises InputError where none fit.
+    `fixed` are values that the user gives. Raises InputError if no values fit the shapes, or if an
+    assertion fails.
     """
     equations = [
         _Equation(name, axis, expression, extent, len(parts), _names(parts), meter)
@@ -55,13 +58,13 @@ def solve(
         for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
         if extent is not None and extent is not UNKNOWN and _names(parts := [*_parts(expression)])
     ]
-    # Quotients last: they leave open which of several values a symbol has.
+    # Quotients last: several values of a symbol have the same quotient.
     equations.sort(key=lambda equation: _divides(equation.expression))
-    values = dict(given)
+    values = dict(fixed)
     meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
     unsolved = list(equations)
-    while found := next(((e, x) for e in unsolved if (x := e.solution(values)) is not None), None):
-        equation, value = found
+    while pair := next(((e, x) for e in unsolved if (x := e.solution(values)) is not None), None):
+        equation, value = pair
         values[equation.free(values)[0]] = value
         unsolved.remove(equation)
     for equation in equations:
@@ -69,7 +72,7 @@ def solve(
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
-    symbols = dict.fromkeys(document.symbols)  # and those that only occur in shapes of inputs
+    symbols = dict.fromkeys(document.symbols)  # more may occur in shapes without a declaration
     for shape in document.input_shapes.values():
         symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
@@ -77,32 +80,35 @@ def solve(
 
 @dataclass(frozen=True, slots=True)
 class _Equation:
-    """An extent of an input that the document gives by an expression of so many parts."""
+    """An extent of an input that equals an expression of the document, of `size` parts."""
 
     input: str
     axis: int
     expression: s.Expression
     extent: int
     size: int
-    names: Sequence[str]  # of the symbols in the expression
+    names: Sequence[str]  # the symbols in the expression
     meter: Meter
 
     def free(self, values: Mapping[str, int]) -> list[str]:
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
-        """Return the value of its only free symbol, None where it has none or more of them."""
+        """Return the value of the only free symbol, None without a solution.
+
+        None too if there are no or several free symbols.
+        """
         self.meter.spend(_STEPS + self.size, "the symbols")
         free = self.free(values)
         if len(free) != 1:
             return None
         if isinstance(self.expression, s.Identifier):
             return self.extent
-        known = {name: values[name] for name in self.names if name in values}
+        solved = {name: values[name] for name in self.names if name in values}
 
-        def at(value: int) -> Any:
+        def at(value: int) -> int:
             self.meter.spend(self.size, "a symbol")
-            return evaluate(self.expression, {**known, free[0]: value})
+            return evaluate(self.expression, {**solved, free[0]: value})
 
         zero, one = at(0), at(1)
         if zero is UNKNOWN or one is UNKNOWN:
@@ -113,28 +119,28 @@ class _Equation:
                 return guess
         if is_symbolic(self.extent):
             return None
-        # The smallest value for which an expression that grows is the extent.
+        # The least value, if the expression grows with the symbol.
         value = bisect_left(range(_LARGEST), self.extent, key=at)
         return value if at(value) == self.extent else None
 
     def check(self, document: TractDocument, values: Mapping[str, int]) -> None:
         if is_symbolic(self.extent):
             return
-        found, free = evaluate(self.expression, values), self.free(values)
+        value, free = evaluate(self.expression, values), self.free(values)
         span = s.span_in(document.source, self.expression)
         start = f"input '{self.input}' has extent {self.extent} at axis {self.axis}, "
         if len(free) == 1:
             raise InputError(f"{start}which no value of {free[0]} gives", span=span)
-        if found is not UNKNOWN and not is_symbolic(found) and found != self.extent:
+        if value is not UNKNOWN and not is_symbolic(value) and value != self.extent:
             raise InputError(
-                f"{start}it should be {found}: {_shown(self.names, values)}",
+                f"{start}it should be {value}: {_shown(self.names, values)}",
                 span=span,
                 hint="inputs that share a symbol must agree on it",
             )
 
 
-def evaluate(expression: s.Expression, values: Mapping[str, int]) -> Any:
-    """Compute an expression of symbols and integers: UNKNOWN where a symbol has no value."""
+def evaluate(expression: s.Expression, values: Mapping[str, int]) -> int:
+    """Return the value of an expression of symbols and integers, UNKNOWN if a symbol has none."""
     match expression:
         case s.Literal(value=int() as value) if not isinstance(value, bool):
             return value
@@ -148,7 +154,7 @@ def evaluate(expression: s.Expression, values: Mapping[str, int]) -> Any:
             return UNKNOWN
 
 
-def _binary(operator: str, a: Any, b: Any) -> Any:
+def _binary(operator: str, a: int, b: int) -> int:
     if operator in COMPARISONS:
         is_open = any(x is UNKNOWN or is_symbolic(x) for x in (a, b))
         return UNKNOWN if is_open else COMPARISONS[operator](a, b)
@@ -161,9 +167,9 @@ def _check(document: TractDocument, assertion: Assertion, values: Mapping[str, i
     # A scenario names one use of the network, such as the first step of decoding.
     if assertion.scenario or evaluate(assertion.condition, values) is not False:
         return
-    known = _shown(_names(_parts(assertion.condition)), values)
+    shown = _shown(_names(_parts(assertion.condition)), values)
     raise InputError(
-        f"the document asserts {assertion.text}" + (f", the inputs make {known}" if known else ""),
+        f"the document asserts {assertion.text}" + (f", the inputs make {shown}" if shown else ""),
         span=Span(document.source, assertion.offset, len(assertion.text)),
     )
 
@@ -181,7 +187,7 @@ def _divides(expression: s.Expression) -> bool:
 
 
 def _parts(expression: s.Expression) -> Iterator[s.Expression]:
-    """Yield an expression and what it is made of, as far as symbols can be made of it."""
+    """Yield an expression and its parts, as far as `evaluate` computes them."""
     pending = [expression]
     while pending:
         part = pending.pop()

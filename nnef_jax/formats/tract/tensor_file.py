@@ -1,17 +1,17 @@
-"""Tensor files of the dialect: those of NNEF 1.0, and the item types that tract adds to them.
+"""Reads tensor files of the dialect: NNEF 1.0's, with the item types that tract adds.
 
-The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, but its
-two quantised ones are plain integers: tract writes all integers so. Of vendor 'TR' there are
+The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, but the
+two quantised types are plain integers: tract writes all integers as such. Vendor 'TR' has
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, which are refused
     0x3040    Q4_0: blocks of 18 bytes, scale in float16, then 32 codes of 4 bits, two in each of 16
-              bytes; number = (code - 8) * scale. The low halves are the first 16 codes and the high
-              halves the others; in the older order of tract, 0x2040, byte j has codes 2j (low) and
-              2j + 1 (high)
+              bytes; number = (code - 8) * scale. The low halves are the first 16 codes, the high
+              halves the last 16. In the older order of tract, 0x2040, byte j has codes 2j (low)
+              and 2j + 1 (high)
     0x3080    Q8_1: blocks of 36 bytes, scale in float16, scale times the sum of the codes in
-              float16, then 32 signed codes of 8 bits; number = code * scale. tract writes them
-              under another number than it reads, 0x3081
+              float16, then 32 signed codes of 8 bits; number = code * scale. tract writes the
+              item type 0x3081 and reads 0x3080
 
 The blocks are ggml's. Extents may be 0. Complex numbers with parts of 16 bits come in complex64,
 blocks in float32.
@@ -37,12 +37,12 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
-# Items of a tensor that may stand for an attribute: of larger ones flattening reads types alone.
+# Items of a tensor that may be an attribute. Flattening reads only the types of larger tensors.
 LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
-# Dtypes of complex numbers by their bits: of a part as stored, and of the array.
+# Dtypes by the bits of a complex number: of a stored part, and of the array.
 _COMPLEX_TYPES = {
     32: ("<f2", "complex64"), 64: ("<f4", "complex64"), 128: ("<f8", "complex128"),
 }  # fmt: skip
@@ -67,7 +67,7 @@ def _q8_1(blocks: _Codes) -> _Reals:
     return blocks[:, 4:].view(np.int8) * _scales(blocks)
 
 
-# The bytes of a block and the numbers in blocks along axis 0, by item type.
+# By item type: the bytes of a block, and a function from blocks [n, bytes] to numbers [n, 32].
 _Format = tuple[int, Callable[[_Codes], _Reals]]
 _FORMATS: dict[int, _Format] = {
     0x3040: (18, _q4_0), 0x2040: (18, _old_q4_0), 0x3080: (36, _q8_1), 0x3081: (36, _q8_1),
@@ -76,36 +76,36 @@ _FORMATS: dict[int, _Format] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A tensor as stored: a read-only array, its member for errors, and whether it is in blocks."""
+    """A stored tensor: a read-only array, the member for errors, whether it was in blocks."""
 
     array: NDArray[Any]
     member: str
     in_blocks: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A network that is read has its data elsewhere; flattening it again reads these values.
+        # A pickled network has its data elsewhere. Only small tensors are read by flattening.
         if self.array.size <= LARGEST_ATTRIBUTE:
             return type(self), (self.array, self.member, self.in_blocks)
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
 
     def content(self) -> tuple[str, bytes]:
-        """Tell its type, and the values if they may decide the structure of a graph."""
+        """Return the type, and the bytes if the tensor may be an attribute."""
         type = f"{self.array.dtype}{self.array.shape}{self.in_blocks}"
         return type, self.array.tobytes() if self.array.size <= LARGEST_ATTRIBUTE else b""
 
     @property
     def codes(self) -> TensorFile | None:
-        """Return integers as codes for graph.quant, None for all else."""
+        """Return an integer tensor as codes for graph.quant, None for any other tensor."""
         dtype = self.array.dtype
         if dtype.kind not in "iu":
             return None
         return TensorFile(self.array, 8 * dtype.itemsize, dtype.kind == "i", True)
 
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
-        """Return the array in the shape that the variable of a label declares.
+        """Return the array in the declared shape of the variable of a label.
 
-        Trailing 1s may differ; of block-quantised data, a matrix in the file, only the number of
-        items counts. Raises DataError where it does not fit.
+        Trailing 1s may differ. Data in blocks are a matrix in the file and need only have as many
+        items. Raises DataError.
         """
         if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)
@@ -122,11 +122,11 @@ def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bo
 
 
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
-    """Return the tensor of a file of the dialect; `name` is what errors call it.
+    """Return the tensor of a file of the dialect. `name` is the file's name in errors.
 
-    Nothing is allocated before the header agrees with itself and with the size of the file. Raises
-    DataError, UnsupportedError for item types that nothing here computes with, LimitError for a
-    tensor that must be converted and takes more memory than the meter allows.
+    No memory is allocated before the header is consistent with itself and the size of the file.
+    Raises DataError, UnsupportedError for item types without a dtype here, LimitError for a tensor
+    whose conversion takes more memory than the meter allows.
     """
     header = tensorfile.final_header(data, name)
     if header.vendor != _VENDOR:
@@ -150,17 +150,17 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
             f"{name} holds complex integers of {header.bits} bits",
             hint="complex numbers have real parts here: store them as such",
         )
-    known = ", ".join(f"{number:#06x}" for number in (_COMPLEX, *_FORMATS))
+    supported = ", ".join(f"{number:#06x}" for number in (_COMPLEX, *_FORMATS))
     message = f"{name}: item type {kind:#06x} of vendor 'TR'"
-    raise UnsupportedError(message, hint=f"those known here are {known}")
+    raise UnsupportedError(message, hint=f"the supported ones are {supported}")
 
 
 def _payload(data: memoryview, header: FinalHeader, size: int, name: str) -> memoryview:
-    found = len(data) - HEADER_SIZE
-    if header.length != size or found != size:
+    length = len(data) - HEADER_SIZE
+    if header.length != size or length != size:
         raise DataError(
             f"{name}: extents {list(header.shape)} take {size} bytes, but the data length is "
-            f"{header.length} and {found} bytes follow the header"
+            f"{header.length} and {length} bytes follow the header"
         )
     return data[HEADER_SIZE:]
 

@@ -1,4 +1,4 @@
-"""A network in an archive, with what it reads there: tensors, JSON documents, other networks."""
+"""A network in an archive, and the members that it reads: tensors, JSON, other networks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from nnef_jax.storage.archive import Archive, open_archive
 from nnef_jax.storage.labels import member_of
 
 _ARCHIVES = (".nnef.tgz", ".nnef.tar")
-_MAX_DEPTH = 16  # of networks in networks: an archive can be made that holds itself
+_MAX_DEPTH = 16  # networks within networks: an archive can contain itself
 _LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and load again"
 
 
 class Unit:
-    """One network of an archive, which may hold others: its document, and the data beside it.
+    """A network of an archive, which may contain other networks: its document and its data.
 
-    All is read when asked for, and kept after the archive is closed. A label names the member
-    LABEL.dat, or any other suffix, without leading slashes, as in tract. `labels` precedes the
-    labels of a network within another.
+    Members are read at the first use, and kept after the archive is closed. A label names the
+    member LABEL.dat, or with another suffix, without leading slashes, as in tract. `labels` is the
+    prefix of the labels of a network within another.
     """
 
     def __init__(self, archive: Archive, meter: Meter, labels: str = "", depth: int = 0) -> None:
@@ -49,7 +49,7 @@ class Unit:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
 
     def content(self) -> Iterator[object]:
-        """Yield everything that its graphs depend on: its texts, and the tensors read."""
+        """Yield everything that the network's graphs depend on: texts, tensors that were read."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())
@@ -57,7 +57,7 @@ class Unit:
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
-        """Return all texts that were read, by member; those of a network within in a folder."""
+        """Return all texts that were read, by member. A network within has a folder."""
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
         for label, unit in self._within.items():
             folder = _member(label, "")
@@ -66,19 +66,19 @@ class Unit:
 
     @cached_property
     def document(self) -> TractDocument:
-        """Return the parsed text of the network."""
+        """Return the parsed document of the network."""
         return parse(self._archive.read_text(GRAPH), self._meter)
 
     @cached_property
     def quantizers(self) -> Mapping[str, Quantizer]:
-        """Return the entries of its graph.quant by tensor."""
+        """Return the entries of the network's graph.quant by tensor."""
         if not self._archive.exists(QUANTIZATION):
             return {}
         source = self._archive.read_text(QUANTIZATION)
         return read_quantization(source, self.document.names, self._meter)
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor in LABEL.dat or safetensors. Raises ArchiveError without either."""
+        """Return the tensor in LABEL.dat or a safetensors file. Raises ArchiveError without one."""
         if label not in self._tensors:
             self._tensors[label] = self._read(label)
         return self._tensors[label]
@@ -95,7 +95,7 @@ class Unit:
 
     @cached_property
     def _safetensors(self) -> dict[str, SafetensorsFile]:
-        """Return the first member in the safetensors format for each label."""
+        """Return the first safetensors file that has a tensor of each label."""
         files = [
             SafetensorsFile(self._archive.open_tensor(name), name, self._meter)
             for name in self._archive.names()
@@ -112,7 +112,10 @@ class Unit:
         return value_at(self._documents[member], key, member, self._meter)
 
     def within(self, label: str) -> Unit:
-        """Open LABEL.nnef.tgz, LABEL.nnef.tar or LABEL/. Raises ArchiveError or LimitError."""
+        """Return the network in LABEL.nnef.tgz, LABEL.nnef.tar or LABEL/.
+
+        Raises ArchiveError without one, LimitError if networks are nested too deeply.
+        """
         if label not in self._within:
             self._meter.spend(len(label), "the label of a network")
             if self._depth == _MAX_DEPTH:
@@ -137,7 +140,7 @@ class Unit:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Return stored data in a network's dtype. Raises DataError if values or kind do not fit."""
+    """Return stored data in a dtype. Raises DataError for items that it does not have."""
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 

@@ -1,4 +1,4 @@
-"""Find all the operations of a document that cannot be run, before anything else is done."""
+"""Finds operations of a document that cannot run, and readers of padded lists."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nnef_jax.similar import did_you_mean
 
 
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:
-    """Raise UnsupportedError for all operations at once that the graph reaches but cannot run."""
+    """Raise UnsupportedError for all operations that the graph reaches and that cannot run."""
     refuse(unsupported(document, rules), lambda name: _explained(name, meter))
 
 
 def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span]]:
-    """Return the operations that the graph reaches but cannot run, with where they are."""
+    """Return the spans of operations that the graph reaches and that cannot run, by operation."""
     uses: dict[str, list[Span]] = {}
     for node in _reached(document, rules):
         name = node.operation
@@ -33,12 +33,13 @@ def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span
     return uses
 
 
-# Operations whose number of results depends on the data: they are padded to the most possible.
-_PADDED = {"non_zero": 1, "non_max_suppression": 0}  # with the axis of results
+# Kinds whose number of items depends on the data, with the axis of the items. The result is padded
+# to the largest number.
+_PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
 def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
-    """Yield the outputs that are padded, with their names and the axis."""
+    """Yield the padded outputs: the value, the name of the output, and the padded axis."""
     for operation in graph.operations:
         for name, value in zip(graph.output_names, graph.outputs, strict=True):
             if operation.kind in _PADDED and value in operation.writes():
@@ -46,7 +47,7 @@ def padded_outputs(graph: Graph) -> Iterator[tuple[Value, str, int]]:
 
 
 def refuse_readers_of_padding(graph: Graph) -> None:
-    """Raise UnsupportedError where an operation, or a scan's stack, reads another's padding."""
+    """Raise UnsupportedError if an operation reads a padded result, or a scan's body has one."""
     padded: set[Value] = set()
     refused: list[tuple[Operation, str]] = []
     for operation in graph.operations:
@@ -108,7 +109,7 @@ def _explained(name: str, meter: Meter) -> tuple[str, str]:
         hint = "load(..., rules=registry) takes a rule for it"
     else:
         prefix = f"{registry}_" if registry else ""
-        known = [other for other in declarations.declarations() if other.startswith(prefix)]
-        hint = did_you_mean(name, known, meter=meter, most=1, cutoff=0.85)
+        names = [other for other in declarations.declarations() if other.startswith(prefix)]
+        hint = did_you_mean(name, names, meter=meter, most=1, cutoff=0.85)
         hint = hint or "neither the document nor a registry of tract has an operation of this name"
     return origin, hint

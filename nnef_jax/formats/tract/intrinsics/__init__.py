@@ -1,4 +1,4 @@
-"""Intrinsics: operations that need their call site, as for an input, a variable or a shape."""
+"""Intrinsics: operations that need their site, such as inputs, variables, shapes and scans."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Operations of a network cut into pulses: each call gets the next piece of a stream.
+"""Operations of a network that takes a stream in pulses: each call has the next piece.
 
-States of the graph, zeros at first, keep what later pieces need: the network runs by `model.step`
+States of the graph, zeros at first, pass items to later pieces. The network runs by `model.step`
 and `model.scan`. Source: registry tract_pulse.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,7 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 @intrinsic("tract_pulse_delay", delay=fixed("delay"), overlap=fixed("overlap"))
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
-    """Delay the stream by `delay` items; each piece has `overlap` items of the one before."""
+    """Delay the stream by `delay` items. A piece starts with `overlap` items of the last piece."""
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
@@ -45,7 +43,7 @@ def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
 
 @intrinsic("tract_pulse_mask", begin=integer("begin"), end=integer("end"), value=number("value"))
 def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
-    """Replace all before `begin` and from `end` on by a value."""
+    """Replace items before `begin` and from `end` on by a value."""
     return _between(site, begin, end, value)
 
 
@@ -57,7 +55,7 @@ def mask(site: CallSite, *, begin: int, end: int, value: float) -> Value:
 def pulse_pad(
     site: CallSite, *, border: str, begin: int, end: int, overlap: int, value: float
 ) -> Value:
-    """Put a value ahead of the stream and behind it, for `before` and `after` items at least."""
+    """Pad the stream: items before `begin` and from `end` on are `value`."""
     if border != "constant":
         message = f"'border' of a padded stream must be 'constant' here, it is '{border}'"
         raise InvalidOperation(message)
@@ -65,22 +63,22 @@ def pulse_pad(
 
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
-def cumsum(site: CallSite, *, exclusive: Any, skip: int) -> Value:
-    """Sum all items of the stream so far, without the first `skip` of them."""
+def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
+    """Sum all items of the stream up to each, without the first `skip` items."""
     input, axis = _stream(site)
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
     total = site.state(_resized(input, axis, 1), f"{site.name}_total")
-    ways = {"axes": [axis], "normalize": False}
-    pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **ways)
+    reduction = {"axes": [axis], "normalize": False}
+    pulse = apply(site, "sum_reduce", f"{site.name}_own", input=input, **reduction)
     site.graph.builder.update(total, apply(site, "add", f"{site.name}_next", x=total, y=pulse))
-    ways = {"axis": axis, "exclusive": exclusive, "reverse": False}
-    sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **ways)
+    direction = {"axis": axis, "exclusive": exclusive, "reverse": False}
+    sums = apply(site, "tract_core_cumsum", f"{site.name}_sums", x=input, **direction)
     return apply(site, "add", site.name, x=sums, y=total)
 
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
-    """Replace the stream outside [begin, end) by a value; a counter of items is the state."""
+    """Replace items of the stream outside [begin, end) by a value. A state counts the items."""
     begin, end, (input, axis) = _position(begin), _position(end), _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap
@@ -93,7 +91,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
-    """Return the call's piece of the stream, and the axis along which it is cut."""
+    """Return the piece of the stream, and the axis along which the stream is cut."""
     input, axis = tensor(site, site.input(0)), site.integer("axis")
     axis = require.normal_axis(axis, len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:

@@ -1,4 +1,4 @@
-"""`tract_core_scan`: a fragment repeated over slices of tensors, with state from turn to turn."""
+"""`tract_core_scan`: a fragment that is repeated over slices of tensors, with states."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
 from nnef_jax.similar import listed
 
-_STEPS = 1_000
-# Of the entries in an argument: how many values they may have, and which of these are names.
+_STEPS = 1_000  # steps for a scan
+# By argument: the numbers of values that an entry may have, and the positions of names in it.
 _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "scan": ((4,), (0,)),
     "full": ((2,), (0,)),
     "state": ((3,), (0, 2)),
     "output": ((3, 4), (0, 1)),
 }
-_State = tuple[str, Value, str]  # a parameter of the body, its first value, the result for the next
+_State = tuple[str, Value, str]  # parameter of the body, first value, result that is the next
 
 
 @intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
 def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
-    """Flatten the body by itself and add one operation `scan` to the graph.
+    """Flatten the body as a graph of its own, and add one operation `scan` to the graph.
 
-    The body's parameters go by name: to slices of the scanned tensors, to whole ones, and to
-    states, which start as a tensor and become a result of the body after each turn. Where a network
-    gets a stream piece by piece, states stay from call to call.
+    A parameter of the body is a slice of a scanned tensor, a full tensor, or a state. A state
+    starts as a tensor and is a result of the body after each turn. In a network that takes a
+    stream, states are kept from call to call.
     """
     document = site.unit.document
     fragment = document.fragments.get(name)
@@ -47,24 +47,24 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     streams = bool(
         document.pulsed and site.graph.outer is None and not resets and (parts["state"] or skip)
     )
-    scanned = [(n, tensor(site, x), *_axis_and_chunk(rest)) for n, x, *rest in parts["scan"]]
+    scanned = [(n, tensor(site, x), *_axis_and_chunk(place)) for n, x, *place in parts["scan"]]
     states = [(n, tensor(site, x), result) for n, x, result in parts["state"]]
-    outputs = [(n, kept, *_axis_and_chunk(rest)) for n, kept, *rest in parts["output"]]
+    outputs = [(n, form, *_axis_and_chunk(place)) for n, form, *place in parts["output"]]
     results = [entry[0] for entry in outputs]
     body = _Body(site, fragment, scanned, parts["full"], results, skip if streams else 0)
-    graph, whole, states = body.flatten(states)
+    graph, full, states = body.flatten(states)
     initial = [value for _, value, _ in states]
     if streams:
         prefix = site.names[0] if site.names else f"{site.frame.prefix}{name}"
-        initial = body.kept([entry[1] for entry in parts["state"]], states, prefix)
+        initial = body.variables([entry[1] for entry in parts["state"]], states, prefix)
         skip, outputs = 0, [*outputs, *[("", "last", 0, 1)] * len(initial)]
         graph = replace(graph, outputs=(*graph.outputs, *graph.outputs[: len(initial)]))
-    operands = {"scanned": [x for _, x, *_ in scanned], "full": whole, "initial": initial}
+    operands = {"scanned": [x for _, x, *_ in scanned], "full": full, "initial": initial}
     attributes = {
         "body": graph,
         "axes": [axis for *_, axis, _ in scanned],
         "chunks": [chunk for *_, chunk in scanned],
-        "outputs": [tuple(rest) for _, *rest in outputs],
+        "outputs": [output[1:] for output in outputs],
         "skip": skip,
     }
     (tensors,) = site.add("scan", operands, attributes, site.names)
@@ -75,9 +75,9 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     return Results.of(tensors)
 
 
-def _entries(value: Any, key: str) -> list[tuple[Any, ...]]:
+def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
     lengths, names = _ENTRIES[key]
-    entries = cast(list[Any], value) if isinstance(value, list) else [value]
+    entries = cast(list[Any], value if isinstance(value, list) else [value])
     for entry in entries:
         if not isinstance(entry, tuple) or len(cast(tuple[Any], entry)) not in lengths:
             raise InvalidOperation(f"'{key}' is a list of tuples of {lengths[-1]} values")
@@ -93,7 +93,7 @@ def _axis_and_chunk(values: Sequence[Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """The body of a scan as a graph of its own; the states wait for `skipped` turns of a stream."""
+    """The body of a scan. States do not change in the first `skipped` turns of a stream."""
 
     site: CallSite
     fragment: s.Fragment
@@ -105,19 +105,19 @@ class _Body:
     def flatten(
         self, states: list[_State], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[_State]]:
-        """Return graph, whole inputs and states; initial tensors take the body's dtypes."""
+        """Return the graph, the full tensors, and the states in the dtypes of their results."""
         site = self.site.into(self.site.graph.body())
         graph, bound = site.graph, _Bound(site, self.site.graph, self.fragment)
         slices = [bound.bind(*entry) for entry in self.scanned]
-        whole = [(bound.bind(name, value), value) for name, value in self.full]
-        kept = [bound.bind(name, value) for name, value, _ in states]
+        full = [(bound.bind(name, value), value) for name, value in self.full]
+        state_inputs = [bound.bind(name, value) for name, value, _ in states]
         bound.refuse_missing()
         inner = site.evaluator.enter(self.fragment, bound.values, site.named())
         identifier, place = _finder(inner.values), replace(site, frame=inner)
 
         def result(name: str) -> Value:
-            found = s.Identifier(site.node.offset, identifier(name) or name)
-            return tensor(place, site.evaluator.lookup(found, inner))
+            node = s.Identifier(site.node.offset, identifier(name) or name)
+            return tensor(place, site.evaluator.lookup(node, inner))
 
         nexts = [result(name) for _, _, name in states]
         results = [result(name) for name in self.outputs]
@@ -128,15 +128,15 @@ class _Body:
             ]
             if agreed != states:
                 return self.flatten(agreed, again=True)
-        tensors = [(i, o) for i, o in whole if isinstance(i, Value)]
+        tensors = [(i, o) for i, o in full if isinstance(i, Value)]
         tensors += [(inner, outer) for outer, inner in graph.captured.items()]
-        inputs = [*slices, *(inner for inner, _ in tensors), *kept]
+        inputs = [*slices, *(inner for inner, _ in tensors), *state_inputs]
         if self.skipped:
             inputs, nexts = self._counted(site, inputs, nexts)
-        made = [*nexts, *results]
-        names, order = [value.name for value in made], [value.name for value in inputs]
-        flat = graph.builder.graph(self.fragment.name, made, names, order)
-        # The scan does not read what the body declares and does not need.
+        outputs = [*nexts, *results]
+        names, order = [value.name for value in outputs], [value.name for value in inputs]
+        flat = graph.builder.graph(self.fragment.name, outputs, names, order)
+        # Inputs that the body does not need are left out.
         spare = {inner for inner, _ in tensors} - flat.needed
         flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in spare))
         return flat, [outer for inner, outer in tensors if inner not in spare], states
@@ -144,7 +144,7 @@ class _Body:
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """Add a counter of turns for which the states wait to the inputs and next states."""
+        """Return the inputs and next states with a counter of turns, by which states wait."""
         builder = site.graph.builder
         turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
         runs = apply(site, "ge", x=turn, y=self.skipped)
@@ -154,14 +154,16 @@ class _Body:
         ]
         return [*inputs, turn], [*waiting, apply(site, "add", x=turn, y=1)]
 
-    def kept(self, starts: Sequence[Any], states: Sequence[_State], prefix: str) -> list[Value]:
-        """Return new variables instead of the initial states, and one for the counter."""
+    def variables(
+        self, starts: Sequence[object], states: Sequence[_State], prefix: str
+    ) -> list[Value]:
+        """Return new states of the graph that replace the initial states, and the counter."""
         graph, variables = self.site.graph, list[Value]()
         for start, (name, value, _) in zip(starts, states, strict=True):
-            known = graph.constants.get(start) if isinstance(start, Value) else host(start)
-            if known is None:
+            initial = graph.constants.get(start) if isinstance(start, Value) else host(start)
+            if initial is None:
                 raise self.site.error(f"state '{name}' of a stream must start as a constant")
-            variables.append(self.site.state(value.type, f"{prefix}_{_escape(name)}", known))
+            variables.append(self.site.state(value.type, f"{prefix}_{_escape(name)}", initial))
         if self.skipped:
             type = TensorType((), graph.builder.integer)
             variables.append(self.site.state(type, f"{prefix}_turn"))
@@ -169,7 +171,7 @@ class _Body:
 
 
 class _Bound:
-    """The values of the parameters of a body, each given once."""
+    """The values of a body's parameters while they are bound, each once."""
 
     def __init__(self, site: CallSite, outer: FlatGraph, fragment: s.Fragment) -> None:
         self.values: dict[str, Any] = {}
@@ -178,10 +180,10 @@ class _Bound:
         self._fragment = fragment
         self._parameter = _finder(parameter.name for parameter in fragment.parameters)
 
-    def bind(self, name: str, value: Any, axis: int | None = None, chunk: int = 1) -> Any:
-        """Bind a value from outside, or slices of it, and return the body's input for it.
+    def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
+        """Bind a parameter to a value from outside, or to slices of it along an axis.
 
-        Known values have none.
+        Return the body's input for it, None for a known value.
         """
         parameter = self._free(name)
         if not isinstance(value, Value):
@@ -207,27 +209,27 @@ class _Bound:
             raise self._site.error(message, hint)
 
     def _free(self, name: str) -> str:
-        """Return the parameter that a name stands for, which has no value yet."""
-        found = self._parameter(name)
-        if found is None:
+        """Return the parameter of a name. Raises NnefError if it is bound, or without one."""
+        parameter = self._parameter(name)
+        if parameter is None:
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
             hint = f"its parameters are {listed([p.name for p in self._fragment.parameters])}"
             raise self._site.error(message, hint)
-        if found in self.values:
-            raise self._site.error(f"parameter '{found}' of the body is given twice")
-        return found
+        if parameter in self.values:
+            raise self._site.error(f"parameter '{parameter}' of the body is given twice")
+        return parameter
 
 
 def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function from strings to identifiers: the same, or the only one alike."""
-    known, alike = set(identifiers), dict[str, list[str]]()
-    for identifier in known:
+    """Return a function from a string to the equal identifier, or to the only similar one."""
+    names, alike = set(identifiers), dict[str, list[str]]()
+    for identifier in names:
         alike.setdefault(_escape(identifier), []).append(identifier)
 
     def find(name: str) -> str | None:
         escaped = _escape(name)
         for forms in ([name], [escaped], alike.get(escaped, [])):
-            if len(forms) == 1 and forms[0] in known:
+            if len(forms) == 1 and forms[0] in names:
                 return forms[0]
         return None
 
@@ -235,6 +237,9 @@ def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
 
 
 def _escape(name: str) -> str:
-    """Write a name as tract does without quotes: `/rnn/X.0` as `__rnn_X_0`; any alphabet stays."""
+    """Return a name as tract writes it without quotes, `/rnn/X.0` as `__rnn_X_0`.
+
+    Letters of any alphabet are kept.
+    """
     before = "" if name[:1].isalpha() or name[:1] == "_" else "_"
     return before + "".join(c if c.isalnum() else "_" for c in name)

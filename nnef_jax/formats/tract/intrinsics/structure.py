@@ -1,9 +1,10 @@
-"""Inputs, variables, networks within networks, casts, and values that follow from shapes."""
+"""Intrinsics: inputs, variables, networks within networks, casts, values that shapes decide."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from typing import cast as cast_type
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,21 +23,21 @@ from nnef_jax.formats.syntax.types import STRING
 from nnef_jax.formats.tract import symbols
 from nnef_jax.formats.tract.application import Results, apply, tensor
 from nnef_jax.formats.tract.attributes import attribute
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.dtypes import converted, dtype_of
 from nnef_jax.formats.tract.operators.registry import argument, intrinsic
 from nnef_jax.formats.tract.quantized_tensors import codes_of
 from nnef_jax.formats.tract.unit import as_dtype
 from nnef_jax.limits import raising
 
-# What the generic argument of an operation of the standard stands for.
+# Datum types by generic argument of an operation of the standard.
 _GENERIC = {"scalar": "f32", "integer": "i64", "logical": "bool"}
 _NETWORK = 60  # steps, for a network within another one
 
 
 @intrinsic("external", "tract_core_external", shape=integers("shape"))
 def external(site: CallSite, *, shape: Sequence[int]) -> Any:
-    """Declare an input; the generic argument of `external` says what it holds."""
+    """Declare an input, with the items of `datum_type` or of the generic argument."""
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
@@ -71,9 +72,9 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 
 @intrinsic("variable", label=text("label"), shape=integers("shape"))
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
-    """Declare a parameter of its file's type, or graph.quant's where it is quantised."""
+    """Declare a parameter in the dtype of its file, or in real numbers if codes are decoded."""
     graph, unique = site.graph, site.unit.labels + label
-    if graph.outer is not None:  # in the body of a scan: it is passed from outside
+    if graph.outer is not None:  # in the body of a scan, which reads it from outside
         return graph.capture(variable(site.into(graph.outer), label=label, shape=shape))
     if unique not in graph.data:
         graph.report()
@@ -89,7 +90,7 @@ def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
 
 
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
-    """Return the data of a variable in its shape, and whether it was decoded from codes."""
+    """Return the data of a variable in a shape, and whether they were decoded from codes."""
     record = site.unit.get(label)
     array = record.shaped(shape or record.array.shape, label)
     quantizer = site.unit.quantizers.get(site.name)
@@ -101,15 +102,16 @@ def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], boo
 
 @intrinsic("tract_resource_get", label=text("label"), key=text("key"))
 def resource(site: CallSite, *, label: str, key: str) -> Any:
-    """Return a value of a JSON file of the archive."""
+    """Return the value at `key` in a JSON file of the archive."""
     return site.unit.json(label, key)
 
 
 @intrinsic("tract_core_submodel", label=text("label"))
-def submodel(site: CallSite, input: Any, *, label: str) -> Any:
-    """Evaluate another network of the archive here."""
+def submodel(site: CallSite, input: object, *, label: str) -> Any:
+    """Evaluate another network of the archive on the inputs, and return its outputs."""
     graph = site.graph
-    operands = [tensor(site, value) for value in (input if isinstance(input, list) else [input])]
+    values = cast_type("list[object]", input) if isinstance(input, list) else [input]
+    operands = [tensor(site, value) for value in values]
     if graph.outer is not None:
         raise InvalidOperation("the body of a scan cannot have another network in it")
     graph.meter.spend(_NETWORK)
@@ -127,12 +129,12 @@ def submodel(site: CallSite, input: Any, *, label: str) -> Any:
     return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
 
 
-# Operations whose result is known where their arguments are
+# Operations whose result is known if their arguments are
 
 
 @intrinsic("cast", "tract_core_cast")
-def cast(site: CallSite, value: Any) -> Any:
-    """Cast to `to`, the standard's generic argument, or the result's type in graph.quant."""
+def cast(site: CallSite, value: object) -> Any:
+    """Cast to the datum type `to`, or to the generic argument of the standard's operation."""
     graph, generic = site.graph, site.generic
     if site.has_attribute("to"):
         name = site.text("to")
@@ -145,7 +147,7 @@ def cast(site: CallSite, value: Any) -> Any:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(name, graph.builder.real)
     is_known = not isinstance(value, Value)
-    # Known values of these types stay known.
+    # Known values in these dtypes stay host values.
     kinds = {graph.builder.integer: "integer", graph.builder.real: "scalar", "bool": "logical"}
     try:
         if is_known and dtype in kinds:
@@ -153,7 +155,7 @@ def cast(site: CallSite, value: Any) -> Any:
     except h.NotFolded:
         pass
     operand = tensor(site, value)
-    if operand in graph.entries and is_integer(dtype):  # stored so: no number is rounded
+    if operand in graph.entries and is_integer(dtype):  # its codes: no number is rounded
         operand = codes_of(site, operand, graph.entries[operand])
     result = site.cast(operand, dtype, *site.names)
     if is_known and h.is_plain(h.host(value).ravel()):
@@ -162,25 +164,25 @@ def cast(site: CallSite, value: Any) -> Any:
 
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
-def constant(site: CallSite, *, shape: Sequence[int], value: Any) -> Any:
-    """Broadcast one number, or reshape as many as there are items."""
-    value = h.host(value).ravel()
-    if value.size == 1:
-        filling = value.reshape(())
+def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
+    """Return a constant: one number broadcast to the shape, or all its items."""
+    items = h.host(value).ravel()
+    if items.size == 1:
+        filling = items.reshape(())
         return apply(site, "tract_core_broadcast", *site.names, input=filling, shape=shape)
     axes = {"axis_start": 0, "axis_count": -1}
-    return apply(site, "reshape", *site.names, input=value, shape=shape, **axes)
+    return apply(site, "reshape", *site.names, input=items, shape=shape, **axes)
 
 
 @intrinsic("tract_core_shape_of")
-def shape_of(site: CallSite, value: Any) -> h.Host:
-    """Return the extents of a tensor or known value."""
+def shape_of(site: CallSite, value: object) -> h.Host:
+    """Return the shape of a tensor or known value as a host value."""
     return h.boxes(site.graph.shape_of(value) if isinstance(value, Value) else h.host(value).shape)
 
 
 @intrinsic("tract_core_range")
 def range_of(site: CallSite) -> Any:
-    """Return the numbers from `start` to before `end`; a long range is made in the network."""
+    """Return the numbers from `start` to before `end`. A long range is computed in the network."""
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
     real = any(not h.is_integer(bound) for bound in bounds)
@@ -202,27 +204,27 @@ def range_of(site: CallSite) -> Any:
 
 
 def _number(site: CallSite, name: str) -> h.Host:
-    """Return a number that must be known, as it is given."""
+    """Return an argument that must be one known number. Raises InvalidOperation."""
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):
         raise InvalidOperation(
             f"'{name}' must be known when the network is compiled, "
             f"'{value.name}' depends on the data of the inputs"
         )
-    known = h.host(value)
-    if known.size != 1:
-        raise InvalidOperation(f"'{name}' must be one number, these are {known.size}")
-    # NaN depends on an open extent.
-    if not h.is_integer(known) and (
-        np.isinf(known) or (np.isnan(known) and not site.graph.is_open)
+    number = h.host(value)
+    if number.size != 1:
+        raise InvalidOperation(f"'{name}' must be one number, these are {number.size}")
+    # A real number that depends on an open extent is NaN.
+    if not h.is_integer(number) and (
+        np.isinf(number) or (np.isnan(number) and not site.graph.is_open)
     ):
-        raise InvalidOperation(f"'{name}' must be a number, it is {known.item()}")
-    return known.reshape(())
+        raise InvalidOperation(f"'{name}' must be a number, it is {number.item()}")
+    return number.reshape(())
 
 
 @intrinsic("within_bound_index")
-def within_bound_index(site: CallSite, index: Any, extent: Any) -> Any:
-    """Return an index, below 0 from the end, as one from 0 to an extent."""
+def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand) -> Any:
+    """Return an index clamped to 0 ... extent. A negative one counts from the end."""
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)

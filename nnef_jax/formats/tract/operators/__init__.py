@@ -1,7 +1,7 @@
-"""What operations of the dialect mean: functions, a file a family, and `rows`.
+"""The meanings of the dialect's operations: functions, a file a family, and the table in `rows`.
 
-A function takes the site and the first operands, which it names as kinds do. An operation that is
-not here is the kind of its name.
+A function takes the site and the first operands, named as in the kind. An operation without a
+meaning is the kind of its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Powers, normalisation, attention, recurrence, indices and resampling."""
+"""Meanings of operations of several steps: attention, recurrence, indices, resampling."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from nnef_jax.flattening.operators.attributes import (
     numbers,
     text,
 )
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import operator
 
 
 @operator("tract_core_pow_const")
-def power(site: CallSite, x: Any, *, exponent: float = number("exponent")) -> Any:
-    """Raise to a power of the type of the base."""
+def power(site: CallSite, x: TractOperand, *, exponent: float = number("exponent")) -> TractOperand:
+    """Compute x^exponent, with the exponent in the dtype of x."""
     return site.last.pow(x, jnp.dtype(site.dtype_of(x)).type(exponent))
 
 
 @operator("tract_core_rms_norm")
-def rms_norm(site: CallSite, input: Any, epsilon: Any, *, axis: int = axis("axis")) -> Any:
-    """Scale by 1."""
+def rms_norm(
+    site: CallSite, input: TractOperand, epsilon: TractOperand, *, axis: int = axis("axis")
+) -> TractOperand:
+    """Normalise with the scale 1."""
     one = jnp.dtype(site.dtype_of(input)).type(1)
     return site.last.rms_norm(input, one, epsilon, axis=axis, dtype="")
 
@@ -42,16 +44,16 @@ def rms_norm(site: CallSite, input: Any, epsilon: Any, *, axis: int = axis("axis
 @operator("tract_transformers_sdpa")
 def attention(
     site: CallSite,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
+    query: TractOperand,
+    key: TractOperand,
+    value: TractOperand,
+    mask: TractOperand,
     *,
     scale: float = number("scale"),
     is_causal: bool = flag("is_causal"),
     wide: str = text("acc_datum_type"),
-) -> Any:
-    """Compute in `acc_datum_type`; the result has the type of the operands."""
+) -> TractOperand:
+    """Compute in `acc_datum_type`. The result has the dtype of the operands."""
     dtype, how = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
         return site.last.attention(query, key, value, mask, **how)
@@ -64,11 +66,18 @@ def attention(
 
 @operator("tract_transformers_scaled_masked_softmax")
 def masked_softmax(
-    site: CallSite, input: Any, mask: Any, *, acts_again: bool = flag("post_softmax_mask")
-) -> Any:
-    """Refuse a mask that is added, and has to act once more behind."""
+    site: CallSite,
+    input: TractOperand,
+    mask: TractOperand,
+    *,
+    acts_again: bool = flag("post_softmax_mask"),
+) -> TractOperand:
+    """Compute softmax of the scaled and masked input.
+
+    Raises InvalidOperation if `post_softmax_mask` is set for a mask that is added.
+    """
     dtype = site.dtype_of(mask)
-    if acts_again and dtype != "bool":  # a mask of truth values has
+    if acts_again and dtype != "bool":  # truth values applied again change nothing
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
     return site.last.masked_softmax(input, mask)
@@ -77,18 +86,18 @@ def masked_softmax(
 @operator("tract_moe_ffn")
 def experts(
     site: CallSite,
-    input: Any,
-    router: Any,
-    w1: Any,
-    w2: Any,
-    w3: Any,
-    router_bias: Any,
+    input: TractOperand,
+    router: TractOperand,
+    w1: TractOperand,
+    w2: TractOperand,
+    w3: TractOperand,
+    router_bias: TractOperand,
     *,
     alpha: float = number("act_alpha"),
     limit: float = number("act_limit"),
     layout: str = text("expert_layout"),
-) -> Any:
-    """Lay weights as `canonical` has them."""
+) -> TractOperand:
+    """Transpose the weights of the layout `linear` to those of `canonical`."""
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:
         router = site.step_on("router").squeeze(router, axes=(0,))
@@ -104,8 +113,8 @@ def experts(
 # Recurrence
 
 
-def _require_hidden(site: CallSite, name: str, x: Any, items: int) -> None:
-    """Check how many items an operand has along its last axis."""
+def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> None:
+    """Raise InvalidShape unless an operand has `items` items along its last axis."""
     shape = site.shape(x)
     if not shape or differ(shape[-1], items):
         message = f"'{name}' {show(shape)} must have 'hidden' {items} items along its last axis"
@@ -114,9 +123,9 @@ def _require_hidden(site: CallSite, name: str, x: Any, items: int) -> None:
 
 @operator("tract_core_lstm_epilogue")
 def lstm_pointwise(
-    site: CallSite, gates: Any, cell: Any, *, hidden: int = integer("hidden")
+    site: CallSite, gates: TractOperand, cell: TractOperand, *, hidden: int = integer("hidden")
 ) -> Any:
-    """Take the items on which a turn of an LSTM ends."""
+    """Compute the pointwise end of an LSTM step from its gates and the cell state."""
     _require_hidden(site, "cell", cell, hidden)
     return site.last.lstm_pointwise(gates, cell)
 
@@ -124,13 +133,13 @@ def lstm_pointwise(
 @operator("tract_core_gru_epilogue")
 def gru_pointwise(
     site: CallSite,
-    input_gates: Any,
-    state_gates: Any,
-    state: Any,
+    input_gates: TractOperand,
+    state_gates: TractOperand,
+    state: TractOperand,
     *,
     hidden: int = integer("hidden"),
 ) -> Any:
-    """Take the items on which a turn of a GRU ends."""
+    """Compute the pointwise end of a GRU step from its gates and the state."""
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)
 
@@ -138,11 +147,11 @@ def gru_pointwise(
 @operator("tract_core_gru_seq")
 def gru_sequence(
     site: CallSite,
-    input: Any,
-    weight: Any,
-    recurrent_weight: Any,
-    bias: Any,
-    initial_state: Any,
+    input: TractOperand,
+    weight: TractOperand,
+    recurrent_weight: TractOperand,
+    bias: TractOperand,
+    initial_state: TractOperand,
     *,
     hidden: int = integer("hidden"),
     chunk: int = integer("chunk"),
@@ -150,7 +159,7 @@ def gru_sequence(
     projected: bool = flag("projected"),
     emit_states: bool = flag("emit_y"),
 ) -> Any:
-    """Go through the sequence from its start or end."""
+    """Run a GRU over a sequence, from its start, or from its end if `chunk` is -1."""
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
@@ -167,13 +176,13 @@ def gru_sequence(
 @operator("tract_core_gather")
 def gather(
     site: CallSite,
-    input: Any,
-    indices: Any,
+    input: TractOperand,
+    indices: TractOperand,
     *,
     axis: int = axis("axis"),
     dtype: str = text("datum_type"),
-) -> Any:
-    """Cast the gathered items to a type."""
+) -> TractOperand:
+    """Gather items, and cast them to `datum_type` if it is given."""
     if dtype in ("", site.dtype_of(input)):
         return site.last.gather(input, indices, axis=axis)
     return site.last.cast(site.step.gather(input, indices, axis=axis), dtype=dtype)
@@ -182,13 +191,13 @@ def gather(
 @operator("tract_core_one_hot")
 def one_hot(
     site: CallSite,
-    indices: Any,
+    indices: TractOperand,
     *,
     depth: int = integer("dim"),
     off_value: float = number("value_off"),
     on_value: float = number("value_on"),
-) -> Any:
-    """Cut off indices that are real numbers."""
+) -> TractOperand:
+    """Truncate real indices to integers."""
     if is_float(site.dtype_of(indices)):
         indices = site.step_on("indices").cast(indices, dtype="int32")
     return site.last.one_hot(indices, depth=depth, off_value=off_value, on_value=on_value)
@@ -197,13 +206,13 @@ def one_hot(
 @operator("tract_onnx_ml_tree_ensemble_classifier")
 def tree_ensemble(
     site: CallSite,
-    input: Any,
+    input: TractOperand,
     *,
     last: int = integer("max_used_feature"),
     classes: int = integer("n_classes"),
     aggregate: str = text("aggregate_fn"),
-) -> Any:
-    """Check the number of features: the trees find all that they read."""
+) -> TractOperand:
+    """Evaluate the trees. Raises InvalidShape if the input has too few features for them."""
     shape = site.shape(input)
     if shape and shape[-1] <= last:
         raise InvalidShape(
@@ -215,22 +224,22 @@ def tree_ensemble(
 @operator("tract_core_resize")
 def resize(
     site: CallSite,
-    input: Any,
+    input: TractOperand,
     *,
     mode: str = text("interpolator"),
     coordinate_transformation_mode: str = text("coord_transformer"),
     scales: Sequence[float] = numbers("scales"),
     sizes: Sequence[int] = integers("sizes"),
-) -> Any:
-    """Resize to sizes where scales of aligned corners leave a part of an item over."""
+) -> TractOperand:
+    """Resize by scales or to sizes. Scales of `align_corners` become sizes."""
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates, shape = coordinate_transformation_mode, site.shape(input)
     is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
-        # The last item is aligned where the scale leaves a part of one over.
+        # tract aligns the last item of the result, also if extent * scale is no integer.
         sizes, scales = tuple(map(int, map(resampling.length, shape, scales))), ()
-    if coordinates == "pytorch_half_pixel":  # no exception for a single item
+    if coordinates == "pytorch_half_pixel":  # tract has no exception for a single item
         coordinates = "half_pixel"
     return site.last.resize(
         input, False, scales=scales, sizes=sizes, mode=mode,

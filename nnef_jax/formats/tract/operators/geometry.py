@@ -1,23 +1,22 @@
-"""Axes, bounds and padding as the dialect has them: bounds lie anywhere, padding cuts off."""
+"""Slices and padding of the dialect: bounds are clamped, negative padding cuts items off."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import UNKNOWN, Shape, is_symbolic, show
 from lowering.ops import require
 from lowering.ops.require import normal_axes, normal_axis
 from nnef_jax.flattening.operators.attributes import integer, integers, text
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import AXES, argument, operator
 
-_LOWEST = -(1 << 62)  # an index before any
+_LOWEST = -(1 << 62)  # below every index
 
 
 def new_axes(site: CallSite) -> list[int]:
-    """Return the axes that are added, one by one from the lowest; one may be named twice."""
+    """Return the new axes in ascending order. An axis that is named twice takes the next place."""
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
     places: list[int] = []
@@ -27,7 +26,7 @@ def new_axes(site: CallSite) -> list[int]:
 
 
 def channels(site: CallSite) -> tuple[int, ...]:
-    """Return a window of some channels, along the second axis."""
+    """Return the shape of a window of `size` channels along the second axis."""
     shape = site.shape()
     if len(shape) < 2:
         raise InvalidShape(f"'input' {show(shape)} must have channels along its second axis")
@@ -37,14 +36,14 @@ def channels(site: CallSite) -> tuple[int, ...]:
 @operator("slice")
 def sliced(
     site: CallSite,
-    input: Any,
+    input: TractOperand,
     *,
     axes: Sequence[int] = AXES,
     begin: Sequence[int] = integers("begin"),
     end: Sequence[int] = integers("end"),
     stride: Sequence[int] = integers("stride"),
-) -> Any:
-    """Clamp the bounds, which may leave no items; a negative stride goes from end to begin."""
+) -> TractOperand:
+    """Slice with clamped bounds. A negative stride takes the items between them backwards."""
     for name, items in (("begin", begin), ("end", end), ("stride", stride)):
         if items or name != "stride":
             require.length(name, items, len(axes), "axes")
@@ -79,13 +78,13 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
 @operator("tract_core_downsample")
 def downsample(
     site: CallSite,
-    input: Any,
+    input: TractOperand,
     *,
     axis: int = integer("axis"),
     stride: int = integer("stride"),
     modulo: int = integer("modulo"),
-) -> Any:
-    """Slice with a stride along one axis."""
+) -> TractOperand:
+    """Take every `stride`-th item along an axis, from index `modulo` on."""
     require.not_negative(modulo=modulo)
     if stride == 0:
         raise InvalidOperation("'stride' must not be 0")
@@ -96,17 +95,17 @@ def downsample(
 @operator("pad")
 def pad(
     site: CallSite,
-    input: Any,
+    input: TractOperand,
     *,
     padding: Sequence[tuple[int, int]] = argument("padding"),
     border: str = text("border"),
-) -> Any:
-    """Cut off items where the padding is negative before others are added, as in ONNX."""
+) -> TractOperand:
+    """Pad an input. Negative padding cuts items off first, as in ONNX."""
     shape = site.shape(input)
     require.length("padding", padding, len(shape), "axes of 'input'")
     cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
     slices = {
-        # Where all items are cut, an empty slice at the end.
+        # If all items are cut: an empty slice at the end.
         axis: (extent, extent) if extent == sum(pair) else (pair[0], -pair[1])
         for axis, (extent, pair) in enumerate(zip(shape, cut, strict=True))
         if any(pair)
@@ -125,5 +124,5 @@ def pad(
     return site.last.pad(input, padding=padding, border=border)
 
 
-def _is_cut(items: Any) -> bool:
+def _is_cut(items: int) -> bool:
     return not is_symbolic(items) and items < 0

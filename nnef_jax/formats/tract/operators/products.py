@@ -1,34 +1,33 @@
-"""Products: operands of several ranks, letters of Einstein's notation for axes, quantised ones."""
+"""Meanings of products: matrices of any ranks, Einstein sums, and their quantised forms."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Sequence
-from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import padded, show
 from lowering.ops import require
 from lowering.ops.require import normal_axes
 from nnef_jax.flattening.operators.attributes import integers, text
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import operator
 
 
 @operator("matmul")
-def matmul(site: CallSite, a: Any, b: Any) -> Any:
-    """Multiply matrices."""
+def matmul(site: CallSite, a: TractOperand, b: TractOperand) -> TractOperand:
+    """Multiply matrices of equal or different ranks."""
     return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
 
 
 @operator("linear")
-def linear(site: CallSite, input: Any, filter: Any) -> Any:
+def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOperand:
     """Multiply by the rows of the filter."""
     return site.last.linear(*_of_one_rank(site, {"input": input, "filter": filter}))
 
 
-def _of_one_rank(site: CallSite, factors: dict[str, Any]) -> list[Any]:
-    """Return two operands, leading ones before the axes of the shorter; a vector is a column."""
+def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
+    """Return two operands of one rank: leading axes of 1 are added, a vector becomes a column."""
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
     for name, shape in shapes.items():
@@ -43,18 +42,20 @@ def _of_one_rank(site: CallSite, factors: dict[str, Any]) -> list[Any]:
 @operator("tract_core_einsum")
 def einsum(
     site: CallSite,
-    inputs: Sequence[Any],
+    inputs: Sequence[TractOperand],
     *,
     accumulator: str = text("acc"),
     dtype: str = text("output"),
-) -> Any:
-    """Return the type of the sums unless another one is asked for."""
+) -> TractOperand:
+    """Sum in the dtype `acc`. The result has the dtype `output`, or `acc` without it."""
     return site.last.einsum(inputs, accumulator=accumulator, dtype=dtype or accumulator)
 
 
 @operator("tract_core_matmul")
-def legacy_matmul(site: CallSite, a: Any, b: Any, *, axes: Sequence[int] = integers("axes")) -> Any:
-    """Write the axes of a product in letters."""
+def legacy_matmul(
+    site: CallSite, a: TractOperand, b: TractOperand, *, axes: Sequence[int] = integers("axes")
+) -> TractOperand:
+    """Multiply matrices along the axes that `axes` names, as an Einstein sum."""
     (term_a, term_b, term_c), dtype = _terms(site, axes), site.dtype_of(a)
     expr = f"{term_a},{term_b}->{term_c}"
     return site.last.einsum([a, b], expr=expr, accumulator=dtype, dtype=dtype)
@@ -63,19 +64,19 @@ def legacy_matmul(site: CallSite, a: Any, b: Any, *, axes: Sequence[int] = integ
 @operator("tract_core_einsum_q")
 def quantized_einsum(
     site: CallSite,
-    inputs: Sequence[Any],
-    bias: Any,
-    a_zero_point: Any,
-    a_scale: Any,
-    b_zero_point: Any,
-    b_scale: Any,
-    output_zero_point: Any,
-    output_scale: Any,
+    inputs: Sequence[TractOperand],
+    bias: TractOperand,
+    a_zero_point: TractOperand,
+    a_scale: TractOperand,
+    b_zero_point: TractOperand,
+    b_scale: TractOperand,
+    output_zero_point: TractOperand,
+    output_scale: TractOperand,
     *,
     accumulator: str = text("acc"),
     dtype: str = text("output"),
-) -> Any:
-    """Take a list of two inputs."""
+) -> TractOperand:
+    """Compute a quantised Einstein sum of two inputs, which are a list."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
     return site.last.quantized_einsum(
@@ -87,20 +88,23 @@ def quantized_einsum(
 @operator("tract_core_qmatmul")
 def quantized_matmul(
     site: CallSite,
-    a: Any,
-    b: Any,
-    bias: Any,
-    a_zero_point: Any,
-    a_scale: Any,
-    b_zero_point: Any,
-    b_scale: Any,
-    output_zero_point: Any,
-    output_scale: Any,
+    a: TractOperand,
+    b: TractOperand,
+    bias: TractOperand,
+    a_zero_point: TractOperand,
+    a_scale: TractOperand,
+    b_zero_point: TractOperand,
+    b_scale: TractOperand,
+    output_zero_point: TractOperand,
+    output_scale: TractOperand,
     *,
     axes: Sequence[int] = integers("axes"),
     dtype: str = text("output_type"),
-) -> Any:
-    """Take bias, a0 and a_scale for each row, b0 and b_scale for each column, or one for all."""
+) -> TractOperand:
+    """Multiply quantised matrices. Zero points and scales are one for all, or by row and column.
+
+    The bias and those of A are by row, those of B by column.
+    """
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
         a, b, bias, a_zero_point, a_scale, b_zero_point, b_scale, output_zero_point, output_scale,
@@ -111,8 +115,8 @@ def quantized_matmul(
 def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
     """Return the letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
 
-    They are m, k and n, and capitals for the batch: the other axes of each, in their order. Without
-    axes the matrices are in the last two.
+    The letters are m, k and n, and capitals for the batch axes, in order. Without `axes` the
+    matrices are in the last two axes.
     """
     shapes = [site.shape(0), site.shape(1)]
     rank = len(shapes[0])

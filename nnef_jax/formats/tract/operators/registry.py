@@ -1,4 +1,4 @@
-"""The registries of the dialect: operators, which take tensors, and intrinsics."""
+"""The registries of the dialect: of operators on tensors, and of intrinsics."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators
 
 # Operands have the types of the declaration. If the last operation of a meaning lacks a parameter
-# of its kind, the argument of this name is taken from the call.
+# of its kind, it takes the argument of that name from the call.
 OPERATORS = Operators()
 operator = OPERATORS.operator
 
-# Arguments are as the text has them.
+# Arguments have the values that the text gives them.
 INTRINSICS = Operators()
 intrinsic = INTRINSICS.operator
 
-AXES: Any = attribute("axes", "axes_of")  # of input 0, which may count from the end
+AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative ones count from the end
 
 
 def argument(name: str) -> Any:
-    """Return an attribute as the site has it."""
+    """Return an attribute that is read without conversion."""
     return attribute(name, "argument")
 
 
 def fixed(name: str) -> Any:
-    """Return an attribute that is a whole number, neither open nor symbolic."""
+    """Return an attribute that is an integer, neither open nor symbolic."""
     return attribute(name, "integer")

@@ -1,4 +1,4 @@
-"""The operations of the dialect that are one operation of the graph."""
+"""The table of operations of the dialect that are one operation of the graph each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nnef_jax.formats.tract.operators.geometry import channels, new_axes
 from nnef_jax.formats.tract.operators.registry import AXES, OPERATORS
 from nnef_jax.formats.tract.operators.windows import WINDOW, channel_plane, factors
 
-# Kinds that a registry has under its prefix.
+# Kinds by registry: the operation has the registry's prefix and the name of the kind.
 _PREFIXED = {
     "tract_core": (
         "is_nan", "silu", "erf", "hard_swish", "clamped_swiglu", "broadcast", "gather_elements",
@@ -32,7 +32,7 @@ _RENAMED = {
     "tract_extra_exp_unit_norm": "tract.exp_unit_norm",
     "tract_extra_exp_mean_norm": "tract.exp_mean_norm",
 }  # fmt: skip
-# Operations whose axes may count from the end.
+# Operations with an argument `axes`, in which negative axes count from the end.
 _ON_AXES = {
     **{name: name for name in (
         "sum_reduce", "max_reduce", "min_reduce", "argmax_reduce", "argmin_reduce", "transpose",
@@ -42,10 +42,10 @@ _ON_AXES = {
     "tract_core_softmax": "softmax", "tract_core_log_softmax": "log_softmax",
 }  # fmt: skip
 
-# Some arguments have no effect here. `end`, `datum_type` and `count_symbol` repeat what others say.
-# `exp` names an approximation of the exponential function, which is exact here. Scales have 32 bits
-# at least, whatever `scale_dt` is. `stateless` and `reset_every_turn` are for states that tract
-# keeps from call to call: here a state starts from its operand.
+# Some arguments have no effect here. `end`, `datum_type` and `count_symbol` follow from other
+# arguments. `exp` names an approximation of the exponential function, which is exact here. Scales
+# have at least 32 bits, whatever `scale_dt` is. `stateless` and `reset_every_turn` are about states
+# that tract keeps from call to call: here a state starts from its operand.
 _ROWS: Mapping[str, Meaning] = {
     **{f"{registry}_{x}": operation(x) for registry, kinds in _PREFIXED.items() for x in kinds},
     **{name: operation(kind) for name, kind in _RENAMED.items()},

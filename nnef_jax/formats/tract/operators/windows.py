@@ -1,7 +1,7 @@
-"""Windows and filters as the dialect has them.
+"""Pooling and convolutions of the dialect.
 
-A border never wins a maximum, a bias lies along any axis, and `deconv` has its filter as `conv`
-does.
+A border is never the maximum of a window. A bias may lie along any axis. `deconv` has the filter
+layout of `conv`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show
 from lowering.ops import require
 from nnef_jax.flattening.operators.attributes import integer, integers, text
-from nnef_jax.formats.tract.call_site import CallSite
+from nnef_jax.formats.tract.call_site import CallSite, TractOperand
 from nnef_jax.formats.tract.operators.registry import operator
 
 
@@ -23,7 +23,7 @@ def _border(site: CallSite) -> str:
 
 
 def _of_each_axis(name: str) -> Callable[[CallSite], Sequence[Any]]:
-    """Return a function that reads an item for each axis of the input."""
+    """Return a function that reads a list with an item for each axis of the input."""
 
     def read(site: CallSite) -> Sequence[Any]:
         items = site.argument(name)
@@ -41,23 +41,28 @@ WINDOW = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the first axis that an index counts: 2, or without batch the window's first one."""
+    """Return the first axis that counts in an index: 2, or the window's first axis if lower."""
     size, stride = site.ints("size"), site.ints("stride")
     steps = zip(size, stride or (1,) * len(size), strict=True)
     return min([2, *(axis for axis, step in enumerate(steps) if step != (1, 1))])
 
 
 def factors(site: CallSite) -> list[int]:
-    """Return a factor for each axis but batch and channels, which stay as they are."""
+    """Return the factors of the spatial axes, 1 for those that `factor` leaves out."""
     factor = site.ints("factor")
     return [1] * (site.rank() - 2 - len(factor)) + [*factor]
 
 
 @operator("conv")
 def conv(
-    site: CallSite, input: Any, filter: Any, bias: Any, *, groups: int = integer("groups")
-) -> Any:
-    """Lay the bias along axis 1, number the groups, and keep the padding of spatial axes alone."""
+    site: CallSite,
+    input: TractOperand,
+    filter: TractOperand,
+    bias: TractOperand,
+    *,
+    groups: int = integer("groups"),
+) -> TractOperand:
+    """Convolve, with the bias along axis 1 and the padding of spatial axes only."""
     groups, padding = _checked(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
@@ -65,14 +70,14 @@ def conv(
 @operator("deconv")
 def deconv(
     site: CallSite,
-    input: Any,
-    filter: Any,
-    bias: Any,
+    input: TractOperand,
+    filter: TractOperand,
+    bias: TractOperand,
     *,
     groups: int = integer("groups"),
     output_shape: Sequence[int] = integers("output_shape"),
-) -> Any:
-    """Turn the filter (O,I/G,f...) into (I,O/G,f...)."""
+) -> TractOperand:
+    """Convolve transposed. The filter [O,I/G,f...] becomes [I,O/G,f...]."""
     groups, padding = _checked(site, groups)
     bias = _bias(site)
     rank, (outputs, inputs) = site.rank(), site.shape(filter)[:2]
@@ -100,21 +105,21 @@ def deconv(
 @operator("tract_core_qconv")
 def quantized_conv(
     site: CallSite,
-    input: Any,
-    filter: Any,
-    bias: Any,
-    filter_zero_point: Any,
-    filter_scale: Any,
-    input_zero_point: Any,
-    input_scale: Any,
-    output_zero_point: Any,
-    output_scale: Any,
+    input: TractOperand,
+    filter: TractOperand,
+    bias: TractOperand,
+    filter_zero_point: TractOperand,
+    filter_scale: TractOperand,
+    input_zero_point: TractOperand,
+    input_scale: TractOperand,
+    output_zero_point: TractOperand,
+    output_scale: TractOperand,
     *,
     group: int = integer("group"),
     groups: int = integer("groups"),
     dtype: str = text("output_dt"),
-) -> Any:
-    """Take `group`, which tract declares, or `groups`, which it writes."""
+) -> TractOperand:
+    """Convolve quantised tensors. tract declares the parameter `group`, but writes `groups`."""
     groups, padding = _checked(site, group if groups == 1 else groups)
     return site.last.quantized_conv(
         input, filter, _bias(site), input_zero_point, input_scale, filter_zero_point, filter_scale,
@@ -124,7 +129,7 @@ def quantized_conv(
 
 
 def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]]]:
-    """Return the number of groups and the padding of spatial axes."""
+    """Return the number of groups and the padding of spatial axes. Raises InvalidShape."""
     (input, filter), rank = map(site.shape, (0, 1)), site.rank()
     if rank < 3 or len(filter) != rank:
         raise InvalidShape(
@@ -162,8 +167,8 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
     return groups, padding
 
 
-def _bias(site: CallSite) -> Any:
-    """Return the bias along axis 1."""
+def _bias(site: CallSite) -> TractOperand:
+    """Return the bias along axis 1. Raises InvalidShape unless it has an item a channel, or one."""
     bias, shape, channels = site.operand(2), site.shape(2), site.shape(1)[0]
     extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
     if len(extents) > 1 or any(differ(extent, channels) for extent in extents):
