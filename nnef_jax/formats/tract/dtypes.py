@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation
 from lowering.graph import Value
-from nnef_jax.flattening.emission import Given, computed
+from nnef_jax.flattening.emission import ByName, computed
 from nnef_jax.flattening.hostvalues import Host
 
 DATUM_TYPES = {
@@ -68,7 +68,7 @@ class Defaults:
 
 
 def common_dtypes(
-    kind: str, items: Mapping[str, str | None], operands: Given, defaults: Defaults
+    kind: str, items: Mapping[str, str | None], operands: ByName, defaults: Defaults
 ) -> dict[str, str]:
     """Return the common dtype of the operands of each item type.
 

@@ -305,7 +305,7 @@ class _UnitFlattener:
         meter.spend(_INVOCATION + _ARGUMENT * len(arguments))
         return arguments
 
-    def _operator(self, kind: str, operands: Given, site: CallSite) -> Any:
+    def _operator(self, kind: str, operands: ByName, site: CallSite) -> Any:
         rule = self.graph.options.rules.get(kind)
         return applied(site, kind, operands, site.names, rule)
 
