@@ -1,6 +1,6 @@
-"""Registers the rules, a file for each family of operations; `rules` has them all, by kind.
+"""Holds the rules of all kinds of operations, a file a family; `rules` maps each kind to its rule.
 
-Whoever has kinds of their own adds them to `rules`, under dotted names.
+Other packages add their kinds, which have dotted names, by `rules.add`.
 """
 
 from __future__ import annotations
@@ -84,17 +84,17 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
         "sample", "desample", "adaptive_avg_pool", "adaptive_max_pool",
     ),
 }  # fmt: skip
-# What makes each item of a result of the items at its place alone.
+# Elementwise kinds: an item of the result depends on the items at its index alone.
 BY_ITEM = frozenset(
     (*FAMILIES["activation"], *FAMILIES["elementwise"], *FAMILIES["quantize"], "cast")
 )
 
 
 class Families(Registry):
-    """Imports the rules of a family when one of its kinds is met.
+    """Maps kinds to rules, and imports a family at the first lookup of one of its kinds.
 
-    `list(rules)` has all kinds. `rules[kind].parameters` has the names of the operands and
-    attributes of a kind, and `help(rules[kind].lower)` describes them.
+    `list(rules)` has all kinds. `rules[kind].parameters` names the operands and attributes of a
+    kind, and `help(rules[kind].lower)` describes them.
     """
 
     def __init__(self, families: Mapping[str, tuple[str, ...]], package: str) -> None:
@@ -104,7 +104,7 @@ class Families(Registry):
             self.add(f"{package}.{family}", kinds)
 
     def add(self, module: str, kinds: Iterable[str]) -> None:
-        """Say which module has the rules of some kinds."""
+        """Register the module that defines the rules of some kinds."""
         self._module_of.update(dict.fromkeys(kinds, module))
 
     def get(self, kind: str) -> Rule | None:

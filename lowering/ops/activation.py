@@ -1,10 +1,9 @@
-"""Activation functions (spec 4.8.1 and more), finite with their gradients on finite inputs."""
+"""Activation functions (spec 4.8.1 and more); values and gradients of finite inputs are finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -18,7 +17,7 @@ from lowering.ops.elementwise import clamp, ordered_type, real_type
 
 
 def _unary(kind: str, function: Callable[[Array], Array]) -> None:
-    def lower(x: Any) -> Array:
+    def lower(x: Array) -> Array:
         return function(jnp.asarray(x))
 
     rules.rule(kind, real_type)(lower)
@@ -31,15 +30,18 @@ _unary("erf", lax.erf)
 
 
 @rules.rule("hard_swish", real_type)
-def hard_swish(x: Any) -> Array:
-    """Return x * min(max(x + 3, 0), 6) / 6, with PyTorch's derivative at -3 and 3: the inner."""
+def hard_swish(x: Array) -> Array:
+    """Return x * min(max(x + 3, 0), 6) / 6.
+
+    The derivative at -3 and 3 is that of the middle piece, as in PyTorch.
+    """
     x = jnp.asarray(x)
     return x * jnp.where(x < -3, 0.0, jnp.where(x > 3, 1.0, (x + 3) / 6))
 
 
 @rules.rule("relu", ordered_type)
-def relu(x: Any) -> Array:
-    """Return x where it is positive, else 0; its derivative at 0 is 0 (of jnp.maximum 0.5)."""
+def relu(x: Array) -> Array:
+    """Return max(x, 0); the derivative at 0 is 0, where that of `jnp.maximum` is 0.5."""
     x = jnp.asarray(x)
     return jnp.where(x <= 0, 0, x)  # NaN stays NaN
 
@@ -53,18 +55,18 @@ def _gelu_type(x: TensorType, approximation: str = "sigmoid") -> TensorType:
 
 
 @rules.rule("gelu", _gelu_type)
-def gelu(x: Any, approximation: str = "sigmoid") -> Array:
+def gelu(x: Array, approximation: str = "sigmoid") -> Array:
     """Return x times an approximation of the normal distribution (Hendrycks and Gimpel 2016).
 
-    "sigmoid" (the standard) is sigmoid(1.702 x); "tanh" is (1 + tanh(sqrt(2/pi) (x + 0.044715
-    x^3))) / 2; "tanh_square" is another function, with x^2 instead of x^3.
+    "sigmoid" (the standard) is sigmoid(1.702 x). "tanh" is (1 + tanh(sqrt(2/pi) (x + 0.044715
+    x^3))) / 2. "tanh_square" has x^2 instead of x^3, which is another function.
     """
     x = jnp.asarray(x)
     if approximation == "sigmoid":
         return x * lax.logistic(1.702 * x)
     wide = widened(x)
     inner = wide + 0.044715 * lax.integer_pow(wide, 3 if approximation == "tanh" else 2)
-    # (1 + tanh(u)) / 2 as the logistic function of 2u keeps its digits where it is small.
+    # logistic(2u) equals (1 + tanh(u)) / 2 and keeps its digits where that is small.
     return (wide * lax.logistic(math.sqrt(8 / math.pi) * inner)).astype(x.dtype)
 
 
@@ -75,31 +77,31 @@ def _softabs_type(x: TensorType, epsilon: float) -> TensorType:
 
 
 @rules.rule("softabs", _softabs_type)
-def softabs(x: Any, epsilon: float) -> Array:
+def softabs(x: Array, epsilon: float) -> Array:
     """Return sqrt(x^2 + epsilon), without overflow or underflow of the square."""
     x = jnp.asarray(x)
     if epsilon == 0:
         return jnp.abs(x)
     root = math.sqrt(epsilon)
-    # The result does not depend on this factor: no derivative goes through it.
+    # The unit cancels out: no derivative goes through it.
     unit = lax.stop_gradient(jnp.maximum(jnp.abs(x), root))
     return unit * jnp.sqrt(jnp.square(x / unit) + jnp.square(root / unit))
 
 
 def _exponential(x: Array, alpha: float) -> Array:
-    # The inner selection keeps the overflow of exp and its derivative out of the other branch.
+    # The inner selection keeps an overflow of exp, and its derivative, out of the other branch.
     negative = x < 0
     return jnp.where(negative, alpha * jnp.expm1(jnp.where(negative, x, 0.0)), x)
 
 
 @rules.rule("elu", real_type)
-def elu(x: Any, alpha: float) -> Array:
-    """Return alpha * (exp(x) - 1) below 0, x from there on; the derivative at 0 is 1."""
+def elu(x: Array, alpha: float) -> Array:
+    """Return alpha * (exp(x) - 1) where x < 0, else x; the derivative at 0 is 1."""
     return _exponential(jnp.asarray(x), alpha)
 
 
 @rules.rule("selu", real_type)
-def selu(x: Any, alpha: float, lambda_: float) -> Array:
+def selu(x: Array, alpha: float, lambda_: float) -> Array:
     """Return lambda times `elu`."""
     return lambda_ * _exponential(jnp.asarray(x), alpha)
 
@@ -111,15 +113,15 @@ def _prelu_type(x: TensorType, alpha: TensorType) -> TensorType:
 
 
 @rules.rule("prelu", _prelu_type)
-def prelu(x: Any, alpha: Any) -> Array:
-    """Return alpha * x below 0, x from there on; the derivative at 0 is 1."""
+def prelu(x: Array, alpha: Array | float) -> Array:
+    """Return alpha * x where x < 0, else x; the derivative at 0 is 1."""
     x, alpha = align(x, alpha)
     return jnp.where(x < 0, alpha * x, x)
 
 
 @rules.rule("leaky_relu", real_type)
-def leaky_relu(x: Any, alpha: float) -> Array:
-    """Return `prelu` with one alpha for all."""
+def leaky_relu(x: Array, alpha: float) -> Array:
+    """Return `prelu` with one alpha for all items."""
     return prelu(jnp.asarray(x), alpha)
 
 
@@ -131,10 +133,10 @@ def _swiglu_type(gate: TensorType, up: TensorType, alpha: float, limit: float) -
 
 
 @rules.rule("clamped_swiglu", _swiglu_type)
-def clamped_swiglu(gate: Any, up: Any, alpha: float, limit: float) -> Array:
-    """Return gate * sigmoid(alpha * gate) * (up + 1), as gpt-oss has it, in 32 bits at least.
+def clamped_swiglu(gate: Array, up: Array, alpha: float, limit: float) -> Array:
+    """Return gate * sigmoid(alpha * gate) * (up + 1), in float32 at least (gpt-oss).
 
-    First the gate is cut to at most `limit`, and `up` to -limit ... limit.
+    Before, `gate` is clamped to at most `limit`, and `up` to [-limit, limit].
     """
     gate, up = (widened(jnp.asarray(x)) for x in align(gate, up))
     gate = clamp(gate, -jnp.inf, limit, inclusive=True)

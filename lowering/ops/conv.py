@@ -1,14 +1,15 @@
 """Convolution and deconvolution (spec 4.3.1).
 
-`conv` maps (B,C,X...) by a filter (c,C/G,f...) and a bias (1,c) or singular to (B,c,x...), `deconv`
-maps back, with a bias (1,C). Padding, stride and dilation are spatial. `groups = 0` makes each
-plane a group. Half precision is summed in float32 and rounded once; integers are summed in int32,
-the dtype of the result.
+`conv` maps (B,C,X...) to (B,c,x...) with a filter (c,C/G,f...) and a bias (1,c) or scalar; `deconv`
+maps (B,c,x...) to (B,C,X...) with a filter of the same shape and a bias (1,C) or scalar. Padding,
+stride and dilation have an item for each spatial axis. G is `groups`, where 0 makes each channel a
+group. Half precision is summed in float32 and rounded once. Integers are summed in int32, the dtype
+of the result.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -44,7 +45,10 @@ def _conv_type(
 def conv_shape(
     input: Shape, filter: Shape, bias: Shape, groups: int, **window: Unpack[Sliding]
 ) -> Shape:
-    """Return the shape of a convolution; raise where operands or attributes do not agree."""
+    """Return the shape of the result; raise if operands or attributes do not agree.
+
+    The errors are InvalidShape and InvalidOperation.
+    """
     _require_operands(input, filter, groups, window)
     groups = groups or input[1]
     if differ(filter[1] * groups, input[1]):
@@ -65,13 +69,13 @@ def _sum_dtype(dtype: str) -> str:
 
 
 def conv_work(result: TensorType, filter: TensorType) -> int:
-    """Count a product for each item of the result and each of the filter that makes it."""
+    """Return the number of multiply-adds: items of the result times items of one of its filters."""
     return volume(result.shape) * volume(filter.shape[1:])
 
 
 @rules.rule("conv", _conv_type, work=conv_work)
 def conv(
-    ctx: Context, input: Array, filter: Array, bias: Any, groups: int, **window: Unpack[Sliding]
+    ctx: Context, input: Array, filter: Array, bias: Array, groups: int, **window: Unpack[Sliding]
 ) -> Array:
     """Correlate the input with a filter and add a bias."""
     windows = basic(input.shape[2:], filter.shape[2:], **window)
@@ -123,12 +127,15 @@ def deconv(
     ctx: Context,
     input: Array,
     filter: Array,
-    bias: Any,
+    bias: Array,
     output_shape: Shape,
     groups: int,
     **window: Unpack[Sliding],
 ) -> Array:
-    """Reverse a convolution. The batch extent is the input's, whatever `output_shape` says."""
+    """Return the transposed convolution.
+
+    The batch extent is that of the input, whatever `output_shape` has.
+    """
     windows = reverse(input.shape[2:], output_shape[2:], filter.shape[2:], **window)
     groups = _deconv_groups(input.shape, filter.shape, output_shape, groups)
     flipped = correlation.transposed_filter(filter, groups)
@@ -138,13 +145,14 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # Planes are the output's if its shape is given: c / C filters for each, to reverse a conv.
+    # 0 makes each output channel a group if `output_shape` has their number, else each input
+    # channel: the deconvolution that reverses a plane-wise `conv` has the groups of that.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups
 
 
-def _add_bias(output: Array, bias: Any) -> Array:
+def _add_bias(output: Array, bias: Array) -> Array:
     if is_zero(bias):
         return output
     return output + expand(jnp.asarray(bias).astype(output.dtype), output.ndim)

@@ -1,8 +1,6 @@
-"""Probabilities of classes from those of pairs of them."""
+"""Pairwise coupling: probabilities of classes from the probabilities within each pair of them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +11,8 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_MOST = 100  # steps, more for more classes
-_ERROR = 0.005  # that all classes may have together
+_MOST = 100  # steps; a step for each class if there are more
+_ERROR = 0.005  # over the number of classes: iteration ends below it
 
 
 def _type(shares: TensorType, count: int) -> TensorType:
@@ -24,27 +22,26 @@ def _type(shares: TensorType, count: int) -> TensorType:
 
 
 @rules.rule("pairwise_coupling", _type)
-def pairwise_coupling(shares: Any, count: int) -> Array:
-    """Return probabilities [n,count] of classes from those of the first of two, of each pair.
+def pairwise_coupling(shares: Array, count: int) -> Array:
+    """Return probabilities [n,count] of classes from `shares` [n,pairs]: P(i | i or j), i < j.
 
-    Pairs are (0,1), (0,2) ... (1,2) ... Source: Wu, Lin and Weng 2004, algorithm 2, which ends at
-    the error at which libsvm, scikit-learn and onnxruntime end it. Derivatives are those without
-    an error.
+    Pairs are (0,1), (0,2) ... (1,2) ... Source: Wu, Lin and Weng 2004, algorithm 2, with the
+    tolerance of libsvm, scikit-learn and onnxruntime. Derivatives are those of the exact solution.
     """
     x = widened(jnp.asarray(shares))
     i, j = np.triu_indices(count, 1)
     empty = jnp.zeros((len(x), count, count), x.dtype)
-    found = jax.vmap(_coupled)(empty.at[:, i, j].set(x).at[:, j, i].set(1 - x))
-    return found.astype(jnp.result_type(shares))
+    probabilities = jax.vmap(_coupled)(empty.at[:, i, j].set(x).at[:, j, i].set(1 - x))
+    return probabilities.astype(jnp.result_type(shares))
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix of a quadratic form: by how much probabilities disagree with shares."""
+    """Return the matrix Q of the error p^T Q p by which probabilities p disagree with shares."""
     return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
 
 
 def _exact(shares: Array) -> Array:
-    """Return probabilities with the least error: multiples of 1 by the form are equal for all."""
+    """Return the probabilities p with the least error: those for which all items of Q p agree."""
     weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
     return weights / jnp.sum(weights)
 
@@ -54,7 +51,7 @@ def _coupled(shares: Array) -> Array:
     form, count = _errors(shares), len(shares)
 
     def better(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        p, moved, error = state  # the form by p, and by p twice
+        p, moved, error = state  # p, Q p, p^T Q p
         step = (error - moved[t]) / form[t, t]
         error = (error + step * (step * form[t, t] + 2 * moved[t])) / (1 + step) ** 2
         return p.at[t].add(step) / (1 + step), (moved + step * form[t]) / (1 + step), error
@@ -74,5 +71,5 @@ def _coupled(shares: Array) -> Array:
 
 
 @_coupled.defjvp
-def _coupled_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
+def _coupled_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
     return _coupled(*primals), jax.jvp(_exact, primals, tangents)[1]

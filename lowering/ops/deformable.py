@@ -1,11 +1,11 @@
-"""Convolution whose filter reads between items, at places that the network computes.
+"""Deformable convolution: the network computes where each cell of the filter reads the input.
 
 Sources: Dai et al. 2017, arXiv:1703.06211; with a mask Zhu et al. 2018, arXiv:1811.11168.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array
@@ -33,12 +33,12 @@ def _deformable_type(
     if offset_groups < 1 or groups < 1:
         raise InvalidOperation(f"groups must be positive, they are {groups} and {offset_groups}")
     cells = filter.shape[2] * filter.shape[3]
-    for name, found, count in (("offsets", offsets, 2), ("mask", mask, 1)):
-        if found != ABSENT:
-            require.real(**{name: found})
+    for name, operand, count in (("offsets", offsets, 2), ("mask", mask, 1)):
+        if operand != ABSENT:
+            require.real(**{name: operand})
             why = f"it has {count} channels for each of {cells} cells and {offset_groups} groups"
-            wanted = (shape[0], count * offset_groups * cells, *shape[2:])
-            require.shape(name, found, wanted, why)
+            expected = (shape[0], count * offset_groups * cells, *shape[2:])
+            require.shape(name, operand, expected, why)
     if differ(input.shape[1] % offset_groups, 0):
         raise InvalidShape(f"{offset_groups} groups do not divide {input.shape[1]} channels")
     return TensorType(shape, input.dtype)
@@ -46,14 +46,15 @@ def _deformable_type(
 
 @rules.rule("deformable_conv", _deformable_type, work=conv_work)
 def deformable_conv(
-    ctx: Context, input: Any, offsets: Any, filter: Any, mask: Any, groups: int,
-    offset_groups: int, padded_bilinear: bool, padding: Padding, stride: Shape, dilation: Shape,
+    ctx: Context, input: Array, offsets: Array, filter: Array, mask: Array | Literal[False],
+    groups: int, offset_groups: int, padded_bilinear: bool, padding: Padding, stride: Shape,
+    dilation: Shape,
 ) -> Array:  # fmt: skip
     """Correlate with a filter whose cells are moved by offsets (y, x), interpolating linearly.
 
-    `offsets` is [B,offset_groups*cells*2,h,w], `mask` [B,offset_groups*cells,h,w]. What lies
-    outside of the input is 0; without `padded_bilinear` a place is outside unless it is within the
-    extents, and the edge continues beyond the last item.
+    `offsets` is [B,offset_groups*cells*2,h,w], `mask` [B,offset_groups*cells,h,w]. With
+    `padded_bilinear` items outside of the input are 0. Without it a position is 0 unless it is
+    inside, 0 <= y < H and 0 <= x < W, and the last row and column extend to that bound.
     """
     x, moved, weights = jnp.asarray(input), jnp.asarray(offsets), jnp.asarray(filter)
     batch, channels, height, width = x.shape
@@ -85,7 +86,7 @@ def deformable_conv(
 
 
 def _interpolated(parts: Array, y: Array, x: Array, height: int, width: int, padded: bool) -> Array:
-    """Return the items [B,groups,channels,cells,h,w] at places [B,groups,cells,h,w]."""
+    """Return the values [B,groups,channels,cells,h,w] at positions y, x [B,groups,cells,h,w]."""
     inside = (y >= 0) & (y < height) & (x >= 0) & (x < width)
     low_y, low_x = jnp.floor(y), jnp.floor(x)
     total = 0.0

@@ -1,8 +1,11 @@
-"""Selections of items by value: their int32 indices, with room for all, then -1."""
+"""Items selected by value, as int32 indices.
+
+A result has the largest number of rows that there can be; rows behind the last index hold -1.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -51,20 +54,20 @@ def _most(boxes: int, limit: int) -> int:
 
 @rules.rule("non_max_suppression", _suppression_type, not_differentiable=_INDICES)
 def non_max_suppression(
-    boxes: Any,
-    scores: Any,
+    boxes: Array,
+    scores: Array,
     max_output_boxes_per_class: int,
     iou_threshold: float,
-    score_threshold: Any,
+    score_threshold: Array | Literal[False],
     center_point_box: bool,
 ) -> Array:
-    """Return rows (batch, class, box) of boxes, without those that overlap one of a higher score.
+    """Return rows (batch, class, box) of the boxes that overlap no selected box of higher score.
 
-    Rows go by batch, class and falling score, equal scores by box. A box is out where its score is
-    not above `score_threshold`, or its intersection with a better one above `iou_threshold` of
-    their union. A box is two opposite corners y, x, y, x in any order; with `center_point_box` it
-    is centre x, y, width, height. `max_output_boxes_per_class` 0 means no limit, unlike in ONNX.
-    The result has batches * classes * min(limit, boxes) rows.
+    Rows are sorted by batch, class and falling score, equal scores by box. A box is left out if its
+    score is not above `score_threshold`, or if its intersection over union with a better selected
+    box is above `iou_threshold`. A box is two opposite corners y, x, y, x in any order; with
+    `center_point_box` it is centre x, y, width, height. `max_output_boxes_per_class` 0 means no
+    limit, unlike in ONNX. The result has batches * classes * min(limit, boxes) rows.
     """
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
     if scores.size == 0:
@@ -100,7 +103,7 @@ def _non_zero_type(input: TensorType) -> TensorType:
 
 
 @rules.rule("non_zero", _non_zero_type, not_differentiable=_INDICES)
-def non_zero(input: Any) -> Array:
+def non_zero(input: Array) -> Array:
     """Return the indices (axes,items) of non-zero items in row-major order, then -1."""
     x = jnp.asarray(input)
     place = jnp.nonzero(x.reshape(-1), size=x.size, fill_value=-1)[0]
@@ -128,8 +131,8 @@ def _sorted_type(
 
 @rules.rule("sorted_suppression", _sorted_type, not_differentiable=_INDICES)
 def sorted_suppression(
-    boxes: Any,
-    scores: Any,
+    boxes: Array,
+    scores: Array,
     max_output_boxes_per_class: int,
     iou_threshold: float,
     score_threshold: float,
@@ -138,12 +141,12 @@ def sorted_suppression(
     sigma: float = 0.0,
     rotation: str = "none",
 ) -> tuple[Array, Array, Array]:
-    """Return rows as `non_max_suppression`, rows (batch, class, score), and how many there are.
+    """Return the rows of `non_max_suppression`, rows (batch, class, score), and their number [1].
 
-    With `sorts` rows of all batches and classes go by falling score. Behind the last all is -1.
-    With `sigma` above 0 boxes are not out, but their scores fall (`softened`). With `rotation`
-    boxes are centre x, y, width, height, and an angle in radians: from x to y where it is
-    "clockwise".
+    With `sorts` the rows of all batches and classes are sorted by falling score. Rows behind the
+    last hold -1. With `sigma` above 0 overlap lowers the score of a box, which stays (`softened`).
+    With `rotation` a box is centre x, y, width, height and an angle in radians, which is from x to
+    y if "clockwise".
     """
     x, most = jnp.asarray(scores), max_output_boxes_per_class
     if most == 0 or x.size == 0:
@@ -166,13 +169,15 @@ def sorted_suppression(
 
     place, values = jax.vmap(jax.vmap(select, (None, 0)))(sides, wide)  # [batches,classes,most]
     batch, kind = (lax.broadcasted_iota(jnp.int32, place.shape, axis) for axis in (0, 1))
-    found = jnp.stack([batch, kind, place], axis=-1).reshape(-1, 3)
+    indices = jnp.stack([batch, kind, place], axis=-1).reshape(-1, 3)
     values, filled = values.reshape(-1), place.reshape(-1) >= 0
     order = jnp.argsort(-values if sorts else ~filled, stable=True)
-    found, values, filled = found[order], values[order], filled[order]
-    rows = jnp.concatenate([found[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)], axis=1)
+    indices, values, filled = indices[order], values[order], filled[order]
+    rows = jnp.concatenate(
+        [indices[:, :2].astype(x.dtype), values[:, None].astype(x.dtype)], axis=1
+    )
     count = jnp.sum(filled, dtype=jnp.int32)[None]
-    return jnp.where(filled[:, None], found, -1), jnp.where(filled[:, None], rows, -1), count
+    return jnp.where(filled[:, None], indices, -1), jnp.where(filled[:, None], rows, -1), count
 
 
 def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
@@ -180,21 +185,22 @@ def _unique_type(input: TensorType, axis: int) -> tuple[TensorType, ...]:
         require.ordered(input=input)
     require.indexable(input=input)
     count = input.shape[normal_axis(axis, len(input.shape))]
-    if count == MAX_EXTENT:  # the place behind the last is numbered too
-        raise InvalidShape(f"'input' has {count} items, places in it have 32 bits")
-    of_each, one = TensorType((count,), "int32"), TensorType((1,), "int32")
+    if count == MAX_EXTENT:  # the index behind the last is an int32 too
+        raise InvalidShape(f"'input' has {count} items, their indices have 32 bits")
+    numbers, count_type = TensorType((count,), "int32"), TensorType((1,), "int32")
     items = TensorType(
         with_extent(input.shape, normal_axis(axis, len(input.shape)), count), input.dtype
     )
-    return items, of_each, of_each, of_each, one
+    return items, numbers, numbers, numbers, count_type
 
 
 @rules.rule("unique", _unique_type)
-def unique(ctx: Context, input: Any, axis: int, sorts: bool) -> tuple[Array, ...]:
-    """Return the distinct items along an axis, then the last again; and four tensors of int32.
+def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, ...]:
+    """Return the distinct items along an axis, padded with the last one, and four int32 tensors.
 
-    These are the first place of each; which one each item of the input is; how often each is
-    there, then 0; and how many there are, [1]. In order of first places unless it `sorts`.
+    These are the first index of each distinct item; for each item of the input its index among the
+    distinct ones; the count of each distinct item, padded with 0; and the number of distinct items
+    [1]. Distinct items are in order of their first index, or sorted with `sorts`.
     """
     x = jnp.asarray(input)
     count = x.shape[axis]
@@ -214,4 +220,4 @@ def unique(ctx: Context, input: Any, axis: int, sorts: bool) -> tuple[Array, ...
     number = jnp.sum(filled, keepdims=True)
     first = jnp.where(filled, first, first[number - 1])
     items = jnp.moveaxis(rows[first], 0, axis)
-    return items, *(found.astype(jnp.int32) for found in (first, inverse, often, number))
+    return items, *(numbers.astype(jnp.int32) for numbers in (first, inverse, often, number))

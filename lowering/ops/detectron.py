@@ -1,4 +1,4 @@
-"""Detections of networks of two stages, from boxes that a tensor holds; of fixed size.
+"""Proposals and detections of two-stage networks, from boxes in a tensor; results have fixed sizes.
 
 Sources: Faster R-CNN, Ren et al. 2015, arXiv:1506.01497; GenerateProposals and the operations
 ExperimentalDetectron* of OpenVINO's operation sets.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +21,11 @@ from lowering.kernels.suppression import first, overlap, suppressed
 from lowering.ops import require, rules
 
 _CHOICES = "it chooses boxes"
-_LARGEST = math.log(1000 / 16)  # of the logarithm of a change of extent
+_LARGEST = math.log(1000 / 16)  # bound of log dw and log dh
 
 
 def refined(boxes: Array, deltas: Array, offset: float, largest: float) -> Array:
-    """Return boxes [...,4] moved by (dx, dy, log dw, log dh) in units of their extents."""
+    """Return boxes [...,4] after changes (dx, dy, log dw, log dh) in units of their extents."""
     extent = boxes[..., 2:] - boxes[..., :2] + offset
     centre = boxes[..., :2] + extent / 2 + deltas[..., :2] * extent
     extent = jnp.exp(jnp.minimum(deltas[..., 2:], largest)) * extent
@@ -63,14 +62,14 @@ def _proposals_type(
 
 @rules.rule("anchored_proposals", _proposals_type, not_differentiable=_CHOICES)
 def anchored_proposals(
-    image: Any, anchors: Any, deltas: Any, scores: Any, min_size: float, pre_nms: int,
+    image: Array, anchors: Array, deltas: Array, scores: Array, min_size: float, pre_nms: int,
     post_nms: int, nms_threshold: float, pixel_offset: float, overlap_offset: float, scales: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return the best regions (x1, y1, x2, y2), their scores, and how many each image has.
+    """Return the best regions (x1, y1, x2, y2), their scores, and their number in each image.
 
-    A row of `image` has height, width, and scales of these (one or two) where `min_size` is before
-    them. An extent has `pixel_offset` more than the difference of its ends, for overlaps
-    `overlap_offset`. Regions of images follow each other, behind the last all is 0.
+    A row of `image` is height, width and, with `scales`, one or two factors of `min_size`. The
+    extent of a box is the difference of its ends plus `pixel_offset`, in overlaps plus
+    `overlap_offset`. Regions are sorted by image; rows behind the last are 0.
     """
     dtype = jnp.asarray(scores).dtype
     info, anchors, deltas, scores = (
@@ -124,14 +123,14 @@ def _refined_type(
 
 @rules.rule("refined_detections", _refined_type, not_differentiable=_CHOICES)
 def refined_detections(
-    rois: Any, deltas: Any, scores: Any, score_threshold: float, nms_threshold: float,
+    rois: Array, deltas: Array, scores: Array, score_threshold: float, nms_threshold: float,
     keep_per_class: int, keep: int, largest: float, weights: tuple[float, ...],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return the boxes (x1, y1, x2, y2) that regions are moved to, their classes, their scores.
+    """Return the refined regions (x1, y1, x2, y2), their classes and their scores.
 
-    The first class is background. Boxes of a class are suppressed among each other. They go by
-    class and falling score; where there are more than `keep`, the best go by score alone. Behind
-    the last all is 0.
+    The first class is background. Boxes suppress each other within a class. Rows are sorted by
+    class and falling score, or by falling score alone if more than `keep` are left. Rows behind the
+    last are 0.
     """
     dtype = jnp.asarray(rois).dtype
     rois, deltas, scores = (widened(jnp.asarray(x)) for x in (rois, deltas, scores))

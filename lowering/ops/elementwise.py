@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,12 +22,12 @@ _LOGICAL = "its results are logical values"
 _BITS = "its results are integers or logical values"
 
 
-def _is_real(x: Any) -> bool:
+def _is_real(x: Array) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return the `infer` of a result like the operand, which must meet a requirement."""
+    """Return an `infer` function that returns the type of the operand, which `check` accepts."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -41,9 +40,9 @@ real_type, ordered_type, _number_type = map(like, (require.real, require.ordered
 
 
 def _unary(
-    kind: str, function: Callable[[Any], Array], infer: Infer = real_type, why_not: str = ""
+    kind: str, function: Callable[[Array], Array], infer: Infer = real_type, why_not: str = ""
 ) -> None:
-    def lower(x: Any) -> Array:
+    def lower(x: Array) -> Array:
         return function(jnp.asarray(x))
 
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
@@ -53,7 +52,7 @@ def _non_finite_type(x: TensorType) -> TensorType:
     return TensorType(real_type(x).shape, "bool")
 
 
-def _whole(kind: str, function: Callable[[Any], Array]) -> None:
+def _whole(kind: str, function: Callable[[Array], Array]) -> None:
     _unary(kind, lambda x: function(x) if _is_real(x) else x, ordered_type)
 
 
@@ -89,10 +88,10 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 
 def rounded(x: Array, ties: str) -> Array:
-    """Round real numbers; `ties` says where halves go."""
-    if ties == "up":  # floor(x + 0.5), whose sum would be inexact below 0.5 and from 2**23
-        whole = jnp.floor(x)
-        return jnp.where(x - whole >= 0.5, whole + 1, whole)
+    """Return real numbers rounded to integers; `ties` is the direction of halves, as in `round`."""
+    if ties == "up":  # in floor(x + 0.5) the sum is rounded just below 0.5 and from 2**23 on
+        floor = jnp.floor(x)
+        return jnp.where(x - floor >= 0.5, floor + 1, floor)
     away = lax.RoundingMethod.AWAY_FROM_ZERO
     return lax.round(x, away if ties == "away" else lax.RoundingMethod.TO_NEAREST_EVEN)
 
@@ -103,7 +102,7 @@ def _round_type(x: TensorType, ties: str = "up") -> TensorType:
 
 
 @rules.rule("round", _round_type)
-def round_(ctx: Context, x: Any, ties: str = "up") -> Array:
+def round_(ctx: Context, x: Array, ties: str = "up") -> Array:
     """Return the nearest whole number; halves go "up", "away" from zero, or to "even" (`ties`)."""
     x = jnp.asarray(x)
     if not _is_real(x):
@@ -138,17 +137,17 @@ def _comparison_type(x: TensorType, y: TensorType) -> TensorType:
 
 
 def _binary(
-    kind: str, infer: Infer, function: Callable[[Any, Any], Array], why_not: str = ""
+    kind: str, infer: Infer, function: Callable[[Array, Array], Array], why_not: str = ""
 ) -> None:
-    def lower(x: Any, y: Any) -> Array:
+    def lower(x: Array, y: Array) -> Array:
         return function(*align(x, y))
 
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
 
 
-_binary("add", _same_type, jnp.add)  # of logical values: `or`, as in numpy
+_binary("add", _same_type, jnp.add)  # logical values: `or`, as in numpy
 _binary("sub", _numbers_type, jnp.subtract)
-_binary("mul", _same_type, jnp.multiply)  # and `and`
+_binary("mul", _same_type, jnp.multiply)  # logical values: `and`
 _binary("min", _extremum_type, minimum)
 _binary("max", _extremum_type, maximum)
 
@@ -167,8 +166,8 @@ _binary("bitwise_xor", _bits_type, jnp.bitwise_xor, _BITS)
 
 
 @rules.rule("div", _numbers_type)
-def divide(x: Any, y: Any) -> Array:
-    """Return x / y; integers are cut off towards 0, and 0 where y is 0."""
+def divide(x: Array, y: Array) -> Array:
+    """Return x / y; integer quotients are truncated, and 0 where y is 0."""
     x, y = align(x, y)
     if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
         return jnp.divide(x, y)
@@ -178,8 +177,8 @@ def divide(x: Any, y: Any) -> Array:
 
 
 @rules.rule("rem", _pair(require.ordered))
-def remainder(x: Any, y: Any) -> Array:
-    """Return the exact remainder of x / y cut off towards 0; of integers 0 where y is 0."""
+def remainder(x: Array, y: Array) -> Array:
+    """Return x - y * trunc(x / y), exactly; for integers 0 where y is 0."""
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_real(x):
         return lax.rem(x, y)
@@ -188,16 +187,16 @@ def remainder(x: Any, y: Any) -> Array:
 
 
 @rules.rule("pow", _numbers_type)
-def power(x: Any, y: Any) -> Array:
-    """Return x to the power y; integers with y below 0 are cut off towards 0.
+def power(x: Array, y: Array) -> Array:
+    """Return x to the power y; integer powers with y < 0 are truncated.
 
-    Known whole exponents up to 16 have finite derivatives at negative x.
+    Constant exponents that are integers from -16 to 16 have finite derivatives at negative x.
     """
     x = jnp.asarray(x)
     if not _is_real(x):
         return _integer_power(*jnp.broadcast_arrays(*align(x, y)))
-    known = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
-    if known and not np.iscomplexobj(y):
+    is_constant = is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim
+    if is_constant and not np.iscomplexobj(y):
         exponent = float(np.asarray(y).item())
         if exponent.is_integer() and abs(exponent) <= 16:
             return lax.integer_pow(x, int(exponent))
@@ -205,37 +204,40 @@ def power(x: Any, y: Any) -> Array:
 
 
 def _integer_power(x: Array, y: Array) -> Array:
-    whole = jnp.power(x, jnp.maximum(y, 0))
-    sign = jnp.where(y % 2 == 0, x * x, x)  # what is left of a negative power of 1 and -1
-    return jnp.where(y >= 0, whole, jnp.where(jnp.abs(x) == 1, sign, 0))
+    power = jnp.power(x, jnp.maximum(y, 0))
+    sign = jnp.where(y % 2 == 0, x * x, x)  # 1 and -1 to a negative power
+    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, sign, 0))
 
 
-def _shift_bounds(x: Any, y: Any) -> tuple[Array, Array, Array, int]:
-    # Hardware differs in shifts out of range.
+def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:
+    # Platforms differ in shifts out of range.
     x, y = jnp.broadcast_arrays(*align(x, y))
     width = jnp.iinfo(x.dtype).bits
     return x, y, (y >= 0) & (y < width), width
 
 
 @rules.rule("shift_left", _shift_type, not_differentiable=_BITS)
-def shift_left(x: Any, y: Any) -> Array:
-    """Return x with its bits moved up by y; 0 unless 0 <= y < bits."""
+def shift_left(x: Array, y: Array) -> Array:
+    """Return x shifted left by y bits; 0 unless 0 <= y < bits of the dtype."""
     x, y, inside, _ = _shift_bounds(x, y)
     return jnp.where(inside, jnp.left_shift(x, jnp.where(inside, y, 0)), 0)
 
 
 @rules.rule("shift_right", _shift_type, not_differentiable=_BITS)
-def shift_right(x: Any, y: Any) -> Array:
-    """Return x with its bits moved down by y, sign kept; unless 0 <= y < bits -1 or 0, by sign."""
+def shift_right(x: Array, y: Array) -> Array:
+    """Return x shifted right by y bits, the sign kept.
+
+    Unless 0 <= y < bits of the dtype, it is -1 for negative x and 0 for others.
+    """
     x, y, inside, width = _shift_bounds(x, y)
-    # All the bits in two steps: unsigned numbers keep none.
+    # Out of range all bits are shifted out, in two steps.
     most = jnp.right_shift(x, jnp.where(inside, y, width - 1))
     return jnp.where(inside, most, jnp.right_shift(most, jnp.ones_like(y)))
 
 
 @rules.rule("is_inf", _non_finite_type, not_differentiable=_LOGICAL)
-def is_inf(x: Any, positive: bool, negative: bool) -> Array:
-    """Return where x is infinite, in the directions asked for."""
+def is_inf(x: Array, positive: bool, negative: bool) -> Array:
+    """Tell where x is +inf, if `positive`, or -inf, if `negative`."""
     x = jnp.asarray(x)
     return ((x == jnp.inf) & positive) | ((x == -jnp.inf) & negative)
 
@@ -250,7 +252,7 @@ def _select_type(
 
 
 @rules.rule("select", _select_type)
-def select(condition: Any, true_value: Any, false_value: Any) -> Array:
+def select(condition: Array, true_value: Array, false_value: Array) -> Array:
     """Return true_value where the condition holds, false_value elsewhere (spec 4.2.3)."""
     return jnp.where(*align(condition, true_value, false_value))
 
@@ -261,8 +263,8 @@ def _clamp_type(x: TensorType, a: TensorType, b: TensorType, inclusive: bool = F
 
 
 @rules.rule("clamp", _clamp_type)
-def clamp(x: Any, a: Any, b: Any, inclusive: bool = False) -> Array:
-    """Keep x between a and b (a wins); at a bound its derivative is 1/2, or 1 if `inclusive`."""
+def clamp(x: Array, a: Array | float, b: Array | float, inclusive: bool = False) -> Array:
+    """Return max(min(x, b), a); the derivative at a bound is 1/2, or 1 if `inclusive`."""
     if not inclusive:
         return clamped(x, a, b)
     x, a, b = align(x, a, b)

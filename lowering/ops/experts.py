@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,11 +27,17 @@ GATES = ("softmax_topk", "softmax_all", "sigmoid", "raw")
 
 
 def _experts_type(
-    input: TensorType, k: int, activation: str, gate: str, limit: float, **others: Any
+    input: TensorType,
+    k: int,
+    activation: str,
+    gate: str,
+    alpha: float,
+    limit: float,
+    **weights: TensorType,
 ) -> TensorType:
     require.one_of("activation", activation, tuple(_ACTIVATIONS))
     require.one_of("gate", gate, GATES)
-    router, w1 = others["router"].shape, others["w1"].shape
+    router, w1 = weights["router"].shape, weights["w1"].shape
     if not input.shape or len(router) != 2 or len(w1) != 3:
         raise InvalidShape(
             f"'input' {show(input.shape)} must be [tokens...,items], 'router' {show(router)} "
@@ -48,14 +54,14 @@ def _experts_type(
         "w3_bias": (experts, hidden),
         "w2_bias": (experts, items),
     }
-    given = {name: others[name] for name in shapes if others[name] != ABSENT}
-    require.real(input=input, **given)
-    if "w2" not in given:
+    operands = {name: weights[name] for name in shapes if weights[name] != ABSENT}
+    require.real(input=input, **operands)
+    if "w2" not in operands:
         raise InvalidOperation("'w2' must be given")
     why = f"there are {experts} experts that take {items} items to {hidden} and back"
-    for name, found in given.items():
-        require.shape(name, found, shapes[name], why)
-    if "w3" not in given and (activation == "swiglu" or limit or "w3_bias" in given):
+    for name, operand in operands.items():
+        require.shape(name, operand, shapes[name], why)
+    if "w3" not in operands and (activation == "swiglu" or limit or "w3_bias" in operands):
         raise InvalidOperation("'swiglu', 'limit' and 'w3_bias' need the weights 'w3'")
     if k < 1 or k > experts:
         raise InvalidOperation(f"'k' must lie in [1,{experts}], the number of experts, it is {k}")
@@ -65,7 +71,7 @@ def _experts_type(
 
 
 def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: TensorType) -> int:
-    # All experts see all tokens: the logits, two or three products, and the sum of the biases.
+    # All experts compute all tokens: the logits, two or three products, the sum of the biases.
     experts, items = w1.shape[0], input.shape[-1]
     products = volume(w1.shape) * (2 if w3 == ABSENT else 3)
     rows = experts * items * (1 if w2_bias == ABSENT else 2)
@@ -75,15 +81,15 @@ def _experts_work(input: TensorType, w1: TensorType, w3: TensorType, w2_bias: Te
 @rules.rule("mixture_of_experts", _experts_type, work=_experts_work)
 def mixture_of_experts(
     ctx: Context,
-    input: Any,
-    router: Any,
-    w1: Any,
-    w2: Any,
-    w3: Any,
-    router_bias: Any,
-    w1_bias: Any,
-    w3_bias: Any,
-    w2_bias: Any,
+    input: Array,
+    router: Array,
+    w1: Array,
+    w2: Array,
+    w3: Array | Literal[False],
+    router_bias: Array | Literal[False],
+    w1_bias: Array | Literal[False],
+    w3_bias: Array | Literal[False],
+    w2_bias: Array | Literal[False],
     k: int,
     activation: str,
     gate: str,
@@ -93,19 +99,20 @@ def mixture_of_experts(
     """Return the weighted sum of the `k` experts with the largest logits, for each token x.
 
     The input is [tokens...,items], `router` [experts,items], w1 and w3 [experts,items,hidden], w2
-    [experts,hidden,items]. Logits are products with the rows of `router`; the first of equal ones
-    wins. An expert is (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, with biases. f is silu (with
-    w3 also "swiglu"), relu, or `gelu` by tanh; a positive `limit` means `clamped_swiglu` instead.
-    `gate` weighs by the softmax of the k logits, their part in the softmax of all, their sigmoid,
-    or themselves. All experts see all tokens, in float32 at least; the result has the input's
-    dtype.
+    [experts,hidden,items]. Logits are x `router`^T; of equal logits the first wins. An expert is
+    (f(x w1) * (x w3)) w2, or f(x w1) w2 without w3, with biases. f is silu (with w3 also "swiglu"),
+    relu, or `gelu` with "tanh"; with a positive `limit`, `clamped_swiglu` replaces f and the
+    product. The weight of an expert depends on `gate`: the softmax of the k logits
+    ("softmax_topk"), the softmax of all logits ("softmax_all"), the sigmoid of its logit
+    ("sigmoid"), or its logit ("raw"). All experts compute all tokens, in float32 at least. The
+    result has the input's dtype.
     """
     x = jnp.asarray(input)
     operands = (router, w1, w2, w3, router_bias, w1_bias, w3_bias, w2_bias)
     dtype = wide_dtype(x, *(operand for operand in operands if operand is not False))
     tokens = x.astype(dtype).reshape(-1, x.shape[-1])
 
-    def product(expr: str, a: Array, weights: Any, bias: Any) -> Array:
+    def product(expr: str, a: Array, weights: Array, bias: Array | Literal[False]) -> Array:
         result = jnp.einsum(expr, a, jnp.asarray(weights, dtype), precision=ctx.precision)
         return result if bias is False else result + jnp.asarray(bias, dtype)[None]
 

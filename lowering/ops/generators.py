@@ -1,4 +1,4 @@
-"""Constants (spec 4.1.2) and ranges, on the host until traced; extents may be symbolic."""
+"""Constants (spec 4.1.2) and ranges: numpy arrays, unless a value is a symbolic extent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lowering.kernels.rounding import saturated
 from lowering.ops import require, rules
 from lowering.tracing import Context
 
-_WORK = 4  # arrays of 64 bits that a range is made of
+_WORK = 4  # 64-bit arrays that computing a range takes
 
 
 def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> TensorType:
@@ -31,14 +31,14 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
         )
     if value and is_integer(dtype):
         numbers: Any = value
-        are_ordered = float not in set(map(type, numbers))  # as NaN is not
+        are_ordered = float not in set(map(type, numbers))  # no NaN
         require.within(dtype, (min(numbers), max(numbers)) if are_ordered else numbers)
     return TensorType(shape, dtype)
 
 
 @rules.rule("constant", _constant_type)
 def constant(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Array | NDArray[np.generic]:
-    """Return a tensor of the values in row-major order; a single one fills it."""
+    """Return a tensor of the values in row-major order; a single value fills it."""
     if any(map(is_symbolic, value)):
         items = jnp.stack([jnp.asarray(x).astype(dtype) for x in value])
         return jnp.broadcast_to(items.reshape(shape if len(value) > 1 else ()), shape)
@@ -59,16 +59,16 @@ def _range_type(start: float, end: float, step: float, dtype: str) -> TensorType
     return TensorType((max(0, _count(start, end, step)),), dtype)
 
 
-def _count(start: Any, end: Any, step: Any) -> Any:
-    count = -((start - end) // step)
+def _count(start: float, end: float, step: float) -> int:
+    count: Any = -((start - end) // step)
     return count if is_symbolic(count) else int(count)
 
 
 @rules.rule("range", _range_type)
 def range_(
-    ctx: Context, start: Any, end: Any, step: Any, dtype: str
+    ctx: Context, start: float, end: float, step: float, dtype: str
 ) -> Array | NDArray[np.generic]:
-    """Return the numbers from `start` to before `end` in steps."""
+    """Return `start`, `start + step` ... up to `end`, which is excluded."""
     if any(map(is_symbolic, (start, end, step))):
         places = lax.iota(dtype, _count(start, end, step))
         return jnp.asarray(start).astype(dtype) + jnp.asarray(step).astype(dtype) * places

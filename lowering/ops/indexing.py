@@ -1,12 +1,11 @@
 """Items by their indices: gather, scatter, top-k, one-hot; resulting indices are int32.
 
-Negative indices count from the end. Reading beyond the axis gives NaN (least of signed integers,
-greatest of unsigned ones, true); writing there does nothing.
+Negative indices count from the end. Reading beyond the axis gives NaN, for signed integers the
+least, for unsigned integers the greatest number, for logical values true. Writing beyond the axis
+does nothing.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +20,7 @@ from lowering.ops.require import normal_axis
 _REDUCTIONS = ("none", "add", "mul", "min", "max")
 
 
-def _index(indices: Any) -> Array:
+def _index(indices: Array) -> Array:
     indices = jnp.asarray(indices)
     return indices if indices.dtype.itemsize == 8 else indices.astype(jnp.int32)
 
@@ -43,20 +42,23 @@ def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None
             )
 
 
-def _require_same_rank(name: str, shape: Shape, other: str, whole: Shape) -> None:
-    if len(shape) != len(whole):
+def _require_same_rank(name: str, shape: Shape, other: str, target: Shape) -> None:
+    if len(shape) != len(target):
         raise InvalidShape(
-            f"'{name}' {show(shape)} must have as many axes as '{other}' {show(whole)}"
+            f"'{name}' {show(shape)} must have as many axes as '{other}' {show(target)}"
         )
 
 
 @rules.rule("gather_elements", _gather_elements_type)
-def gather_elements(input: Any, indices: Any, axis: int) -> Array:
-    """Return items at indices along an axis (ONNX GatherElements); other axes may be shorter."""
+def gather_elements(input: Array, indices: Array, axis: int) -> Array:
+    """Return items at indices along an axis (ONNX GatherElements).
+
+    Other axes of `indices` may be shorter than those of the input.
+    """
     x, places = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
-    kept = [e if a == axis else places.shape[a] for a, e in enumerate(x.shape)]
-    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, kept), places, axis)
+    extents = [e if a == axis else places.shape[a] for a, e in enumerate(x.shape)]
+    return jnp.take_along_axis(lax.slice(x, [0] * x.ndim, extents), places, axis)
 
 
 def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> TensorType:
@@ -73,7 +75,7 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
 
 
 def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> None:
-    """Refuse axes of a batch beyond the most there may be, or of other extents in the indices."""
+    """Refuse more batch axes than `most`, and batch extents in which the indices differ."""
     both = f"'input' {show(input)} and 'indices' {show(indices)}"
     if not 0 <= batch_dims <= most:
         message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
@@ -84,7 +86,7 @@ def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> 
 
 
 def _coordinates(indices: Shape, rank: int) -> int:
-    """Return how many axes the last axis of the indices addresses."""
+    """Return the number of the input's axes that the last axis of the indices addresses."""
     count = indices[-1] if indices else 0
     if count is UNKNOWN:
         raise InvalidShape(
@@ -100,13 +102,13 @@ def _coordinates(indices: Shape, rank: int) -> int:
     return count
 
 
-def _places(indices: Any) -> tuple[Array, ...]:
+def _places(indices: Array) -> tuple[Array, ...]:
     places = _index(indices)
     return tuple(places[..., k] for k in range(places.shape[-1]))
 
 
 @rules.rule("gather_nd", _gather_nd_type)
-def gather_nd(input: Any, indices: Any, batch_dims: int) -> Array:
+def gather_nd(input: Array, indices: Array, batch_dims: int) -> Array:
     """Return the sub-tensors at the coordinates in the last axis of the indices (ONNX GatherND)."""
 
     def read(x: Array, indices: Array) -> Array:
@@ -143,13 +145,15 @@ def _scatter_elements_type(
 
 
 @rules.rule("scatter_elements", _scatter_elements_type)
-def scatter_elements(input: Any, indices: Any, updates: Any, axis: int, reduction: str) -> Array:
+def scatter_elements(
+    input: Array, indices: Array, updates: Array, axis: int, reduction: str
+) -> Array:
     """Return the input with each update at its index along the axis (ONNX ScatterElements).
 
-    Of updates at one place 'none' keeps one, on most platforms the last; other reductions join all
-    with the input's item; equal extremes share the derivative. Indices may be smaller than the
-    input and, as in torch, than the updates; the first ones count. A single update serves all
-    places.
+    Of several updates at one index 'none' writes one, on most platforms the last. Other reductions
+    combine all of them with the input's item; equal extremes share the derivative. `indices` may be
+    smaller than `input` and, as in torch, than `updates`, whose first items count. A scalar update
+    is written at all indices.
     """
     x, along = jnp.asarray(input), _index(indices)
     axis = axis % x.ndim
@@ -170,14 +174,14 @@ def _scatter_nd_type(
     require.integer(indices=indices)
     if indices.shape[-1:] == (UNKNOWN,):
         return input
-    wanted = indices.shape[:-1] + input.shape[_coordinates(indices.shape, len(input.shape)) :]
-    why = "it is that of 'indices' without the last axis, and of what they name in 'input'"
-    require.shape("updates", updates, wanted, why)
+    expected = indices.shape[:-1] + input.shape[_coordinates(indices.shape, len(input.shape)) :]
+    why = "it is that of 'indices' without the last axis, then that of a sub-tensor of 'input'"
+    require.shape("updates", updates, expected, why)
     return input
 
 
 @rules.rule("scatter_nd", _scatter_nd_type)
-def scatter_nd(input: Any, indices: Any, updates: Any, reduction: str) -> Array:
+def scatter_nd(input: Array, indices: Array, updates: Array, reduction: str) -> Array:
     """Return the input with updates at coordinates (ONNX ScatterND); see `scatter_elements`."""
     return _scatter(jnp.asarray(input), _places(indices), jnp.asarray(updates), reduction)
 
@@ -196,21 +200,24 @@ def _multiply(x: Array, places: tuple[Array, ...], updates: Array) -> Array:
 
 
 @_multiply.defjvp
-def _multiply_jvp(primals: Any, tangents: Any) -> tuple[Array, Array]:
-    # jax differentiates products only where no two updates meet. The product of all others at a
-    # place is a quotient of the non-zero ones; zeros are counted apart.
+def _multiply_jvp(
+    primals: tuple[Array, tuple[Array, ...], Array], tangents: tuple[Array, object, Array]
+) -> tuple[Array, Array]:
+    # jax differentiates products only if indices are unique. The derivative by an update is the
+    # product of the other updates at its index: the product of the non-zero updates divided by this
+    # one, or 0 if another update is 0.
     x, places, updates = primals
     dx, _, du = tangents
     zero = updates == 0
     factors = jnp.where(zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), places, factors)
     zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(zero.astype(jnp.int32), mode="drop")
-    others = jnp.where(
+    other_products = jnp.where(
         zeros.at[places].get(mode="fill") == zero.astype(jnp.int32),
         product.at[places].get(mode="fill", fill_value=0) / factors,
         0.0,
     )
-    moved = jnp.zeros_like(x).at[places].add(du * others, mode="drop")
+    moved = jnp.zeros_like(x).at[places].add(du * other_products, mode="drop")
     change = dx * jnp.where(zeros == 0, product, 0.0) + x * moved
     return _multiply(x, places, updates), change
 
@@ -228,21 +235,21 @@ def _topk_type(input: TensorType, k: int, axis: int) -> tuple[TensorType, Tensor
 
 
 @rules.rule("topk", _topk_type)
-def topk(input: Any, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
+def topk(input: Array, k: int, axis: int, largest: bool) -> tuple[Array, Array]:
     """Return the k largest or smallest items along the axis in order, and their indices.
 
-    Of equal items the first wins. NaN counts as infinity. The derivative goes to the chosen items.
+    Of equal items the first wins. NaN counts as infinity. The derivative goes to the items chosen.
     """
     x = jnp.asarray(input)
     axis = axis % x.ndim
     key = lax.stop_gradient(x)
     if jnp.issubdtype(x.dtype, jnp.floating):
-        # lax.top_k tells the signs of zeros and NaNs apart.
+        # lax.top_k orders zeros and NaNs by their signs.
         key = jnp.where(key == 0, 0.0, key)
         key = jnp.where(jnp.isnan(key), jnp.inf, key)
         key = key if largest else -key
     elif not largest:
-        key = ~key  # reverses the order, and unlike the negative it exists for every integer
+        key = ~key  # reverses the order; the negative of the least integer would overflow
     indices = jnp.moveaxis(lax.top_k(jnp.moveaxis(key, axis, -1), k)[1], -1, axis)
     return jnp.take_along_axis(x, indices, axis), indices
 
@@ -257,8 +264,8 @@ def _one_hot_type(indices: TensorType, axis: int, depth: int) -> TensorType:
 
 
 @rules.rule("one_hot", _one_hot_type, not_differentiable="its operand holds indices")
-def one_hot(indices: Any, axis: int, depth: int, off_value: float, on_value: float) -> Array:
-    """Return `on_value` at indices along a new axis of the result, else `off_value`; in float32."""
+def one_hot(indices: Array, axis: int, depth: int, off_value: float, on_value: float) -> Array:
+    """Return `on_value` at the indices along a new axis, else `off_value`, in float32."""
     index = _index(indices)
     axis = axis % (index.ndim + 1)
     index = jnp.expand_dims(jnp.where(index < 0, index + depth, index), axis)
@@ -277,8 +284,8 @@ def _gather_in_batches_type(
 
 
 @rules.rule("gather_in_batches", _gather_in_batches_type)
-def gather_in_batches(input: Any, indices: Any, axis: int, batch_dims: int) -> Array:
-    """Return sub-tensors at indices along an axis, of each item of the batch at its own."""
+def gather_in_batches(input: Array, indices: Array, axis: int, batch_dims: int) -> Array:
+    """Return sub-tensors at indices along an axis; each item of the batch has its own indices."""
 
     def take(x: Array, places: Array) -> Array:
         return jnp.take(x, places, axis=axis - batch_dims)
@@ -298,14 +305,14 @@ def _reverse_sequence_type(
 
 
 @rules.rule("reverse_sequence", _reverse_sequence_type)
-def reverse_sequence(input: Any, lengths: Any, batch_axis: int, time_axis: int) -> Array:
-    """Reverse the first items of each sequence, as many as its length; the others stay."""
+def reverse_sequence(input: Array, lengths: Array, batch_axis: int, time_axis: int) -> Array:
+    """Reverse the first `lengths` items of each sequence; the items behind them stay."""
     x = jnp.asarray(input)
     time = jnp.arange(x.shape[time_axis], dtype=jnp.int32)[None, :]
     ends = _index(lengths)[:, None]
     places = jnp.where(time < ends, ends - 1 - time, time)
-    whole = [1] * x.ndim
-    whole[batch_axis], whole[time_axis] = places.shape
+    shape = [1] * x.ndim
+    shape[batch_axis], shape[time_axis] = places.shape
     if time_axis < batch_axis:
         places = places.T
-    return jnp.take_along_axis(x, places.reshape(whole), axis=time_axis)
+    return jnp.take_along_axis(x, places.reshape(shape), axis=time_axis)

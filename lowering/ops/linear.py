@@ -1,12 +1,11 @@
-"""Products of matrices (spec 4.6, 4.8.2) and of more tensors, all of one dtype.
+"""Matrix products (spec 4.6, 4.8.2), einsum, inverse and determinant.
 
-Half precision is summed in float32 and rounded once; integers wrap around.
+Operands have one dtype. Half precision is summed in float32 and rounded once. Integers wrap around.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -24,13 +23,13 @@ from lowering.tracing import Context
 
 
 def matrix_shape(shape: Shape, transpose: bool) -> Shape:
-    """Return the shape as one of matrices, transposed if asked."""
+    """Return the shape of matrices in the last two axes; a vector is a column."""
     shape = padded(shape, 2)
     return (*shape[:-2], shape[-1], shape[-2]) if transpose else shape
 
 
 def product_shape(names: tuple[str, str], left: Shape, right: Shape, layout: str) -> Shape:
-    """Return the shape of products of matrices; raise InvalidShape where there are none."""
+    """Return the shape of the matrix product; raise InvalidShape if the shapes do not agree."""
     a, b = names
     if len(left) != len(right):
         raise InvalidShape(
@@ -61,18 +60,18 @@ def _matmul_type(A: TensorType, B: TensorType, transposeA: bool, transposeB: boo
 def matmul_work(
     result: TensorType, A: TensorType, B: TensorType, transposeA: bool, transposeB: bool
 ) -> int:
-    """Count a product for each item of the result and of a row; one extent may be unknown."""
+    """Return the number of multiply-adds; the summed extent may be unknown in one operand."""
     left, right = matrix_shape(A.shape, transposeA), matrix_shape(B.shape, transposeB)
     return volume(result.shape) * max(left[-1], right[-2])
 
 
 @rules.rule("matmul", _matmul_type, work=matmul_work)
-def matmul(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
+def matmul(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
     """Multiply matrices in the last two axes; a vector is a column, other axes broadcast."""
     return _product(ctx, A, B, transposeA, transposeB).astype(jnp.result_type(A, B))
 
 
-def _product(ctx: Context, A: Any, B: Any, transposeA: bool, transposeB: bool) -> Array:
+def _product(ctx: Context, A: Array, B: Array, transposeA: bool, transposeB: bool) -> Array:
     left, right = (expand(x, max(x.ndim, 2)) for x in (jnp.asarray(A), jnp.asarray(B)))
     left = jnp.swapaxes(left, -1, -2) if transposeA else left
     right = jnp.swapaxes(right, -1, -2) if transposeB else right
@@ -96,12 +95,12 @@ def _linear_type(input: TensorType, filter: TensorType, bias: TensorType) -> Ten
 
 
 def linear_work(result: TensorType, input: TensorType, filter: TensorType) -> int:
-    """Count the products of the input with the transposed filter."""
+    """Return the number of multiply-adds of the product with the transposed filter."""
     return matmul_work(result, input, filter, False, True)
 
 
 @rules.rule("linear", _linear_type, work=linear_work)
-def linear(ctx: Context, input: Any, filter: Any, bias: Any) -> Array:
+def linear(ctx: Context, input: Array, filter: Array, bias: Array) -> Array:
     """Multiply the input by the transposed filter and add the bias."""
     product = _product(ctx, input, filter, False, True)
     if not is_zero(bias):
@@ -133,10 +132,10 @@ def _einsum_work(inputs: list[TensorType], expr: str) -> int:
 
 
 @rules.rule("einsum", _einsum_type, work=_einsum_work)
-def einsum(ctx: Context, inputs: Sequence[Any], expr: str, accumulator: str, dtype: str) -> Array:
+def einsum(ctx: Context, inputs: Sequence[Array], expr: str, accumulator: str, dtype: str) -> Array:
     """Sum the products of all inputs over the letters that the result lacks; extents 1 broadcast.
 
-    Sums have the largest type of `accumulator`, the inputs and float32; the result has `dtype`.
+    Sums have the widest dtype of `accumulator`, the inputs and float32. The result has `dtype`.
     """
     terms, result = contraction.parse(expr, [len(x.shape) for x in inputs])
     dtypes = (np.dtype(accumulator), np.dtype(inputs[0].dtype))
@@ -159,7 +158,7 @@ def _inverse_work(input: TensorType) -> int:
 
 
 @rules.rule("inverse", _square_type, work=_inverse_work)
-def inverse(input: Any) -> Array:
+def inverse(input: Array) -> Array:
     """Return the inverse of each matrix of the last two axes, computed in float32 at least.
 
     A singular matrix gives infinities or NaN.
@@ -173,7 +172,7 @@ def _determinant_type(input: TensorType) -> TensorType:
 
 
 @rules.rule("determinant", _determinant_type, work=_inverse_work)
-def determinant(input: Any) -> Array:
+def determinant(input: Array) -> Array:
     """Return the determinant of each matrix of the last two axes, computed in float32 at least."""
     x = jnp.asarray(input)
     return jnp.linalg.det(widened(x)).astype(x.dtype)

@@ -1,8 +1,6 @@
-"""Lookups in tables, and ensembles of trees."""
+"""Lookup tables, and ensembles of decision trees."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,12 +29,12 @@ def _require_list(name: str, operand: TensorType) -> None:
 
 
 @rules.rule("direct_lookup", _lookup_type)
-def direct_lookup(input: Any, values: Any, fallback: Any) -> Array:
-    """Return the value at each index, the fallback below 0 and beyond the last."""
+def direct_lookup(input: Array, values: Array, fallback: Array) -> Array:
+    """Return the value at each index; the fallback if the index is negative or too large."""
     index, values = jnp.asarray(input), jnp.asarray(values)
     exists = (index >= 0) & (index < len(values))
-    found = jnp.take(values, index, mode="clip")
-    return jnp.where(exists, found, jnp.asarray(fallback).reshape(()))
+    entries = jnp.take(values, index, mode="clip")
+    return jnp.where(exists, entries, jnp.asarray(fallback).reshape(()))
 
 
 def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorType:
@@ -47,8 +45,8 @@ def _reverse_type(input: TensorType, keys: TensorType, fallback: int) -> TensorT
 
 
 @rules.rule("reverse_lookup", _reverse_type, not_differentiable="its results are indices")
-def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
-    """Return the index of each item among the keys (of equal ones the first), else the fallback."""
+def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
+    """Return the index of each item among the keys (the first of equal keys), or the fallback."""
     x, keys = jnp.asarray(input), jnp.asarray(keys)
     order = jnp.argsort(keys, stable=True).astype(jnp.int32)
     place = jnp.minimum(jnp.searchsorted(keys[order], x), len(keys) - 1)
@@ -58,7 +56,7 @@ def reverse_lookup(input: Any, keys: Any, fallback: int) -> Array:
 
 _TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
 _AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
-# Whether less, equal and greater satisfy the comparison of a node with this code; 0 is a leaf.
+# By the code of a comparison: whether less, equal and greater satisfy it. Code 0 is a leaf.
 _COMPARISONS = np.array(
     [
         [False, False, False],
@@ -94,18 +92,18 @@ def _ensemble_type(
 @rules.rule(
     "tree_ensemble",
     _ensemble_type,
-    not_differentiable="its result does not change but in steps",
+    not_differentiable="its result is piecewise constant",
 )
 def tree_ensemble(
-    input: Any, trees: Any, nodes: Any, leaves: Any, classes: int, aggregate: str
+    input: Array, trees: Array, nodes: Array, leaves: Array, classes: int, aggregate: str
 ) -> Array:
-    """Return the score of each class: the weights that the trees give it, joined; float32.
+    """Return the score of each class in float32: the aggregate of its weights in reached leaves.
 
-    `trees` has the row of each root in `nodes`. A row of `nodes` is feature, row if true, row if
-    false, bits of the float32 to compare with, and the comparison: 1 to 6 for == != < > <= >=, plus
-    256 where NaN is true too. Comparison 0 is a leaf: first and end of its rows in `leaves`, which
-    are a class and the bits of its weight. A class that no leaf names scores 0; 'AVERAGE' is over
-    the weights of the class.
+    `trees` holds the row of each root in `nodes`. A row of `nodes` is feature, row if true, row if
+    false, bits of the float32 threshold, and comparison: 1 to 6 for == != < > <= >=, plus 256 if
+    NaN counts as true. Comparison 0 is a leaf, whose first two numbers are the first row and the
+    end of its rows in `leaves`. A row of `leaves` is a class and the bits of its float32 weight. A
+    class without weights scores 0. 'AVERAGE' divides by the number of the class's weights.
     """
     x = jnp.asarray(input).astype(jnp.float32)
     nodes, leaves = (_integers(table) for table in (nodes, leaves))
@@ -124,7 +122,7 @@ def tree_ensemble(
         return depth + 1, jnp.where(code[at] == 0, at, below)
 
     def inside(state: tuple[Array, Array]) -> Array:
-        # A longer path than there are nodes is a circle.
+        # A path longer than the number of nodes is a cycle.
         return (state[0] < len(nodes)) & jnp.any(code[state[1]] != 0)
 
     roots = jnp.broadcast_to(_integers(trees), (*x.shape[:-1], len(trees)))
@@ -132,12 +130,12 @@ def tree_ensemble(
     return _votes(reached[..., 0], reached[..., 1], leaves, classes, aggregate)
 
 
-def _integers(table: Any) -> Array:
+def _integers(table: Array) -> Array:
     return lax.bitcast_convert_type(jnp.asarray(table), jnp.int32)
 
 
 def _votes(first: Array, end: Array, leaves: Array, classes: int, aggregate: str) -> Array:
-    """Return scores (...,classes) of the rows first ... end - 1 (...,trees) of `leaves`."""
+    """Return scores (...,classes) from rows `first` to `end` - 1 (...,trees) of `leaves`."""
     batch = tuple(lax.broadcasted_iota(jnp.int32, first.shape, a) for a in range(first.ndim - 1))
     edges = jnp.zeros((*first.shape[:-1], len(leaves) + 1), jnp.int32)
     edges = edges.at[(*batch, first)].add(1).at[(*batch, end)].add(-1)

@@ -1,28 +1,27 @@
-"""The repetition of a graph until a condition that it computes is false, and a choice of two.
+"""Loops that repeat a graph until a condition that it computes is false, and branches.
 
 `loop` takes
 
-    count       how often at most, an integer scalar; negative for no bound
-    condition   whether it starts, a logical scalar
-    full        tensors that are whole in every iteration
-    initial     the states before the first one
-    body        a Graph without parameters or states. It maps the number of the iteration, the full
-                tensors and the states to whether it goes on, the next states, and a value for each
-                item of `outputs`
-    outputs     a tuple (which, axis, sign) for each result: "last" is the last value, "full" joins
-                all values along the axis, from its end where sign is negative; zeros fill up those
-                of iterations that there are not
-    limit       the largest number of iterations, -1 where it is not known: then there are no
-                results that are "full", and no derivatives in reverse mode
+    count       the largest number of iterations, an integer scalar; negative for no bound
+    condition   whether the first iteration runs, a logical scalar
+    full        tensors that every iteration reads unchanged
+    initial     the states before the first iteration
+    body        a Graph without parameters or states. Its inputs are the number of the iteration,
+                the full tensors and the states. Its outputs are whether the loop continues, the
+                next states, and a value for each item of `outputs`
+    outputs     a tuple (which, axis, sign) for each result. "last" is the last value. "full" joins
+                the values of all iterations along the axis, in reverse order if sign is negative,
+                and ends in zeros for iterations that do not run
+    limit       the largest number of iterations that `count` may have, -1 if it is unknown: then no
+                result is "full", and there are no derivatives in reverse mode
 
-It returns a tensor for each item of `outputs`. Without iterations the last value of a state is the
-initial one, any other is zeros.
+It returns a tensor for each item of `outputs`. Without iterations the last value of a state is its
+initial value; any other last value is zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +49,7 @@ def _loop_type(
     require.logical(condition=condition)
     require.one(condition=condition)
     if not body.outputs:
-        raise InvalidOperation("the body does not say whether it goes on")
+        raise InvalidOperation("the body has no output that tells whether the loop continues")
     going, *values = body.outputs
     require.logical(condition=going.type)
     require.one(condition=going.type)
@@ -61,8 +60,8 @@ def _loop_type(
     require_body(body, [one, *full, *initial], 1 + len(initial) + len(outputs))
     if limit < 0 and any(which == "full" for which, *_ in outputs):
         raise InvalidOperation(
-            "values of all iterations are joined, and how many there are is not known",
-            hint="give the loop a largest number of iterations that is a constant",
+            "the values of all iterations are joined, but the number of iterations is unknown",
+            hint="make the loop's largest number of iterations a constant",
         )
     return [
         result_type(value.type, which, axis, limit)
@@ -73,30 +72,34 @@ def _loop_type(
 @rules.rule("loop", _loop_type, work=lambda body, limit: max(limit, 1) * total(body))
 def loop(
     ctx: Context,
-    count: Any,
-    condition: Any,
-    full: Sequence[Any],
-    initial: Sequence[Any],
+    count: Array,
+    condition: Array,
+    full: Sequence[Array],
+    initial: Sequence[Array],
     body: Graph,
     outputs: Outputs,
     limit: int,
 ) -> list[Array]:
-    """Run the body, traced once: in a scan that skips the rest, without a limit in a while loop."""
+    """Run the body, which is traced once.
+
+    With a limit it is a scan that skips iterations after the last, without one a while loop.
+    """
     states = [jnp.asarray(x) for x in initial]
     bound = jnp.asarray(count).reshape(())
     values = body.outputs[1 + len(states) :]
     results = list(zip(values, outputs, strict=True))
-    # Carried: the states, and what is asked for at the end.
-    kept = list(body.outputs[1 : 1 + len(states)])
-    asked = dict.fromkeys(value for value, (which, *_) in results if which == "last")
-    kept += [value for value in asked if value not in kept]
+    # The carry holds the states, and other values whose last one is a result.
+    carried_values = list(body.outputs[1 : 1 + len(states)])
+    last_values = dict.fromkeys(value for value, (which, *_) in results if which == "last")
+    carried_values += [value for value in last_values if value not in carried_values]
     stacked = [value for value, (which, *_) in results if which == "full"]
 
     def turn(i: Array, carried: Sequence[Array]) -> tuple[Array, list[Array], list[Array]]:
-        found = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
-        goes_on = jnp.asarray(found[body.outputs[0]]).reshape(())
+        computed = trace(body, ctx, {}, {}, [i, *full, *carried[: len(states)]])
+        goes_on = jnp.asarray(computed[body.outputs[0]]).reshape(())
         goes_on &= (bound < 0) | (i + 1 < bound)
-        return goes_on, *([jnp.asarray(found[v]) for v in group] for group in (kept, stacked))  # pyright: ignore[reportReturnType]
+        carry = [jnp.asarray(computed[value]) for value in carried_values]
+        return goes_on, carry, [jnp.asarray(computed[value]) for value in stacked]
 
     index = jax.ShapeDtypeStruct((), bound.dtype)
     _, later, parts = jax.eval_shape(turn, index, states)
@@ -106,7 +109,9 @@ def loop(
     def skipped(i: Array, carried: list[Array]) -> tuple[Array, list[Array], list[Array]]:
         return jnp.asarray(False), carried, [jnp.zeros(x.shape, x.dtype) for x in parts]
 
-    def step(carry: tuple[Array, list[Array]], i: Array) -> tuple[Any, list[Array]]:
+    def step(
+        carry: tuple[Array, list[Array]], i: Array
+    ) -> tuple[tuple[Array, list[Array]], list[Array]]:
         goes_on, after, shown = lax.cond(carry[0], turn, skipped, i, carry[1])
         return (goes_on, after), shown
 
@@ -116,10 +121,10 @@ def loop(
         stacks = []
         _, _, last = lax.while_loop(
             lambda carry: carry[0],
-            lambda carry: (*(found := turn(carry[1], carry[2]))[:1], carry[1] + 1, found[1]),
+            lambda carry: (*(after := turn(carry[1], carry[2]))[:1], carry[1] + 1, after[1]),
             (begins, jnp.zeros((), bound.dtype), first),
         )
-        reason = "how often its body runs is known only when it runs"
+        reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "
             "input holds it, or differentiate forwards, by jax.jvp or jax.jacfwd"
@@ -127,7 +132,7 @@ def loop(
         last = ctx.forward_only(last, reason, hint)
     stack = iter(stacks)
     return [
-        last[kept.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)
+        last[carried_values.index(value)] if which == "last" else joined(next(stack), axis, sign, 0)
         for value, (which, axis, sign) in results
     ]
 
@@ -150,15 +155,15 @@ def _branch_work(then_body: Graph, else_body: Graph) -> int:
 
 @rules.rule("branch", _branch_type, work=_branch_work)
 def branch(
-    ctx: Context, condition: Any, operands: Sequence[Any], then_body: Graph, else_body: Graph
+    ctx: Context, condition: Array, operands: Sequence[Array], then_body: Graph, else_body: Graph
 ) -> list[Array]:
-    """Compute the body that the condition chooses, and under vmap both.
+    """Return the results of the body that the condition selects; under vmap both are computed.
 
-    The condition is a logical scalar. The bodies are graphs without parameters or states, whose
-    inputs are the operands, with results of equal types.
+    The condition is a logical scalar. The bodies are graphs without parameters or states. Their
+    inputs are the operands, and their results have equal types.
     """
 
-    def run(body: Graph) -> Any:
+    def run(body: Graph) -> Callable[[Sequence[Array]], list[Array]]:
         def compute(inputs: Sequence[Array]) -> list[Array]:
             values = trace(body, ctx, {}, {}, inputs)
             return [jnp.asarray(values[value]) for value in body.outputs]

@@ -1,4 +1,4 @@
-"""Boxes of several classes, suppressed class by class, the best of an image kept; of fixed size.
+"""Suppression of boxes class by class, and the best boxes of each image; results have fixed sizes.
 
 Sources: Matrix NMS, Wang et al. 2020, arXiv:2003.10152; MatrixNms and MulticlassNms of OpenVINO's
 operation sets.
@@ -7,10 +7,11 @@ operation sets.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.errors import InvalidShape
@@ -37,14 +38,14 @@ def _type(
     if counts == ABSENT:
         require.layout("[B,C,N]", scores=scores)
         batch, classes, count = scores.shape
-        whole = (batch, count)
+        expected = (batch, count)
     else:
         require.integer(counts=counts)
         require.layout("[B]", counts=counts)
         require.layout("[C,N]", "boxes of all images have 'counts'", scores=scores)
         (batch,), (classes, count) = counts.shape, scores.shape
-        whole = (classes, count)
-    if any(map(differ, boxes.shape[:2], whole)):
+        expected = (classes, count)
+    if any(map(differ, boxes.shape[:2], expected)):
         raise InvalidShape(
             f"'boxes' {show(boxes.shape)} must have the boxes of 'scores' {show(scores.shape)}"
         )
@@ -64,20 +65,20 @@ def _most(count: int, limit: int) -> int:
     return count if limit < 0 or count is UNKNOWN else min(count, limit)
 
 
-def _none(batch: int, dtype: Any) -> tuple[Array, Array, Array]:
+def _none(batch: int, dtype: np.dtype[np.generic]) -> tuple[Array, Array, Array]:
     empty = jnp.zeros((0, 1), jnp.int32)
     return jnp.zeros((0, 6), dtype), empty, jnp.zeros(batch, jnp.int32)
 
 
 def _ranked(
     boxes: Array, place: Array, label: Array, values: Array, indices: Array, keep: int, order: str,
-    across: bool, dtype: Any,
+    across: bool, dtype: np.dtype[np.generic],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return rows (class, score, box), indices, and how many rows each image has.
+    """Return rows (class, score, box), indices, and the number of rows of each image.
 
-    `boxes` [batch,classes or 1,n,4] are at `place` [batch,classes,most] of each class; what is not
-    there has the value -inf. The `keep` best of each image remain. Images follow each other,
-    unless rows of all go `across` them by the order; behind the last row all is -1.
+    `place` [batch,classes,most] indexes `boxes` [batch,classes or 1,n,4]; its score in `values` is
+    -inf where there is no box. The `keep` best of each image remain. They are sorted by image and
+    then by `order`, or with `across` by `order` alone. Rows behind the last hold -1.
     """
     batch = len(place)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))
@@ -111,14 +112,16 @@ def _matrix_type(
 
 @rules.rule("matrix_suppression", _matrix_type, not_differentiable=_CHOICES)
 def matrix_suppression(
-    boxes: Any, scores: Any, score_threshold: float, top_k: int, keep_top_k: int, background: int,
-    decay: str, sigma: float, post_threshold: float, pixel_offset: float, order: str, across: bool,
+    boxes: Array, scores: Array, score_threshold: float, top_k: int, keep_top_k: int,
+    background: int, decay: str, sigma: float, post_threshold: float, pixel_offset: float,
+    order: str, across: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return rows (class, score, x1, y1, x2, y2), their boxes' indices, and how many an image has.
+    """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    Scores fall with the overlap o with each better box of the class, compensated by the largest
-    overlap m that this one has with better ones: times (1 - o) / (1 - m), or exp(sigma (m^2 - o^2))
-    if "gaussian". What is not above `post_threshold` then is out. Behind the last row all is -1.
+    A score is multiplied by the least factor of all better boxes of the class: (1 - o) / (1 - m),
+    or exp(sigma (m^2 - o^2)) if `decay` is "gaussian". Here o is the overlap with the better box,
+    and m the largest overlap of the better box with boxes that are better still. A box whose score
+    is then not above `post_threshold` is left out. Rows behind the last hold -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))
@@ -156,14 +159,16 @@ def matrix_suppression(
 
 @rules.rule("multiclass_suppression", _type, not_differentiable=_CHOICES)
 def multiclass_suppression(
-    boxes: Any, scores: Any, counts: Any, score_threshold: float, iou_threshold: float, top_k: int,
-    keep_top_k: int, background: int, eta: float, pixel_offset: float, order: str, across: bool,
+    boxes: Array, scores: Array, counts: Array | Literal[False], score_threshold: float,
+    iou_threshold: float, top_k: int, keep_top_k: int, background: int, eta: float,
+    pixel_offset: float, order: str, across: bool,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Return rows (class, score, x1, y1, x2, y2), their boxes' indices, and how many an image has.
+    """Return rows (class, score, x1, y1, x2, y2), box indices, and each image's number of rows.
 
-    Of boxes [B,N,4] and scores [B,C,N] indices are image * N + box. With `counts` [B], boxes
-    [C,N,4] are those of a class, first `counts[0]` ones of the first image; then indices are
-    box * C + class. `eta` is the `decay` of the threshold. Behind the last row all is -1.
+    If boxes are [B,N,4] and scores [B,C,N], an index is image * N + box. With `counts` [B] boxes
+    are [C,N,4], by class, and the first `counts[0]` of each class belong to the first image; an
+    index is then box * C + class. `eta` is the `decay` of `suppressed`. Rows behind the last hold
+    -1.
     """
     dtype = jnp.asarray(boxes).dtype
     boxes, scores = widened(jnp.asarray(boxes)), widened(jnp.asarray(scores))

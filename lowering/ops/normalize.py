@@ -1,9 +1,8 @@
-"""Normalisation (spec 4.8.4); other `local_*` operations are expanded by the standard library."""
+"""Normalisation (spec 4.8.4); the standard library expands other `local_*` operations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,30 +26,30 @@ def _axes_type(input: TensorType, axes: Ints, epsilon: float) -> TensorType:
     return input
 
 
-def _over(x: Array, norm: Array, bias: Any, epsilon: Any) -> Array:
-    # 0/0 is 0: without bias and epsilon zeros stay zeros.
+def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) -> Array:
+    # 0 / 0 is 0: zeros stay zeros without bias and epsilon.
     divisor = jnp.maximum(norm + bias, epsilon)
     return x / jnp.where(divisor == 0, 1.0, divisor)
 
 
 def _root(squares: Array) -> Array:
-    # sqrt has no finite derivative at 0, not even where its result is not selected.
+    # The derivative of sqrt at 0 is infinite, and would spoil the gradient even if not selected.
     zero = squares == 0
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squares)))
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
-    # The unit of input, bias and epsilon does not change the result, so no derivative goes through
-    # it. With the largest as the unit nothing overflows nor vanishes.
+    # Input, bias and epsilon in another unit have the same result: no derivative goes through the
+    # unit. In units of the largest magnitude, norms neither overflow nor underflow.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
     return jnp.where(unit == 0, 1.0, unit)
 
 
 def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
-    """Add the rule that divides by a norm along axes."""
+    """Register the rule of a kind that divides by a norm along axes."""
 
-    def lower(input: Any, axes: Ints, bias: float, epsilon: float) -> Array:
+    def lower(input: Array, axes: Ints, bias: float, epsilon: float) -> Array:
         input = jnp.asarray(input)
         x = widened(input)
         unit = _unit(x, axes, bias, epsilon)
@@ -61,7 +60,7 @@ def _normalization(kind: str, norm_of: Callable[[Array, Ints], Array]) -> None:
 
 
 _normalization("l1_normalization", lambda x, axes: jnp.sum(jnp.abs(x), axis=axes, keepdims=True))
-_normalization(  # with finite gradient at 0 too
+_normalization(  # its gradient at 0 is finite
     "l2_normalization", lambda x, axes: _root(jnp.sum(jnp.square(x), axis=axes, keepdims=True))
 )
 
@@ -76,9 +75,9 @@ def _response_type(input: TensorType, size: Ints) -> TensorType:
 
 @rules.rule("local_response_normalization", _response_type)
 def local_response_normalization(
-    ctx: Context, input: Any, size: Ints, alpha: float, beta: float, bias: float
+    ctx: Context, input: Array, size: Ints, alpha: float, beta: float, bias: float
 ) -> Array:
-    """Return input / (bias + alpha * the mean of the squares around each item) ** beta."""
+    """Return input / (bias + alpha * m) ** beta; m is the mean square in the window of an item."""
     x = widened(jnp.asarray(input))
     squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
     return (x / (bias + alpha * squares) ** beta).astype(input.dtype)
@@ -92,13 +91,13 @@ def _local_type(input: TensorType, size: Ints, epsilon: float) -> TensorType:
 
 @rules.rule("local_variance_normalization", _local_type)
 def local_variance_normalization(
-    ctx: Context, input: Any, size: Ints, bias: float, epsilon: float
+    ctx: Context, input: Array, size: Ints, bias: float, epsilon: float
 ) -> Array:
     """Return the input over its root mean square in the window around each item, zero-padded."""
     input = jnp.asarray(input)
     x = widened(input)
     squares = box(ctx, jnp.square(x), True, size=size, **_AROUND)
-    # Finite gradient for windows of zeros, as after a relu.
+    # The gradient of `_root` is finite at windows of zeros, which a relu produces.
     norm = _root(squares)
     return _over(x, norm, bias, epsilon).astype(input.dtype)
 
@@ -112,12 +111,12 @@ def _batch_type(input: TensorType, epsilon: float, **parameters: TensorType) -> 
 
 @rules.rule("batch_normalization", _batch_type)
 def batch_normalization(
-    input: Any, mean: Any, variance: Any, offset: Any, scale: Any, epsilon: float
+    input: Array, mean: Array, variance: Array, offset: Array, scale: Array, epsilon: float
 ) -> Array:
     """Return offset + scale * (input - mean) / sqrt(variance + epsilon)."""
-    x, *rest = align(jnp.asarray(input), mean, variance, offset, scale)
-    mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in rest)
-    # Factor and term depend on parameters alone, to be prepared. Their sum takes 32 bits at least.
+    x, *parameters = align(jnp.asarray(input), mean, variance, offset, scale)
+    mean, variance, offset, scale = (widened(jnp.asarray(y, x.dtype)) for y in parameters)
+    # Factor and term depend on parameters alone and can be prepared. Sums are in float32 at least.
     factor = scale * lax.rsqrt(variance + epsilon)
     return (widened(x) * factor + (offset - mean * factor)).astype(x.dtype)
 
@@ -138,10 +137,10 @@ def _rms_norm_type(
 
 
 @rules.rule("rms_norm", _rms_norm_type)
-def rms_norm(input: Any, scale: Any, epsilon: Any, axis: int, dtype: str) -> Array:
+def rms_norm(input: Array, scale: Array, epsilon: Array, axis: int, dtype: str) -> Array:
     """Return scale * input / sqrt(mean(input^2) + epsilon) along the axis (Zhang, Sennrich 2019).
 
-    Compute in 32 bits at least and round once, to `dtype` or the input's.
+    It is computed in float32 at least, and rounded once to `dtype` or the input's dtype.
     """
     x = widened(jnp.asarray(input))
     squares = jnp.mean(jnp.square(x), axis=axis, keepdims=True)

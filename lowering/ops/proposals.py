@@ -1,4 +1,4 @@
-"""Detections: boxes decoded from what a network says of prior boxes, the best kept; of fixed size.
+"""Detections and proposals: the best of the boxes that a network refines; results have fixed sizes.
 
 Sources: SSD, Liu et al. 2016, arXiv:1512.02325; Faster R-CNN, Ren et al. 2015, arXiv:1506.01497;
 DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation sets.
@@ -7,7 +7,7 @@ DetectionOutput, Proposal and CTCGreedyDecoder of OpenVINO's operation sets.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,17 +39,18 @@ def _detection_type(
         "anchor_confidences": (anchor_confidences, 2),
         "anchor_locations": (anchor_locations, 4),
     }
-    items = {name: found for name, found in items.items() if found[0] != ABSENT}
-    require.same_dtype(require.real, priors=priors, **{n: found for n, (found, _) in items.items()})
+    items = {name: item for name, item in items.items() if item[0] != ABSENT}
+    operands = {name: operand for name, (operand, _) in items.items()}
+    require.same_dtype(require.real, priors=priors, **operands)
     require.layout("[B,K,N]", priors=priors)
     batch, boxes = (locations.shape or (UNKNOWN,))[0], _priors(priors.shape, normalized)
-    for name, (found, each) in items.items():
-        if not found.shape or differ(volume(found.shape[1:]), boxes * each):
+    for name, (operand, each) in items.items():
+        if not operand.shape or differ(volume(operand.shape[1:]), boxes * each):
             raise InvalidShape(
-                f"'{name}' {show(found.shape)} must have {each} items for each of {boxes} boxes"
+                f"'{name}' {show(operand.shape)} must have {each} items for each of {boxes} boxes"
             )
-        if differ(found.shape[0], batch):
-            raise InvalidShape(f"'{name}' {show(found.shape)} must have {batch} images")
+        if differ(operand.shape[0], batch):
+            raise InvalidShape(f"'{name}' {show(operand.shape)} must have {batch} images")
     if differ(priors.shape[0], 1) and differ(priors.shape[0], batch):
         raise InvalidShape(f"'priors' {show(priors.shape)} must be of 1 or {batch} images")
     if differ(priors.shape[1], 1 if variance_encoded else 2):
@@ -70,7 +71,8 @@ def _kept(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
 
 @rules.rule("detection_output", _detection_type, not_differentiable=_CHOICES)
 def detection_output(
-    locations: Any, confidences: Any, priors: Any, anchor_confidences: Any, anchor_locations: Any,
+    locations: Array, confidences: Array, priors: Array,
+    anchor_confidences: Array | Literal[False], anchor_locations: Array | Literal[False],
     num_classes: int, background_label: int, top_k: int, keep_top_k: int, share_location: bool,
     variance_encoded: bool, center_size: bool, nms_threshold: float, confidence_threshold: float,
     clip_before: bool, clip_after: bool, decrease_label: bool, normalized: bool,
@@ -78,9 +80,9 @@ def detection_output(
 ) -> Array:  # fmt: skip
     """Return rows (image, class, score, x1, y1, x2, y2) of detections, [1,1,rows,7].
 
-    Rows go by image, class and falling score; behind the last one a row has image -1, others are
-    zeros. Boxes of a class are suppressed among each other; of all classes the `keep_top_k` best
-    remain. With `decrease_label` a box has its best class alone, and classes count from 0.
+    Rows are sorted by image, class and falling score. The row behind the last has image -1, further
+    rows are zeros. Boxes suppress each other within a class; of all classes the `keep_top_k` best
+    remain. With `decrease_label` a box has its best class only, and class numbers begin at 0.
     """
     dtype = jnp.asarray(locations).dtype
     locations, confidences, priors = (
@@ -101,13 +103,13 @@ def detection_output(
     if anchor_locations is not False:
         moves = widened(jnp.asarray(anchor_locations)).reshape(batch, count, 1, 4)
         boxes = _decoded(boxes[:, :, None], variances[:, :, None], moves, center_size)[:, :, 0]
-    found = _decoded(boxes[:, :, None], variances[:, :, None], offsets, center_size)
+    decoded = _decoded(boxes[:, :, None], variances[:, :, None], offsets, center_size)
     if clip_before:
-        found = jnp.clip(found, 0, 1)
+        decoded = jnp.clip(decoded, 0, 1)
     most = min(top_k, count) if top_k > 0 else count
     keep = _kept(count, num_classes, top_k, keep_top_k)
 
-    def of_image(found: Array, scores: Array) -> tuple[Array, Array]:
+    def of_image(decoded: Array, scores: Array) -> tuple[Array, Array]:
         eligible = scores > confidence_threshold
         if decrease_label:
             best = jnp.argmax(scores[:, 1:], axis=1) + 1
@@ -120,7 +122,7 @@ def detection_output(
             eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
 
         def of_class(score: Array, may: Array, place: Array) -> Array:
-            sides = found[:, jnp.minimum(place, sets - 1)]
+            sides = decoded[:, jnp.minimum(place, sets - 1)]
             may = _best(score, may, most)
             return suppressed(sides, score, may, most, nms_threshold)
 
@@ -128,32 +130,34 @@ def detection_output(
         chosen = jax.vmap(of_class)(scores.T, eligible.T, places)  # [classes,most]
         is_there = chosen >= 0
         values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
-        kept = _best(values.reshape(-1), is_there.reshape(-1), keep)
+        filled = _best(values.reshape(-1), is_there.reshape(-1), keep)
         labels = jnp.broadcast_to(places[:, None], chosen.shape).reshape(-1)
-        box = found[jnp.maximum(chosen.reshape(-1), 0), jnp.minimum(labels, sets - 1)]
+        box = decoded[jnp.maximum(chosen.reshape(-1), 0), jnp.minimum(labels, sets - 1)]
         labels = labels - 1 if decrease_label else labels
         rows = jnp.concatenate(
             [labels[:, None].astype(box.dtype), values.reshape(-1, 1), box], axis=1
         )
         missing = max(keep - len(rows), 0)
-        rows, kept = first(rows, kept)
-        rows, kept = (jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in (rows, kept))
-        return rows[:keep], kept[:keep]
+        rows, filled = first(rows, filled)
+        rows, filled = (
+            jnp.pad(x, [(0, missing)] + [(0, 0)] * (x.ndim - 1)) for x in (rows, filled)
+        )
+        return rows[:keep], filled[:keep]
 
-    rows, kept = jax.vmap(of_image)(found, scores)  # [batch,keep,6]
+    rows, filled = jax.vmap(of_image)(decoded, scores)  # [batch,keep,6]
     images = jnp.broadcast_to(jnp.arange(batch)[:, None, None], (batch, keep, 1))
     rows = jnp.concatenate([images.astype(rows.dtype), rows], axis=2).reshape(-1, 7)
     if clip_after:
         rows = rows.at[:, 3:].set(jnp.clip(rows[:, 3:], 0, 1))
-    rows, kept = first(rows, kept.reshape(-1))
-    rows = jnp.where(kept[:, None], rows, 0.0)
-    end = jnp.arange(len(rows)) == jnp.sum(kept)
+    rows, filled = first(rows, filled.reshape(-1))
+    rows = jnp.where(filled[:, None], rows, 0.0)
+    end = jnp.arange(len(rows)) == jnp.sum(filled)
     rows = rows.at[:, 0].set(jnp.where(end, -1.0, rows[:, 0]))
     return rows.astype(dtype).reshape(1, 1, -1, 7)
 
 
 def _best(scores: Array, eligible: Array, most: int) -> Array:
-    """Tell which are the best of the eligible ones; of equal scores the first are."""
+    """Return the mask of the `most` best eligible scores; of equal scores the first win."""
     if most >= len(scores):
         return eligible
     order = jnp.argsort(jnp.where(eligible, -scores, jnp.inf), stable=True)
@@ -170,7 +174,7 @@ def _boxes(
     boxes = rows[:, 0] if normalized else rows[:, 0] / size[None, None, :]
     if variance_encoded:
         return boxes, jnp.ones_like(boxes)
-    # Variances have four items a box also where boxes have five.
+    # Variances have four items a box even if boxes have five.
     flat = priors.reshape(priors.shape[0], 2, -1)[:, 1, : 4 * count]
     return boxes, flat.reshape(priors.shape[0], count, 4)
 
@@ -208,18 +212,18 @@ def _proposal_type(
 
 @rules.rule("proposal", _proposal_type, not_differentiable=_CHOICES)
 def proposal(
-    scores: Any, deltas: Any, image: Any, anchors: tuple[float, ...], feature_stride: int,
+    scores: Array, deltas: Array, image: Array, anchors: tuple[float, ...], feature_stride: int,
     min_size: float, pre_nms: int, post_nms: int, nms_threshold: float,
     coordinate_scale: float = 1.0, size_scale: float = 1.0, pixel_offset: float = 1.0,
     clips_before: bool = True, clips_after: bool = False, clips_anchors: bool = False,
     swaps: bool = False, truncates: bool = False, normalizes: bool = False,
     later_ties: bool = False,
 ) -> tuple[Array, Array]:  # fmt: skip
-    """Return the regions (image, x1, y1, x2, y2) that are best, and their scores.
+    """Return the best regions (image, x1, y1, x2, y2) and their scores.
 
-    `anchors` are boxes around the place of an item; `image` [1,3 or 4] has height, width, scales.
-    With `swaps` y is before x in anchors, deltas and regions, as in TensorFlow. Behind the last
-    region of an image one row has image -1, and others are zeros.
+    `anchors` are boxes relative to the position of an item. `image` [1,3 or 4] is height, width and
+    one or two scales. With `swaps` y is before x in anchors, deltas and regions, as in TensorFlow.
+    The row behind the last region of an image has image -1, further rows are zeros.
     """
     dtype = jnp.asarray(scores).dtype
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
@@ -249,13 +253,13 @@ def proposal(
         centre = start[..., :2] + extent / 2
         centre = moves[..., :2] / coordinate_scale * extent + centre
         extent = jnp.exp(moves[..., 2:] / size_scale) * extent
-        found = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
-        found = clipped(found) if clips_before else found
-        sizes = found[..., 2:] - found[..., :2] + pixel_offset
-        wanted = least[::-1].reshape(1, 1, 1, 2)
-        large = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= wanted, axis=-1)
+        regions = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
+        regions = clipped(regions) if clips_before else regions
+        sizes = regions[..., 2:] - regions[..., :2] + pixel_offset
+        smallest = least[::-1].reshape(1, 1, 1, 2)
+        large = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest, axis=-1)
         value = score[count:].transpose(1, 2, 0)
-        flat, sides = value.reshape(-1), found.reshape(-1, 4)
+        flat, sides = value.reshape(-1), regions.reshape(-1, 4)
         may = large.reshape(-1)
         if truncates:
             may = may & (flat > 0)
@@ -273,11 +277,11 @@ def proposal(
             box = box / limits[None, :]
         return jnp.where(filled[:, None], box, 0.0), jnp.where(filled, ranked[chosen], 0.0), filled
 
-    found, values, filled = jax.vmap(of_image)(scores, deltas)
-    images = jnp.broadcast_to(jnp.arange(batch, dtype=found.dtype)[:, None], filled.shape)
+    regions, values, filled = jax.vmap(of_image)(scores, deltas)
+    images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], filled.shape)
     end = jnp.arange(post_nms)[None, :] == jnp.sum(filled, axis=1, keepdims=True)
     images = jnp.where(filled, images, jnp.where(end, -1.0, 0.0))
-    rows = jnp.concatenate([images[..., None], found], axis=-1)
+    rows = jnp.concatenate([images[..., None], regions], axis=-1)
     return rows.reshape(-1, 5).astype(dtype), values.reshape(-1).astype(dtype)
 
 
@@ -290,11 +294,11 @@ def _decoder_type(probabilities: TensorType, mask: TensorType) -> TensorType:
 
 
 @rules.rule("ctc_greedy_decoder", _decoder_type, not_differentiable="its results are indices")
-def ctc_greedy_decoder(probabilities: Any, mask: Any, merges: bool) -> Array:
-    """Return the classes of the best path [B,T,1,1], blanks (the last class) left out, then -1.
+def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array:
+    """Return the classes of the best path [B,T,1,1], without blanks and padded with -1.
 
-    Equal neighbours are one class with `merges`. A sequence ends before the first 0 of its mask
-    behind the first step (Graves et al. 2006).
+    The last class is blank. With `merges` equal neighbours are one class. A sequence ends before
+    the first 0 of its mask, but has the first step at least (Graves et al. 2006).
     """
     x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
     time, _, classes = x.shape
@@ -310,5 +314,5 @@ def ctc_greedy_decoder(probabilities: Any, mask: Any, merges: bool) -> Array:
         rows, filled = first(best, shown)
         return jnp.where(filled, rows, -1)
 
-    found = jax.vmap(packed, (1, 1))(best, shown)
-    return found.astype(x.dtype)[:, :, None, None]
+    paths = jax.vmap(packed, (1, 1))(best, shown)
+    return paths.astype(x.dtype)[:, :, None, None]

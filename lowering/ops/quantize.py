@@ -1,17 +1,17 @@
-"""Quantisation to even or logarithmic levels, as real values (spec 4.8.5).
+"""Quantisation to equidistant or logarithmic levels; results are real values (spec 4.8.5).
 
-`ties` chooses between equally near codes, as in `round`, whose derivative is 0. The standard
-library expands `linear_quantize` to `min_max_linear_quantize`.
+`ties` chooses between two levels that are equally near, as in `round`. The derivative of rounding
+is 0. The standard library expands `linear_quantize` to `min_max_linear_quantize`.
 
-With `Context.straight_through` the derivative is that of x cut to the range of the levels: 1
-inside, its ends included, and 0 outside, where the end has it. Sources: Krishnamoorthi 2018,
-arXiv:1806.08342, section 2.4; for the ends PACT, Choi et al. 2018, arXiv:1805.06085.
+With `Context.straight_through` the derivative is that of x clamped to the range of levels. By x it
+is 1 inside the range and at its ends, and 0 outside; there the derivative by the end is 1. Sources:
+Krishnamoorthi 2018, arXiv:1806.08342, section 2.4; for the ends PACT, Choi et al. 2018,
+arXiv:1805.06085.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +38,8 @@ def _quantized_type(
     return x
 
 
-def _wide(x: Any) -> Any:
-    # Level numbers do not fit the mantissa of smaller floats. Literals fit any.
+def _wide(x: Array) -> Array:
+    # The mantissa of 16-bit floats cannot hold the numbers of levels. Literals have any precision.
     small = not isinstance(x, float) and x.dtype.itemsize < 4
     return jnp.asarray(x, jnp.float32) if small else x
 
@@ -50,26 +50,29 @@ def _min_max_type(
     return _quantized_type(x, bits, 2 if signed and symmetric else 1, ties, **ends)
 
 
-def _as_cut(ctx: Context, result: Array, x: Array, low: Any, high: Any) -> Array:
-    """Return the result, with the derivative of x within a range if the context asks for it."""
+def _with_derivative(ctx: Context, result: Array, x: Array, low: Array, high: Array) -> Array:
+    """Return the result; with `ctx.straight_through` its derivative is that of x clamped."""
     if not ctx.straight_through:
         return result
-    within = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
-    return straight_through(result, within)
+    clamped = jnp.where((low <= x) & (x <= high), x, jnp.where(x > high, high, low))
+    return straight_through(result, clamped)
 
 
 @rules.rule("min_max_linear_quantize", _min_max_type)
 def min_max_linear_quantize(
     ctx: Context,
-    x: Any,
-    min: Any,
-    max: Any,
+    x: Array,
+    min: Array,
+    max: Array,
     bits: int,
     signed: bool,
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return the nearest of the levels that divide min ... max evenly; min if that is empty."""
+    """Return the nearest of 2^bits levels that divide [min, max] evenly; min if that is empty.
+
+    There is a level less if `signed` and `symmetric`.
+    """
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype
     x, low, high = _wide(x), _wide(low), _wide(high)
@@ -77,7 +80,7 @@ def min_max_linear_quantize(
     span = high - low
     inside = jnp.maximum(jnp.minimum(x, high), low) - low
     level = rounded(inside / jnp.where(span == 0, 1.0, span) * steps, ties)
-    result = _as_cut(ctx, level / steps * span + low, x, low, high).astype(dtype)
+    result = _with_derivative(ctx, level / steps * span + low, x, low, high).astype(dtype)
     return noted(result, level, span / steps, low, 0, int(steps))
 
 
@@ -92,15 +95,18 @@ def _zero_point_type(
 @rules.rule("zero_point_linear_quantize", _zero_point_type)
 def zero_point_linear_quantize(
     ctx: Context,
-    x: Any,
-    zero_point: Any,
-    scale: Any,
+    x: Array,
+    zero_point: Array,
+    scale: Array,
     bits: int,
     signed: bool,
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return the nearest multiple of scale whose number from the zero point fits the bits."""
+    """Return (q - zero_point) * scale for the integer q of `bits` bits that is nearest to x.
+
+    The least q is left out if `signed` and `symmetric`.
+    """
     top = 2 ** (bits - 1) - 1 if signed else 2**bits - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
     x, zero, scale = align(jnp.asarray(x), zero_point, scale)
@@ -110,7 +116,7 @@ def zero_point_linear_quantize(
     zero = jnp.asarray(zero).astype(x.dtype)
     level = jnp.maximum(jnp.minimum(rounded(x / scale, ties) + zero, float(top)), float(bottom))
     low, high = ((float(end) - zero) * scale for end in (bottom, top))
-    result = _as_cut(ctx, (level - zero) * scale, x, low, high).astype(dtype)
+    result = _with_derivative(ctx, (level - zero) * scale, x, low, high).astype(dtype)
     return noted(result, level, scale, start, bottom, top)
 
 
@@ -119,10 +125,10 @@ def _logarithmic_type(x: TensorType, max: TensorType, bits: int) -> TensorType:
 
 
 @rules.rule("logarithmic_quantize", _logarithmic_type)
-def logarithmic_quantize(ctx: Context, x: Any, max: Any, bits: int) -> Array:
-    """Return the power of two of the nearest exponent, with the sign of x; 0 stays 0.
+def logarithmic_quantize(ctx: Context, x: Array, max: Array, bits: int) -> Array:
+    """Return 2^e with the sign of x, for the exponent e that is nearest to log2(x); 0 stays 0.
 
-    The exponents are the 2^bits highest up to that of max, rounded up.
+    The exponents are the 2^bits integers up to log2(max), rounded up.
     """
     x, max = align(jnp.asarray(x), max)
     # frexp is exact; log2 is not at powers of two, where ceil would jump.
@@ -130,10 +136,10 @@ def logarithmic_quantize(ctx: Context, x: Any, max: Any, bits: int) -> Array:
     exponent = jnp.where(part < math.sqrt(0.5), exponent - 1, exponent)
     part, top = jnp.frexp(lax.stop_gradient(jnp.asarray(max)))
     top = jnp.where(part == 0.5, top - 1, top)
-    steps = 2 ** min(bits, 12) - 1  # no two exponents are further apart
+    steps = 2 ** min(bits, 12) - 1  # exponents of floats differ by less
     exponent = jnp.maximum(jnp.minimum(exponent, top), top - steps)
     largest = jnp.ldexp(jnp.ones_like(x), top)
-    return _as_cut(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)
+    return _with_derivative(ctx, jnp.ldexp(jnp.sign(x), exponent), x, -largest, largest)
 
 
 def _fake_quantize_type(x: TensorType, levels: int, **ends: TensorType) -> TensorType:
@@ -147,17 +153,18 @@ def _fake_quantize_type(x: TensorType, levels: int, **ends: TensorType) -> Tenso
 @rules.rule("fake_quantize", _fake_quantize_type)
 def fake_quantize(
     ctx: Context,
-    x: Any,
-    input_low: Any,
-    input_high: Any,
-    output_low: Any,
-    output_high: Any,
+    x: Array,
+    input_low: Array,
+    input_high: Array,
+    output_low: Array,
+    output_high: Array,
     levels: int,
 ) -> Array:
-    """Return the nearest of levels between input ends, as one of those between output ends.
+    """Return the nearest level of [input_low, input_high], mapped to [output_low, output_high].
 
-    Up to the lower end it is the lowest level, above the higher end the highest; halves go to even
-    levels. Source: FakeQuantize-1 of OpenVINO's operation sets.
+    `levels` divide either range evenly. x up to the smaller end of the input range is level 0, x
+    above the larger end the last level; halves go to even levels. Source: FakeQuantize-1 of
+    OpenVINO's operation sets.
     """
     x, low, high, first, last = align(
         jnp.asarray(x), input_low, input_high, output_low, output_high
@@ -169,5 +176,5 @@ def fake_quantize(
     level = rounded((x - low) / jnp.where(span == 0, 1.0, span) * steps, "even")
     level = jnp.where(x <= below, 0.0, jnp.where(x > beyond, steps, level))
     result = jnp.where(level == steps, last, level / steps * (last - first) + first)
-    result = _as_cut(ctx, result, x, below, beyond).astype(dtype)
+    result = _with_derivative(ctx, result, x, below, beyond).astype(dtype)
     return noted(result, level, (last - first) / steps, first, 0, levels - 1)

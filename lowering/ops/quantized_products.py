@@ -1,16 +1,19 @@
 """Products of quantised tensors, with zero points and scales as operands.
 
-An integer q stands for (q - zero point) * scale. Products are summed in int32, exactly, with a bias
-in steps of the product of both scales. The sum times that product over `output_scale` is rounded
-half to even, shifted by `output_zero_point`, and saturated. The factor is applied in float32: 8 and
-16 bit results are exact, or the neighbour where the exact number is within 2**-21 of itself from
-the middle of two. A factor 1 leaves int32 as it is. Zero points and scales have one item, or one a
-channel where the operation says so.
+An integer q stands for the real number (q - zero point) * scale. Products are summed exactly in
+int32, with a bias in units of the product of both scales. The result is
+
+    saturated(round(sum * scale * scale / output_scale) + output_zero_point)
+
+where halves go to even integers. The factor is applied in float32. A result of 8 or 16 bits is
+therefore exact, or the neighbour of the exact one if the real number is within 2**-21, relatively,
+of the middle between both. A factor of 1 leaves an int32 sum unrounded. Zero points and scales have
+one item, or an item for each channel where the operation allows it.
 """
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 from jax import Array
@@ -20,7 +23,7 @@ from lowering.extents import Shape, differ, show
 from lowering.graph import TensorType, is_integer
 from lowering.kernels import byte_products, contraction
 from lowering.kernels.correlation import Slide
-from lowering.kernels.windows import Sliding, basic
+from lowering.kernels.windows import Padding, Sliding, basic
 from lowering.ops import require, rules
 from lowering.ops.conv import conv, conv_shape, conv_work
 from lowering.tracing import Context
@@ -58,23 +61,23 @@ def _einsum_work(a: TensorType, b: TensorType, expr: str) -> int:
 
 @rules.rule("quantized_einsum", _einsum_type, work=_einsum_work, not_differentiable=_INTEGERS)
 def quantized_einsum(
-    a: Any,
-    b: Any,
-    bias: Any,
-    a_zero_point: Any,
-    a_scale: Any,
-    b_zero_point: Any,
-    b_scale: Any,
-    output_zero_point: Any,
-    output_scale: Any,
+    a: Array,
+    b: Array,
+    bias: Array,
+    a_zero_point: Array,
+    a_scale: Array,
+    b_zero_point: Array,
+    b_scale: Array,
+    output_zero_point: Array,
+    output_scale: Array,
     expr: str,
     dtype: str,
 ) -> Array:
-    """Compute `einsum` of two quantised tensors, to `dtype`.
+    """Return the `einsum` of two quantised tensors, in `dtype`.
 
-    `expr` may name axes of bias, zero points and scales in order, as in `mk,kn,m,,m,,,,->mn`: a
-    letter where there is an item for each channel. Scales, bias and `output_zero_point` then lie
-    along an axis of the result, other zero points along one of their own tensor.
+    `expr` may have terms for bias, zero points and scales too, in the order of the parameters, as
+    in `mk,kn,m,,m,,,,->mn`. A term is the letter of the channels' axis, or empty for a single item.
+    The axis is one of the result, but for `a_zero_point` one of a, for `b_zero_point` one of b.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
     of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
@@ -96,12 +99,12 @@ def quantized_einsum(
 
 
 def _conv_type(
-    input: TensorType, filter: TensorType, bias: TensorType, dtype: str, **others: Any
-) -> TensorType:
-    parameters = {name: x for name, x in others.items() if isinstance(x, TensorType)}
-    attributes = {name: x for name, x in others.items() if name not in parameters}
+    input: TensorType, filter: TensorType, bias: TensorType, groups: int, dtype: str, border: str,
+    padding: Padding, stride: Shape, dilation: Shape, **parameters: TensorType,
+) -> TensorType:  # fmt: skip
     _require_types(input=input, filter=filter, bias=bias, **parameters)
-    shape = conv_shape(input.shape, filter.shape, bias.shape, **attributes)
+    window = Sliding(border=border, padding=padding, stride=stride, dilation=dilation)
+    shape = conv_shape(input.shape, filter.shape, bias.shape, groups, **window)
     of_filter = {name: parameters.pop(f"filter_{name}") for name in ("zero_point", "scale")}
     require.one(**parameters)
     for name, type in of_filter.items():
@@ -112,22 +115,22 @@ def _conv_type(
 @rules.rule("quantized_conv", _conv_type, work=conv_work, not_differentiable=_INTEGERS)
 def quantized_conv(
     ctx: Context,
-    input: Any,
-    filter: Any,
-    bias: Any,
-    input_zero_point: Any,
-    input_scale: Any,
-    filter_zero_point: Any,
-    filter_scale: Any,
-    output_zero_point: Any,
-    output_scale: Any,
+    input: Array,
+    filter: Array,
+    bias: Array,
+    input_zero_point: Array,
+    input_scale: Array,
+    filter_zero_point: Array,
+    filter_scale: Array,
+    output_zero_point: Array,
+    output_scale: Array,
     groups: int,
     dtype: str,
     **window: Unpack[Sliding],
 ) -> Array:
-    """Compute `conv` of quantised tensors, to `dtype`; padding is the real number 0.
+    """Return the `conv` of quantised tensors, in `dtype`; padding is the real number 0.
 
-    The filter's zero points and scales may have an item for each output channel.
+    The filter's zero point and scale may have an item for each output channel.
     """
     rank, zero = input.ndim, _along(_wide(input_zero_point), "", "")
     zero_points = _along(_wide(filter_zero_point), "c", "c" + "x" * (rank - 1))
@@ -138,7 +141,7 @@ def quantized_conv(
         slide = Slide(windows.stride, windows.padding, (), windows.dilation, groups)
         total = byte_products.correlate(input, filter, (zero, zero_points), slide)
         total += _along(_wide(bias), "c", "bc" + "x" * (rank - 2))
-    else:  # of planes that have a filter each, products are of no use
+    else:  # plane by plane, which is no matrix product
         x, filter = _wide(input) - zero, _wide(filter) - zero_points
         total = conv(ctx, x, filter, _wide(bias), groups, **window)
     return _requantised(
@@ -158,15 +161,15 @@ def _require_types(**operands: TensorType) -> None:
     require.real(**scales)
 
 
-def _require_channels(name: str, found: Shape, letter: str, term: str, shape: Shape) -> None:
-    """Refuse a parameter of several items that are not along the one axis of that letter."""
-    several = [extent for extent in found if differ(extent, 1)]
+def _require_channels(name: str, extents: Shape, letter: str, term: str, shape: Shape) -> None:
+    """Refuse a parameter that has neither one item nor one for each index of the letter's axis."""
+    several = [extent for extent in extents if differ(extent, 1)]
     if not several:
         return
     extent = shape[term.index(letter)] if len(letter) == 1 and term.count(letter) == 1 else 1
     if len(several) > 1 or differ(several[0], extent):
         raise InvalidShape(
-            f"'{name}' {show(found)} must have one item"
+            f"'{name}' {show(extents)} must have one item"
             + (f", or {extent} for as many channels" if extent != 1 else "")
         )
 
@@ -180,12 +183,12 @@ def _result_type(shape: Shape, dtype: str) -> TensorType:
     return TensorType(shape, dtype)
 
 
-def _wide(x: Any) -> Array:
+def _wide(x: Array) -> Array:
     return jnp.asarray(x).astype(jnp.int32)
 
 
-def _along(x: Any, letter: str, term: str) -> Array:
-    """Lay a parameter's items along the axis of that letter; a single one serves all."""
+def _along(x: Array, letter: str, term: str) -> Array:
+    """Reshape a parameter to lie along the letter's axis of `term`; a single item is a scalar."""
     x = jnp.asarray(x)
     return x.reshape(() if x.size == 1 else [-1 if name == letter else 1 for name in term])
 

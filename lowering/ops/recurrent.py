@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,12 @@ from lowering.tracing import Context
 def _cell_type(blocks: int, state: tuple[str, TensorType], **products: TensorType) -> TensorType:
     name, before = state
     require.same_dtype(require.real, **products, **{name: before})
-    for product, found in products.items():
-        if not found.shape or differ(found.shape[-1] % blocks, 0):
-            raise InvalidShape(f"'{product}' {show(found.shape)} must end in {blocks} blocks")
-        hidden = found.shape[-1] // blocks
-        why = f"it is one of the {blocks} blocks at the end of '{product}' {show(found.shape)}"
-        require.shape(name, before, (*found.shape[:-1], hidden), why)
+    for product, type in products.items():
+        if not type.shape or differ(type.shape[-1] % blocks, 0):
+            raise InvalidShape(f"'{product}' {show(type.shape)} must end in {blocks} blocks")
+        hidden = type.shape[-1] // blocks
+        why = f"it is one of the {blocks} blocks at the end of '{product}' {show(type.shape)}"
+        require.shape(name, before, (*type.shape[:-1], hidden), why)
     return before
 
 
@@ -35,8 +35,8 @@ def _lstm_type(gates: TensorType, cell: TensorType) -> tuple[TensorType, TensorT
 
 
 @rules.rule("lstm_pointwise", _lstm_type)
-def lstm_pointwise(gates: Any, cell: Any) -> tuple[Array, Array]:
-    """Return an LSTM's output and next cell, given summed gates: input, output, forget, cell."""
+def lstm_pointwise(gates: Array, cell: Array) -> tuple[Array, Array]:
+    """Return an LSTM's output and next cell from its summed gates: input, output, forget, cell."""
     i, o, f, g = jnp.split(jnp.asarray(gates), 4, axis=-1)
     cell = jax.nn.sigmoid(f) * cell + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(cell), cell
@@ -47,10 +47,10 @@ def _gru_type(state: TensorType, **gates: TensorType) -> TensorType:
 
 
 @rules.rule("gru_pointwise", _gru_type)
-def gru_pointwise(input_gates: Any, state_gates: Any, state: Any) -> Array:
-    """Return a GRU's next state, given the products of input and of state, biases added.
+def gru_pointwise(input_gates: Array, state_gates: Array, state: Array) -> Array:
+    """Return a GRU's next state from the products with its input and with its state, biases added.
 
-    Gates are update, reset, new, as in ONNX, with `linear_before_reset`.
+    The gates are update, reset, new, as in ONNX with `linear_before_reset`.
     """
     xz, xr, xn = jnp.split(jnp.asarray(input_gates), 3, axis=-1)
     rz, rr, rn = jnp.split(jnp.asarray(state_gates), 3, axis=-1)
@@ -67,7 +67,7 @@ def _sequence_type(
     emit_states: bool,
 ) -> tuple[TensorType, TensorType]:
     optional = {"weight": weight, "bias": bias}
-    operands = {name: found for name, found in optional.items() if found != ABSENT}
+    operands = {name: type for name, type in optional.items() if type != ABSENT}
     operands |= {"recurrent_weight": recurrent_weight, "initial_state": initial_state}
     require.same_dtype(require.real, input=input, **operands)
     require.layout("[batch,time,items]", input=input)
@@ -103,25 +103,27 @@ def _sequence_work(input: TensorType, weight: TensorType, recurrent_weight: Tens
 @rules.rule("gru_sequence", _sequence_type, work=_sequence_work)
 def gru_sequence(
     ctx: Context,
-    input: Any,
-    weight: Any,
-    recurrent_weight: Any,
-    bias: Any,
-    initial_state: Any,
+    input: Array,
+    weight: Array | Literal[False],
+    recurrent_weight: Array,
+    bias: Array | Literal[False],
+    initial_state: Array,
     reverse: bool,
     emit_states: bool,
 ) -> tuple[Array, Array]:
     """Run a GRU over [batch,time,items]; return all states [batch,time,hidden] and the last.
 
     `weight` [3*hidden,items], `recurrent_weight` [3*hidden,hidden] and `bias` [6*hidden] are as in
-    ONNX, states [batch,1,hidden]. Without `weight` the input is its product already, and the first
-    half of `bias` does not count. `reverse` starts at the end. Without `emit_states` all states
-    have no items.
+    ONNX. The first and the last state are [batch,1,hidden]. Without `weight` the input holds the
+    products with it, and the first half of `bias` is ignored. `reverse` starts at the last time.
+    Without `emit_states` the first result has no items.
     """
     x, recurrent = jnp.asarray(input), jnp.asarray(recurrent_weight)
     hidden = recurrent.shape[1]
-    given = bias is not False
-    biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden) if given else jnp.zeros((2, 1, 1), x.dtype)
+    if bias is False:
+        biases = jnp.zeros((2, 1, 1), x.dtype)
+    else:
+        biases = jnp.asarray(bias).reshape(2, 1, 3 * hidden)
     if weight is not False:
         weight = jnp.asarray(weight)
         x = jnp.einsum("bti,gi->btg", x, weight, precision=ctx.precision) + biases[:1]
@@ -159,12 +161,13 @@ def _update_type(
 
 
 @rules.rule("causal_conv1d_update", _update_type, work=lambda input: volume(input.shape) * _TAPS)
-def causal_conv1d_update(input: Any, weight: Any, initial_state: Any) -> tuple[Array, Array]:
-    """Return silu of each channel convolved with its filter, one step in time, and the last inputs.
+def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> tuple[Array, Array]:
+    """Return silu of one time step of a convolution of each channel, and the next state.
 
-    Each item of the input is a channel, whatever its shape. Weight and state have four items a
-    channel: the taps, the last for the input; and the last four inputs. Compute in float32 at
-    least; results have shapes and dtypes of input and state. This is of Qwen3.5's linear attention.
+    Each item of the input is a channel, whatever its shape. `weight` has four taps for each
+    channel, the last tap for the input. The state has the last four inputs of each channel.
+    Computation is in float32 at least. Results have the shapes and dtypes of input and state. It
+    is part of Qwen3.5's linear attention.
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
@@ -205,23 +208,30 @@ def _delta_type(
 
 
 def _delta_work(value: TensorType) -> int:
-    # Each step reads by the key, adds an outer product, reads by the query.
+    # Each step reads with the key, adds an outer product, and reads with the query.
     return volume(value.shape) * value.shape[-1] * 3
 
 
 @rules.rule("gated_delta_rule", _delta_type, work=_delta_work)
 def gated_delta_rule(
-    ctx: Context, query: Any, key: Any, value: Any, log_decay: Any, beta: Any, initial_state: Any
+    ctx: Context,
+    query: Array,
+    key: Array,
+    value: Array,
+    log_decay: Array,
+    beta: Array,
+    initial_state: Array,
 ) -> tuple[Array, Array]:
-    """Run the gated delta rule along the time: outputs [batch,time,heads,width] and the last state.
+    """Return the outputs [batch,time,heads,width] of the gated delta rule, and the last state.
 
     The state S [width,width] of a head maps key to value:
 
         S <- exp(log_decay) S;  S <- S + k (beta (v - k S))^T;  output = q S
 
-    q and k have length 1 (epsilon 1e-6 under the root), q is over sqrt(width). Each head of query
-    and key serves as many consecutive heads of value as there are to one. Compute in float32 at
-    least; dtypes are those of query and state. Gated DeltaNet (Yang et al. 2024), as in Qwen3.5.
+    q and k are normalised to length 1 (epsilon 1e-6 under the root), then q is divided by
+    sqrt(width). If value has g times as many heads as query and key, each of these serves g
+    consecutive heads of value. Computation is in float32 at least. Results have the dtypes of query
+    and state. Gated DeltaNet (Yang et al. 2024), as in Qwen3.5.
     """
     sequences = (query, key, value, log_decay, beta)
     dtype = wide_dtype(*sequences, initial_state)

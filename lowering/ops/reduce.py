@@ -1,10 +1,12 @@
-"""Reductions (spec 4.4), whose axes keep extent 1, and running sums; in the inputs' dtypes."""
+"""Reductions (spec 4.4), which leave axes of extent 1, and cumulative sums and products.
+
+Results have the input's dtype, unless they are indices.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,7 +56,7 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
 def _reduction(
     kind: str, infer: Callable[..., TensorType], function: Callable[..., Array], why_not: str = ""
 ) -> None:
-    def lower(input: Any, axes: Ints) -> Array:
+    def lower(input: Array, axes: Ints) -> Array:
         return function(jnp.asarray(input), axis=axes, keepdims=True)
 
     rules.rule(kind, infer, not_differentiable=why_not)(lower)
@@ -68,7 +70,7 @@ _reduction("all_reduce", _logical_type, jnp.all, _LOGICAL)
 
 
 def _require_countable(input: TensorType, axes: Ints) -> None:
-    # What is reduced to an item is counted in 32 bits.
+    # The number of items that are reduced to one must fit int32.
     require.indexable(input=TensorType(tuple(input.shape[axis] for axis in axes), input.dtype))
 
 
@@ -79,13 +81,13 @@ def _sum_type(input: TensorType, axes: Ints) -> TensorType:
     return reduced
 
 
-def _count(x: Array, axes: Ints, dtype: Any) -> Array:
+def _count(x: Array, axes: Ints, dtype: np.dtype[np.generic]) -> Array:
     return jnp.asarray(math.prod(x.shape[axis] for axis in axes)).astype(dtype)
 
 
 @rules.rule("sum_reduce", _sum_type)
-def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
-    """Return the sum over the axes, or with `normalize` the mean, of integers cut off."""
+def sum_reduce(input: Array, axes: Ints, normalize: bool) -> Array:
+    """Return the sum over the axes, or with `normalize` the mean; an integer mean is truncated."""
     x = jnp.asarray(input)
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return (jnp.mean if normalize else jnp.sum)(x, axis=axes, keepdims=True)
@@ -96,8 +98,8 @@ def sum_reduce(input: Any, axes: Ints, normalize: bool) -> Array:
 
 
 @rules.rule("product_reduce", _number_type)
-def product_reduce(input: Any, axes: Ints) -> Array:
-    """Return the product over the axes; its derivative is right at zeros too."""
+def product_reduce(input: Array, axes: Ints) -> Array:
+    """Return the product over the axes; the derivative is correct at zeros too."""
     x = jnp.asarray(input)
     return jnp.prod(x, axis=axes, keepdims=True, dtype=x.dtype)
 
@@ -108,7 +110,7 @@ def _moments_type(input: TensorType, axes: Ints) -> tuple[TensorType, TensorType
 
 
 @rules.rule("moments", _moments_type)
-def moments(input: Any, axes: Ints) -> tuple[Array, Array]:
+def moments(input: Array, axes: Ints) -> tuple[Array, Array]:
     """Return the mean and the variance over the axes (spec 4.8.6)."""
     x = jnp.asarray(input)
     mean = jnp.mean(x, axis=axes, keepdims=True)
@@ -122,19 +124,21 @@ def _index_type(input: TensorType, axes: Ints, last: bool = False) -> TensorType
 
 
 def _index_of(kind: str, function: Callable[..., Array]) -> None:
-    # Over several axes: the row-major index in their sub-volume, in the tensor's order of axes. Of
-    # equal extrema the first counts, or the last, which is the first from the other end.
-    def lower(input: Any, axes: Ints, last: bool = False) -> Array:
+    # An index over several axes is row-major, in the tensor's order of axes. Of equal extrema the
+    # first wins; with `last` the last wins, which is the first of the reversed tensor.
+    def lower(input: Array, axes: Ints, last: bool = False) -> Array:
         x = jnp.asarray(input)
         if last:
-            return _count(x, axes, np.int32) - 1 - lower(lax.rev(x, axes), axes)
+            return _count(x, axes, np.dtype(np.int32)) - 1 - lower(lax.rev(x, axes), axes)
         if len(axes) == 1:
             index = function(x, axes[0], np.int32)
         else:
-            kept = tuple(axis for axis in range(x.ndim) if axis not in axes)
-            spanned = jnp.transpose(x, (*kept, *sorted(axes)))
+            remaining = tuple(axis for axis in range(x.ndim) if axis not in axes)
+            spanned = jnp.transpose(x, (*remaining, *sorted(axes)))
             index = function(
-                spanned.reshape(*(x.shape[axis] for axis in kept), -1), len(kept), np.int32
+                spanned.reshape(*(x.shape[axis] for axis in remaining), -1),
+                len(remaining),
+                np.int32,
             )
         return jnp.expand_dims(index, axes)
 
@@ -152,19 +156,19 @@ def _running_type(x: TensorType, axis: int) -> TensorType:
 
 
 def _running(kind: str, function: Callable[..., Array], neutral: int) -> None:
-    def lower(x: Any, axis: int, exclusive: bool, reverse: bool) -> Array:
+    def lower(x: Array, axis: int, exclusive: bool, reverse: bool) -> Array:
         x = jnp.asarray(x)
         wide = widened(x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
-        found = function(wide, axis, reverse=reverse).astype(x.dtype)
+        running = function(wide, axis, reverse=reverse).astype(x.dtype)
         if not exclusive:
-            return found
-        moved = [(0, 0, 0)] * x.ndim
-        moved[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
-        return lax.pad(found, jnp.asarray(neutral, x.dtype), moved)
+            return running
+        pads = [(0, 0, 0)] * x.ndim
+        pads[axis] = (-1, 1, 0) if reverse else (1, -1, 0)
+        return lax.pad(running, jnp.asarray(neutral, x.dtype), pads)
 
     rules.rule(kind, _running_type)(lower)
 
 
-# Of all up to each item, without it if `exclusive`, from the end if `reverse`.
+# Over the items up to each one: `exclusive` leaves that one out, `reverse` starts at the end.
 _running("cumsum", lax.cumsum, 0)
 _running("cumprod", lax.cumprod, 1)

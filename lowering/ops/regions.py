@@ -1,8 +1,8 @@
-"""Pools of regions whose channels stand for places (R-FCN, Dai et al. 2016, arXiv:1605.06409)."""
+"""Pools of regions whose bins have channels each (R-FCN, Dai et al. 2016, arXiv:1605.06409)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ _MODES = ("average", "bilinear", "deformable")
 
 def _pool_type(
     input: TensorType, rois: TensorType, output_channels: int, group_size: int, mode: str,
-    bins: tuple[int, int], offsets: Any = False,
+    bins: tuple[int, int], offsets: TensorType | Literal[False] = False,
 ) -> TensorType:  # fmt: skip
     require.same_dtype(require.real, input=input, rois=rois)
     require.layout("[B,C,H,W]", input=input)
@@ -39,8 +39,8 @@ def _pool_type(
     if isinstance(offsets, TensorType) and offsets != ABSENT:
         require.real(offsets=offsets)
         require.layout("[N,2K,H,W]", offsets=offsets)
-        wanted = (rois.shape[0], *offsets.shape[1:])
-        require.shape("offsets", offsets, wanted, "one for each row of 'rois'")
+        expected = (rois.shape[0], *offsets.shape[1:])
+        require.shape("offsets", offsets, expected, "one for each row of 'rois'")
         kinds = offsets.shape[1] // 2
         if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
             raise InvalidShape(
@@ -52,18 +52,18 @@ def _pool_type(
 
 @rules.rule("position_sensitive_roi_pool", _pool_type)
 def position_sensitive_roi_pool(
-    ctx: Context, input: Any, rois: Any, output_channels: int, group_size: int,
-    spatial_scale: float, mode: str, bins: tuple[int, int], offsets: Any = False,
-    offset_scale: float = 0.0,
+    ctx: Context, input: Array, rois: Array, output_channels: int, group_size: int,
+    spatial_scale: float, mode: str, bins: tuple[int, int],
+    offsets: Array | Literal[False] = False, offset_scale: float = 0.0,
 ) -> Array:  # fmt: skip
-    """Return the mean of each bin of regions (image, x1, y1, x2, y2), from channels of its own.
+    """Return the mean of each bin of regions (image, x1, y1, x2, y2) in the channels of the bin.
 
-    "average" rounds corners, and takes items whose cells a bin touches. "bilinear" interpolates in
-    regions of 0 to 1, and takes the mean over `bins` (rows, columns), which have channels of their
-    own. "deformable" rounds corners, and takes the mean of samples inside, `bins` in a bin, which
-    `offsets` [N,2K,h,w] (x, y for each of K classes of channels) move by that share of the region,
-    times `offset_scale` (Dai et al. 2017, arXiv:1703.06211). Behind a region of image -1 results
-    are 0.
+    "average" rounds corners, and averages the items whose cells a bin touches. "bilinear" has
+    regions in parts of the extents, from 0 to 1, interpolates, and averages over `bins` (rows,
+    columns), which have the channels. "deformable" rounds corners, and averages those of `bins`
+    samples in a bin that are inside. Samples are moved by `offsets` [N,2K,h,w] (x, y for each of K
+    classes of channels) times `offset_scale`, in units of the region's extents (Dai et al. 2017,
+    arXiv:1703.06211). From the first region of image -1 on results are 0.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
     batch, _, height, width = x.shape
@@ -108,14 +108,14 @@ def position_sensitive_roi_pool(
                 at_y, at_x = (jnp.full(1, middle[i]) for i in (1, 0))
             return _linear(plane[r, c], at_y, at_x)
 
-        found = [of_bin(r, c) for r in range(rows) for c in range(columns)]
-        return sum(found[1:], found[0]) / (rows * columns)
+        means = [of_bin(r, c) for r in range(rows) for c in range(columns)]
+        return sum(means[1:], means[0]) / (rows * columns)
 
     def deformed(region: Array, image: Array, moves: Array | None) -> Array:
         corners = lax.round(region[1:], lax.RoundingMethod.AWAY_FROM_ZERO)
         start = corners[:2] * spatial_scale - 0.5
         size = jnp.maximum((corners[2:] + 1) * spatial_scale - 0.5 - start, 0.1)
-        shift: Any = 0.0
+        shift = None
         if moves is not None:
             kinds, *parts = moves.shape[0] // 2, *moves.shape[1:]
             rows, columns = (jnp.arange(group_size) * n // group_size for n in parts)
@@ -123,11 +123,11 @@ def position_sensitive_roi_pool(
             shift = shift.repeat(output_channels // kinds, axis=0) * offset_scale
 
         def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
-            """Return the weights of items in the sums of samples, and how many are inside."""
+            """Return each item's weight in the sum of samples, and the number of samples inside."""
             bin = size[axis] / group_size
             low = start[axis] + place * bin
             low = low[None, None, :] if axis == 0 else low[None, :, None]
-            if moves is not None:
+            if shift is not None:
                 low = low + shift[:, axis] * size[axis]
             step = jnp.arange(count, dtype=x.dtype) * bin / count
             at = low[..., None] + step[None, None, None]  # [channels,rows,columns,samples]
@@ -135,8 +135,8 @@ def position_sensitive_roi_pool(
             items = jnp.arange(extent, dtype=x.dtype)
             near = jnp.abs(jnp.clip(at, 0, extent - 1)[..., None] - items[None, None, None, None])
             weight = jnp.sum(jnp.maximum(1 - near, 0) * inside[..., None], axis=-2)
-            whole = (output_channels, group_size, group_size)
-            return jnp.broadcast_to(weight, (*whole, extent)), jnp.sum(inside, axis=-1)
+            grid = (output_channels, group_size, group_size)
+            return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
 
         plane = x[image].reshape(output_channels, group_size, group_size, height, width)
         (across, columns), (down, rows) = shares(0, bins[1], width), shares(1, bins[0], height)
@@ -152,7 +152,7 @@ def position_sensitive_roi_pool(
 
 
 def _linear(plane: Array, y: Array, x: Array) -> Array:
-    """Return a plane (C,H,W) between its items, 0 outside: (C,h,w)."""
+    """Return values (C,h,w) of a plane (C,H,W) at rows y (h) and columns x (w); 0 outside."""
     height, width = plane.shape[1:]
 
     def weights(at: Array, extent: int) -> Array:

@@ -1,9 +1,11 @@
-"""Checks of operands for the `infer` facets of rules: `require.real(x=x)`."""
+"""Checks for the `infer` functions of rules: `require.real(x=x)` raises unless x holds reals.
+
+A check raises InvalidOperation or InvalidShape for operands or attributes that it refuses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -25,7 +27,7 @@ _MOST_RESULTS = 100_000
 
 
 def _requirement(what: str, holds: Callable[[str], bool], hint: str = "") -> Callable[..., None]:
-    """Return a function that refuses operands of other dtypes; the hint is for logical values."""
+    """Return a check of dtypes by `holds`; the error for logical values has the hint."""
 
     def check(**operands: TensorType) -> None:
         for name, operand in operands.items():
@@ -58,12 +60,12 @@ bits = _requirement(
 
 
 def same_dtype(*checks: Callable[..., None], **operands: TensorType) -> None:
-    """Refuse operands of different dtypes, or of one that another check refuses."""
+    """Refuse operands of different dtypes, and operands that one of the checks refuses."""
     for check in checks:
         check(**operands)
     if len({operand.dtype for operand in operands.values()}) > 1:
-        found = ", ".join(f"'{name}' {operand.dtype}" for name, operand in operands.items())
-        raise InvalidOperation(f"operands must have one dtype, they have {found}")
+        dtypes = ", ".join(f"'{name}' {operand.dtype}" for name, operand in operands.items())
+        raise InvalidOperation(f"operands must have one dtype, they have {dtypes}")
 
 
 def axes(axes: Sequence[int], rank: int, name: str = "axes") -> None:
@@ -90,46 +92,46 @@ def rank(shape: Sequence[int]) -> None:
 
 
 def length(name: str, items: Sequence[object], length: int, what: str) -> None:
-    """Refuse an array of attributes without an item for each of something."""
+    """Refuse an attribute that has not `length` items; the error names what they are for."""
     if len(items) != length:
         raise InvalidShape(
             f"'{name}' must have an item for each of the {length} {what}, it has {len(items)}"
         )
 
 
-def shape(name: str, found: TensorType, wanted: Shape, why: str) -> None:
-    """Refuse an operand of another shape; `why` is the hint."""
-    if shapes_differ(found.shape, wanted):
+def shape(name: str, operand: TensorType, expected: Shape, why: str) -> None:
+    """Refuse an operand that has not the expected shape; `why` is the hint."""
+    if shapes_differ(operand.shape, expected):
         raise InvalidShape(
-            f"'{name}' must have the shape {show(wanted)}, it has {show(found.shape)}", hint=why
+            f"'{name}' must have the shape {show(expected)}, it has {show(operand.shape)}", hint=why
         )
 
 
 def layout(axes: str, hint: str = "", **operands: TensorType) -> None:
-    """Refuse operands that have not the axes of a layout such as `[N,4]`."""
-    wanted = [int(axis) if axis.isdigit() else UNKNOWN for axis in axes[1:-1].split(",")]
-    for name, found in operands.items():
-        if shapes_differ(found.shape, wanted):
+    """Refuse operands that do not match a layout such as `[N,4]`, where N is any extent."""
+    expected = [int(axis) if axis.isdigit() else UNKNOWN for axis in axes[1:-1].split(",")]
+    for name, operand in operands.items():
+        if shapes_differ(operand.shape, expected):
             raise InvalidShape(
-                f"'{name}' must have the shape {axes}, it has {show(found.shape)}", hint=hint
+                f"'{name}' must have the shape {axes}, it has {show(operand.shape)}", hint=hint
             )
 
 
 def fits(name: str, target: TensorType, **operands: TensorType) -> None:
     """Refuse operands that do not broadcast to the shape of the target."""
-    whole = target.shape
-    for operand, found in operands.items():
-        pairs = zip(found.shape, whole, strict=False)
-        if len(found.shape) > len(whole) or any(a != 1 and differ(a, b) for a, b in pairs):
+    shape = target.shape
+    for operand, type in operands.items():
+        pairs = zip(type.shape, shape, strict=False)
+        if len(type.shape) > len(shape) or any(a != 1 and differ(a, b) for a, b in pairs):
             raise InvalidShape(
-                f"'{operand}' of shape {show(found.shape)} must broadcast to {name} of shape "
-                f"{show(whole)}",
+                f"'{operand}' of shape {show(type.shape)} must broadcast to {name} of shape "
+                f"{show(shape)}",
                 hint="shapes are matched from the left: a value for each channel has shape [1,C]",
             )
 
 
 def one(**operands: TensorType) -> None:
-    """Refuse operands of more or less than one item, whatever their rank."""
+    """Refuse operands that have not exactly one item, whatever their rank."""
     for name, operand in operands.items():
         if differ(volume(operand.shape), 1):
             raise InvalidShape(f"'{name}' must have one item, its shape is {show(operand.shape)}")
@@ -148,24 +150,24 @@ def not_negative(**numbers: float) -> None:
             raise InvalidOperation(f"'{name}' must not be negative, it is {number}")
 
 
-def within(dtype: str, numbers: Iterable[Any], name: str = "", hint: str = "") -> None:
-    """Refuse integers that a dtype has not; `name` and a blank go before one in the error."""
+def within(dtype: str, numbers: Iterable[float], name: str = "", hint: str = "") -> None:
+    """Refuse numbers out of the range of an integer dtype; the error begins with `name`."""
     if not is_integer(dtype):
         return
-    limits = jnp.iinfo(dtype)  # numpy has none of 2 or 4 bits
+    limits = jnp.iinfo(dtype)  # numpy's does not know 2 and 4 bits
     for number in numbers:
         if number is not UNKNOWN and not limits.min <= number <= limits.max:
             raise InvalidOperation(f"{name}{number} does not fit {dtype}", hint=hint)
 
 
 def int32(**numbers: int) -> None:
-    """Refuse attributes that do not fit 32 bits, which indices have."""
+    """Refuse attributes that do not fit int32, the dtype of indices."""
     for name, number in numbers.items():
         within("int32", (number,), f"'{name}' ")
 
 
 def indexable(**operands: TensorType) -> None:
-    """Refuse tensors of more items than 32 bits count: their items are numbered in a row."""
+    """Refuse tensors with more items than int32 can number."""
     for name, operand in operands.items():
         items = volume(operand.shape)
         if items > MAX_EXTENT:
@@ -175,7 +177,7 @@ def indexable(**operands: TensorType) -> None:
 
 
 def count_of_results(count: int) -> None:
-    """Refuse to make so many tensors of one."""
+    """Refuse an operation with too many results."""
     if count > _MOST_RESULTS:
         raise InvalidOperation(f"it has {count} results, an operation has at most {_MOST_RESULTS}")
 
@@ -183,23 +185,23 @@ def count_of_results(count: int) -> None:
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     """Refuse an attribute's value that is not one of the allowed names."""
     if value not in allowed:
-        names = ", ".join(f"'{known}'" for known in allowed)
+        names = ", ".join(f"'{name}'" for name in allowed)
         raise InvalidOperation(f"'{name}' must be one of {names}, it is '{value}'")
 
 
-def normal_axes(given: Sequence[int], rank: int, name: str = "axes") -> Ints:
+def normal_axes(signed: Sequence[int], rank: int, name: str = "axes") -> Ints:
     """Return axes counted from the first; raise InvalidOperation if out of range or repeated."""
-    for axis in given:
+    for axis in signed:
         if not -rank <= axis < rank:
             raise InvalidOperation(
                 f"'{name}' must lie in [{-rank},{rank}), it has {axis}",
                 hint="axes below 0 count from the end" if rank else "the tensor has no axes",
             )
-    normal = tuple(axis + rank if axis < 0 else axis for axis in given)
+    normal = tuple(axis + rank if axis < 0 else axis for axis in signed)
     axes(normal, rank, name)
     return normal
 
 
 def normal_axis(axis: int, rank: int, name: str = "axis") -> int:
-    """Return one axis as `normal_axes` returns several."""
+    """Return one axis counted from the first; see `normal_axes`."""
     return normal_axes((axis,), rank, name)[0]

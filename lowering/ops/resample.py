@@ -1,13 +1,14 @@
 """Resampling of the spatial dimensions by whole factors (spec 4.3.4).
 
-`factor` has an item for each spatial dimension; missing ones are 1. Multilinear up-sampling takes
-one dimension after another. Output i lies in an input of extent x, for a factor f, at
+`factor` has an item for each spatial dimension; missing items are 1. Multilinear up-sampling treats
+one dimension after another. With an input extent x and a factor f, output i is at input position
 
     'asymmetric'   i / f
     'symmetric'    (i - (f - 1) / 2) / f
     'aligned'      i (x - 1) / (x f - 1)
 
-The border gives neighbours outside the input; 'aligned' has none, and repeats an extent of 1.
+The border mode provides the neighbours outside the input. 'aligned' needs none, and repeats the
+item of an extent 1.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def _multilinear_work(input: TensorType, factor: Shape) -> int:
 def multilinear_upsample(
     ctx: Context, input: Array, factor: Shape, method: str, border: str
 ) -> Array:
-    """Interpolate linearly in each spatial dimension, in 32 bits at least."""
+    """Interpolate linearly in each spatial dimension, in float32 at least."""
     x = widened(input)
     for axis, f in enumerate(factor, 2):
         if f == 1:

@@ -1,9 +1,9 @@
 """Interpolation between items: resize, grid_sample.
 
-A resize takes one axis after another, with `scales` or `sizes` for every axis. Extents become
-`sizes`, or floor(extent * scale) with single-precision scales, or with `rounds` the nearest, half
-rounded up. Half precision and integers are interpolated as float32. `lowering.kernels.resampling`
-places the items.
+A resize treats one axis after another; `scales` or `sizes` has an item for every axis. The extents
+become `sizes`, or floor(extent * scale) with scales in float32; with `rounds` they are rounded to
+the nearest integer, halves up. Half precision and integers are interpolated in float32.
+`lowering.kernels.resampling` computes the positions of items.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ from lowering.ops import require, rules
 from lowering.ops.shape import cast
 from lowering.tracing import Context
 
-_ROUNDING = 2.0**-20  # of a sum of a few products in float32
+_ROUNDING = 2.0**-20  # relative error of a sum of a few products in float32
 
 
 def _resize_type(
@@ -65,14 +65,14 @@ def _resize_type(
     if coordinate_transformation_mode == CROP and (
         roi == ABSENT or len(roi.shape) != 1 or differ(roi.shape[0], count)
     ):
-        found = "there is none" if roi == ABSENT else f"it is {roi}"
+        actual = "there is none" if roi == ABSENT else f"it is {roi}"
         raise InvalidShape(
-            f"'{CROP}' needs a 'roi' of shape [{count}], {found}",
+            f"'{CROP}' needs a 'roi' of shape [{count}], {actual}",
             hint="it has the starts of all axes of 'input', then the ends, as parts of the extents",
         )
     if bool(scales) == bool(sizes):
-        found = "both are" if scales else "none is"
-        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {found}")
+        actual = "both are" if scales else "none is"
+        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {actual}")
     name, items = ("scales", scales) if scales else ("sizes", sizes)
     if len(items) != len(input.shape):
         raise InvalidShape(
@@ -111,8 +111,8 @@ def _resize_work(
 @rules.rule("resize", _resize_type, work=_resize_work)
 def resize(
     ctx: Context,
-    input: Any,
-    roi: Any,
+    input: Array,
+    roi: Array | Literal[False],
     scales: tuple[float, ...],
     sizes: Shape,
     mode: str,
@@ -124,42 +124,43 @@ def resize(
     extrapolation_value: float,
     rounds: bool = False,
 ) -> Array:
-    """Resize the input as ONNX Resize does, or rounded by the `nearest_mode` "simple" of OpenVINO.
+    """Resize the input as ONNX Resize does; the `nearest_mode` "simple" is OpenVINO's.
 
-    `roi` and `extrapolation_value`, outside the input, count in 'tf_crop_and_resize' alone. Items
-    beyond the ends have no weight with `exclude_outside`. `antialias` widens a reduction's kernel.
+    Only 'tf_crop_and_resize' uses `roi`, and `extrapolation_value` for positions outside the input.
+    With `exclude_outside` items beyond the ends have weight 0. With `antialias` the kernel is wider
+    where the extent shrinks.
     """
     coordinates = coordinate_transformation_mode
     method = Method(coordinates, mode, nearest_mode, cubic_coeff_a, exclude_outside, antialias)
     x = jnp.asarray(input)
     region = None
-    if coordinates == CROP:
+    if coordinates == CROP and roi is not False:
         region = roi.astype(np.float64) if isinstance(roi, np.ndarray) else widened(roi)
     dtype = x.dtype
     if mode != "nearest":
         x = widened(x)
-    for axis, wanted in enumerate(_lengths(x.shape, scales, sizes)):
+    for axis, target in enumerate(_lengths(x.shape, scales, sizes)):
         extent = x.shape[axis]
         if extent == 0:
             continue
         ends = None if region is None else (region[axis], region[axis + x.ndim])
-        items, gathers = host_work(extent, wanted, method)
+        items, gathers = host_work(extent, target, method)
         ctx.fold(items)
         ctx.unroll(gathers)
-        where = places(extent, wanted, coordinates, ends, int(wanted + rounds / 2))
-        x = resample(x, axis, where, wanted / extent, method)
+        where = places(extent, target, coordinates, ends, int(target + rounds / 2))
+        x = resample(x, axis, where, target / extent, method)
         if region is not None:
             outside = ((where < 0) | (where > extent - 1)).reshape(along(axis, x.ndim))
             fill = saturated(extrapolation_value, dtype if is_float(dtype.name) else x.dtype)
             x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
     if x.dtype == dtype:
         return x
-    whole = jnp.round(x)  # weights of float32 sum to 1 nearly, and a cast cuts off
-    is_whole = jnp.abs(x - whole) <= (jnp.abs(whole) + 1) * _ROUNDING
-    return cast(jnp.where(is_whole, whole, x) if dtype.kind in "iu" else x, dtype.name)
+    nearest = jnp.round(x)  # float32 weights sum to 1 only nearly, and a cast truncates
+    is_whole = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
+    return cast(jnp.where(is_whole, nearest, x) if dtype.kind in "iu" else x, dtype.name)
 
 
-# An item along an axis and its weight, both for each point.
+# The index of an item along an axis and its weight, for each point.
 _Tap = tuple[Array, Array]
 
 
@@ -180,7 +181,7 @@ def _bicubic(place: Array, bounded: Callable[[Array], Array]) -> list[_Tap]:
 
 
 def _item(place: Array) -> Array:
-    # Places that are not finite, or no int32, are outside.
+    # Positions that are not finite, or do not fit int32, are outside.
     return jnp.where(jnp.abs(place) < 2**30, place, -1.0).astype(jnp.int32)
 
 
@@ -189,7 +190,7 @@ _PADDINGS = ("zeros", "border", "reflection")
 
 
 def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) -> Array:
-    """Put a place inside its axis, with torch's derivatives."""
+    """Move a position inside its axis as `padding_mode` says, with torch's derivatives."""
     if padding_mode == "zeros":
         return place
     if padding_mode == "reflection":
@@ -197,8 +198,8 @@ def _bounded(place: Array, extent: int, padding_mode: str, align_corners: bool) 
         if span == 0:
             return jnp.zeros_like(place)
         distance = jnp.where(place < low, low - place, place - low)
-        rest = lax.rem(distance, jnp.full_like(distance, 2 * span))
-        place = jnp.where(rest < span, rest, 2 * span - rest) + low
+        remainder = lax.rem(distance, jnp.full_like(distance, 2 * span))
+        place = jnp.where(remainder < span, remainder, 2 * span - remainder) + low
     # NaN goes to the first item, as in torch.
     return jnp.where(place > 0, jnp.where(place < extent - 1, place, extent - 1.0), 0.0)
 
@@ -237,14 +238,15 @@ def _grid_work(result: TensorType, input: TensorType, mode: str) -> int:
 
 @rules.rule("grid_sample", _grid_type, work=_grid_work)
 def grid_sample(
-    ctx: Context, input: Any, grid: Any, mode: str, padding_mode: str, align_corners: bool
+    ctx: Context, input: Array, grid: Array, mode: str, padding_mode: str, align_corners: bool
 ) -> Array:
     """Sample (N,C,...,H,W) at the points of a grid (N,...,h,w,k), as torch does: (N,C,...,h,w).
 
     Coordinates x, y, z go from -1 to 1: between the centres of the outer items with
-    `align_corners`, between their edges without. Outside lie zeros, the nearest item ('border'), or
-    the reflection at that centre or edge. 'nearest' takes the even of two items. Differentiable in
-    input and grid; a coordinate that the border holds has the derivative 0.
+    `align_corners`, between their edges without. Outside there are zeros ('zeros'), the nearest
+    item ('border'), or the reflection at that centre or edge ('reflection'). The mode 'nearest'
+    takes the even one of two equally near items. The result is differentiable by input and grid; a
+    coordinate that 'border' clamps has the derivative 0.
     """
     x, points = widened(jnp.asarray(input)), widened(jnp.asarray(grid))
     taps: list[list[_Tap]] = []

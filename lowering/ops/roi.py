@@ -1,14 +1,14 @@
 """Operations on regions of interest (NNEF 1.0); aligned pools are expanded by the standard library.
 
-`input` is (B,C,H,W), `rois` (N,4) has rows x1, y1, x2, y2 in pixels, `batch_index` (N) is each
-region's item of the batch; `output_size = [h,w]` makes (N,C,h,w). All are differentiable in the
-input, `roi_resample` in `rois` too.
+`input` is (B,C,H,W). `rois` (N,4) has rows x1, y1, x2, y2 in pixels. `batch_index` (N) has the
+batch item of each region. The result is (N,C,h,w) for `output_size = [h,w]`. All are differentiable
+by the input, `roi_resample` by `rois` too.
 
-Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, of one
-row and column at least. Bin i of n over an extent e covers [floor(i e / n), ceil((i + 1) e / n)) of
-it. Items outside the input do not count; an empty bin is 0.
+Pools follow Fast R-CNN: corners are rounded half away from zero and belong to the region, which has
+one row and column at least. Bin i of n over an extent e covers
+[floor(i e / n), ceil((i + 1) e / n)). Items outside the input do not count; an empty bin is 0.
 
-`roi_resample` interpolates linearly and continues the edges. Output i of n lies at
+`roi_resample` interpolates linearly and continues the edges. Output i of n is at position
 
     'symmetric'    x1 + (i + 1/2) (x2 - x1) / n - 1/2
     'asymmetric'   x1 + i (x2 - x1) / n
@@ -18,12 +18,12 @@ it. Items outside the input do not count; an empty bin is 0.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, differ, show, volume
@@ -37,10 +37,9 @@ from lowering.ops.resample import METHODS
 def bins_type(
     input: TensorType, rois: TensorType, batch_index: TensorType, output_size: Shape
 ) -> TensorType:
-    """Return the type of the bins that regions are pooled to.
+    """Return the type (N,C,h,w) of the bins of regions; raise InvalidOperation or InvalidShape.
 
-    The caller has checked the types of `input` and `rois`, and that rows of `rois` are regions.
-    Raises InvalidOperation or InvalidShape.
+    The caller has checked the dtypes of `input` and `rois`, and that rows of `rois` are regions.
     """
     require.integer(batch_index=batch_index)
     require.layout("[B,C,H,W]", input=input)
@@ -108,7 +107,7 @@ def roi_resample(
 
 
 def _places(start: Array, end: Array, count: int, method: str) -> Array:
-    # Places between pixels need more digits than half precision.
+    # Positions between pixels need more digits than half precision has.
     dtype = start.dtype if start.dtype.itemsize > 4 else np.dtype(np.float32)
     start, end = start.astype(dtype), end.astype(dtype)
     step = jnp.arange(count, dtype=dtype)[None, :]
@@ -123,7 +122,7 @@ def _places(start: Array, end: Array, count: int, method: str) -> Array:
 def _pool(
     pool: Callable[..., Array], input: Array, rois: Array, batch_index: Array, output_size: Shape
 ) -> Array:
-    """Pool one region at a time, recomputed for the gradient to save memory."""
+    """Pool one region at a time; the gradient computes it again, to save memory."""
 
     def one(region: tuple[Array, Array]) -> Array:
         roi, item = region
@@ -137,17 +136,19 @@ def _pool(
 
 
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
-    """Return a mask (count, extent): whether a place lies in a bin of a region."""
+    """Return the mask (count,extent) of the indices in each bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
-    whole, part = length // count, length % count  # no product of them overflows in real regions
+    quotient, remainder = length // count, length % count  # of separate products, which fit int32
     step = jnp.arange(count, dtype=np.int32)
-    first = start + step * whole + step * part // count
-    last = start + (step + 1) * whole - (-(step + 1) * part) // count
+    first = start + step * quotient + step * remainder // count
+    last = start + (step + 1) * quotient - (-(step + 1) * remainder) // count
     place = jnp.arange(extent, dtype=jnp.int32)[None, :]
     return (place >= first[:, None]) & (place < last[:, None])
 
 
-def _masked(reduce: Callable[..., Array], x: Array, mask: Array, fill: Any) -> Array:
+def _masked(
+    reduce: Callable[..., Array], x: Array, mask: Array, fill: NDArray[np.generic]
+) -> Array:
     """Reduce (C,e,...) over its second axis within each of n masks (n,e): (C,...,n)."""
     selected = jnp.where(mask[None, :, :, None], x[:, None], fill)
     return jnp.moveaxis(reduce(selected, 2), 1, -1)

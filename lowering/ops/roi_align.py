@@ -1,4 +1,4 @@
-"""Pools of samples between items (Mask R-CNN, He et al. 2017, arXiv:1703.06870)."""
+"""RoIAlign: pools of samples between items (Mask R-CNN, He et al. 2017, arXiv:1703.06870)."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def _type(
 
 @rules.rule("roi_align", _type, work=lambda result: 16 * volume(result.shape))
 def roi_align(
-    ctx: Context, input: Any, rois: Any, batch_index: Any, output_size: Shape, sampling_ratio: int,
-    mode: str, least: float = 0.0,
+    ctx: Context, input: Array, rois: Array, batch_index: Array, output_size: Shape,
+    sampling_ratio: int, mode: str, least: float = 0.0,
 ) -> Array:  # fmt: skip
     """Return the mean or maximum of samples in each bin of regions, (N,C,h,w).
 
     A region is x1, y1, x2, y2 in items, or centre x, y, width, height and an angle from x to y in
-    radians. Extents are at least `least`, unless this is 0. A bin has `sampling_ratio` samples in
-    each direction, with 0 as many as its extent, rounded up. Samples further outside than 1 are 0,
-    and a maximum is not below 0. 'max_share' is the largest item around samples times its share in
-    one, as in ONNX, also below 0. With 0 there are no derivatives in regions, and none in reverse
-    mode of maxima and of regions that are turned.
+    radians. A positive `least` is the lower bound of extents. A bin has `sampling_ratio` samples in
+    each direction; 0 means its extent, rounded up. Samples more than 1 outside the input are 0, and
+    a maximum is not below 0. 'max_share', as in ONNX, is the largest product of an item and its
+    weight in a sample, and may be negative. With `sampling_ratio` 0 there are no derivatives by
+    regions, and none in reverse mode for maxima and for rotated regions.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
-    # Places between items need more digits than half precision.
+    # Positions between items need more digits than half precision has.
     regions = regions.astype(np.promote_types(regions.dtype, np.float32))
     regions = regions if sampling_ratio else lax.stop_gradient(regions)
     turned, bins = regions.shape[1] == 5, output_size[::-1]  # along x, along y
@@ -65,8 +65,8 @@ def roi_align(
         bin = size / jnp.array(bins, size.dtype)
         counts: Any = (sampling_ratio,) * 2 if sampling_ratio else jnp.ceil(bin).astype(jnp.int32)
 
-        def places(axis: int, k: Any) -> Array:
-            """Return where sample k of each bin lies along an axis."""
+        def places(axis: int, k: Array) -> Array:
+            """Return the position of sample k of each bin along an axis."""
             within = (jnp.asarray(k, bin.dtype) + 0.5) / jnp.asarray(counts[axis], bin.dtype)
             return start[axis] + (jnp.arange(bins[axis], dtype=bin.dtype) + within) * bin[axis]
 
@@ -75,7 +75,7 @@ def roi_align(
             extent = plane.shape[2 - axis]
             items = jnp.arange(extent, dtype=bin.dtype)[None, :]
 
-            def add(k: Any, total: Array) -> Array:
+            def add(k: Array, total: Array) -> Array:
                 at = places(axis, k)[:, None]
                 near = jnp.abs(jnp.clip(at, 0, extent - 1) - items)
                 return total + jnp.where(_inside(at, extent), jnp.maximum(1 - near, 0), 0)
@@ -87,7 +87,7 @@ def roi_align(
         if mode == "avg" and not turned:
             return jnp.einsum("cyx,hy,wx->chw", plane, weights(1), weights(0), precision="highest")
 
-        def add(k: Any, total: Array) -> Array:
+        def add(k: Array, total: Array) -> Array:
             column, row = places(0, k % counts[0])[None, :], places(1, k // counts[0])[:, None]
             if turned:
                 cos, sin = jnp.cos(roi[4]), jnp.sin(roi[4])
@@ -107,9 +107,9 @@ def roi_align(
     pooled = lax.map(jax.checkpoint(one), (regions, jnp.asarray(batch_index)))
     if mode == "avg" and not turned:
         return pooled
-    what = "regions that are turned" if turned else "a maximum"
+    what = "rotated regions" if turned else "a maximum"
     reason = f"samples of {what} are computed in a loop of unknown length"
-    hint = "differentiate forwards, by jax.jvp or jax.jacfwd; the mean of upright regions has them"
+    hint = "differentiate forwards, by jax.jvp or jax.jacfwd, or take the mean of upright regions"
     return ctx.forward_only([pooled], reason, hint)[0]
 
 
@@ -120,7 +120,7 @@ def _inside(at: Array, extent: int) -> Array:
 def _sampled(
     plane: Array, row: Array, column: Array, join: Callable[[Array, Array], Array]
 ) -> Array:
-    """Return shares of four items of a plane (C,H,W) joined at (h,w) places, 0 outside."""
+    """Return the weighted items around positions (h,w) of a plane (C,H,W), joined; 0 outside."""
     height, width = plane.shape[1:]
     inside = _inside(row, height) & _inside(column, width)
     (top, bottom, down), (left, right, across) = (

@@ -1,28 +1,29 @@
-"""The repetition of a graph along an axis.
+"""Scans that repeat a graph along an axis.
 
 `scan` takes three arrays of tensors and these attributes:
 
-    scanned   cut into chunks along an axis, one for each iteration; at least one tensor
-    full      whole in every iteration, variables of the fragment among them
+    scanned   tensors that are cut along an axis, a chunk for each iteration; one tensor at least
+    full      tensors that every iteration reads unchanged, variables of the fragment among them
     initial   the states before the first iteration
-    body      a Graph without parameters or states. It maps a chunk of each scanned tensor, the full
-              tensors and the states to the next states and a value for each item of `outputs`
+    body      a Graph without parameters or states. Its inputs are a chunk of each scanned tensor,
+              the full tensors and the states. Its outputs are the next states and a value for each
+              item of `outputs`
     axes      the axis of each scanned tensor
-    chunks    the extent of its chunks; negative to take them from the end, unreversed inside
-    outputs   a tuple (which, axis, chunk) for each result: "full" joins all values along the axis,
-              from its end where chunk is negative (only its sign counts); "last" is the last value
-    skip      iterations to leave out at the start: states stay, values are zeros
+    chunks    the extent of its chunks; if negative the last chunk comes first, unreversed inside
+    outputs   a tuple (which, axis, chunk) for each result. "full" joins the values of all
+              iterations along the axis, in reverse order if chunk is negative (only its sign
+              counts). "last" is the last value
+    skip      number of iterations to leave out at the start: states stay, values are zeros
 
-It returns a tensor for each item of `outputs`. The first scanned tensor has a chunk for each
-iteration; others have no less. Zeros fill up the last chunk, after its items, or before them where
-chunks come from the end. Without iterations the last value of a state is the initial one, any other
-is zeros.
+It returns a tensor for each item of `outputs`. There are as many iterations as the first scanned
+tensor has chunks; other tensors have as many at least. The last chunk is padded with zeros after
+its items, or before them if chunks come from the end. Without iterations the last value of a state
+is its initial value; any other last value is zeros.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,17 +92,17 @@ def _scan_type(
     ]
 
 
-def require_body(body: Graph, given: Sequence[TensorType], count: int) -> None:
-    """Refuse a body that takes others than the given tensors, or has not so many results."""
-    require.length("inputs", body.inputs, len(given), "tensors that a body is given")
+def require_body(body: Graph, operands: Sequence[TensorType], count: int) -> None:
+    """Refuse a body whose inputs are not of the operands' types, or without `count` results."""
+    require.length("inputs", body.inputs, len(operands), "tensors that a body is given")
     require.length("outputs", body.outputs, count, "results of a body")
-    for value, type in zip(body.inputs, given, strict=True):
+    for value, type in zip(body.inputs, operands, strict=True):
         if value.type.dtype != type.dtype or shapes_differ(value.type.shape, type.shape):
             raise InvalidShape(f"'{value.name}' of a body is {value.type}, it is given {type}")
 
 
 def require_constant_state(name: str, before: TensorType, after: TensorType) -> None:
-    """Raise for a state that is of another type after an iteration."""
+    """Refuse a state whose type changes in an iteration."""
     if before.dtype != after.dtype:
         raise InvalidOperation(
             f"state '{name}' holds {before.dtype} at first and {after.dtype} after an iteration",
@@ -116,7 +117,7 @@ def require_constant_state(name: str, before: TensorType, after: TensorType) -> 
 
 
 def result_type(value: TensorType, which: str, axis: int, count: int) -> TensorType:
-    """Return the type of what is made of the values of so many iterations."""
+    """Return the type of a result: the last of `count` values, or all of them along the axis."""
     if which == "last":
         return value
     if which != "full":
@@ -135,16 +136,16 @@ def _scan_work(
 @rules.rule("scan", _scan_type, work=_scan_work)
 def scan(
     ctx: Context,
-    scanned: Sequence[Any],
-    full: Sequence[Any],
-    initial: Sequence[Any],
+    scanned: Sequence[Array],
+    full: Sequence[Array],
+    initial: Sequence[Array],
     body: Graph,
     axes: Ints,
     chunks: Ints,
     outputs: Outputs,
     skip: int,
 ) -> list[Array]:
-    """Run the body, traced once, for each chunk; derivatives go through all iterations."""
+    """Run the body, which is traced once, for each chunk; derivatives go through all iterations."""
     count = _iterations(np.shape(scanned[0]), axes[0], chunks[0])
     parts = [
         _parts(jnp.asarray(x), axis, chunk)[skip:count]
@@ -152,26 +153,27 @@ def scan(
     ]
     states = [jnp.asarray(x) for x in initial]
     results = list(zip(body.outputs[len(states) :], outputs, strict=True))
-    # Carried: the states, and what is asked for at the end.
-    kept = list(body.outputs[: len(states)])
-    asked = dict.fromkeys(value for value, (which, *_) in results if which == "last")
-    kept += [value for value in asked if value not in kept]
+    # The carry holds the states, and other values whose last one is a result.
+    carried_values = list(body.outputs[: len(states)])
+    last_values = dict.fromkeys(value for value, (which, *_) in results if which == "last")
+    carried_values += [value for value in last_values if value not in carried_values]
     stacked = [value for value, (which, *_) in results if which == "full"]
 
     def turn(carried: list[Array], chunk: list[Array]) -> tuple[list[Array], list[Array]]:
         inputs = [*chunk, *full, *carried[: len(states)]]
         values = trace(body, ctx, {}, {}, inputs)
-        return [jnp.asarray(values[v]) for v in kept], [jnp.asarray(values[v]) for v in stacked]
+        carry = [jnp.asarray(values[value]) for value in carried_values]
+        return carry, [jnp.asarray(values[value]) for value in stacked]
 
     first = states
-    if len(kept) > len(states):
+    if len(carried_values) > len(states):
         sliced = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in parts]
         later = jax.eval_shape(turn, states, sliced)[0][len(states) :]
         first = states + [jnp.zeros(x.shape, x.dtype) for x in later]
     last, stacks = lax.scan(turn, first, parts)
     stack = iter(stacks)
     return [
-        last[kept.index(value)]
+        last[carried_values.index(value)]
         if which == "last"
         else joined(next(stack), axis, chunk, min(skip, count))
         for value, (which, axis, chunk) in results
@@ -191,7 +193,7 @@ def _parts(x: Array, axis: int, chunk: int) -> Array:
 
 
 def joined(values: Array, axis: int, chunk: int, skipped: int) -> Array:
-    """Return the values of iterations, along their first axis, joined along another one."""
+    """Return the values of iterations, stacked along the first axis, joined along `axis`."""
     if skipped:
         values = jnp.pad(values, [(skipped, 0)] + [(0, 0)] * (values.ndim - 1))
     if chunk < 0:

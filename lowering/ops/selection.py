@@ -1,8 +1,6 @@
-"""Parts of tensors, and extension (spec 4.5), of items of any type."""
+"""Slices, padding, repetition and other selections of items, which have any dtype (spec 4.5)."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,7 +42,7 @@ def _slice_type(input: TensorType, axes: Ints, begin: Ints, end: Ints, stride: I
 
 
 def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
-    """Return the first index and the one past the last, -1 to include item 0 backwards."""
+    """Return the first index and the end, which is excluded: -1 if item 0 is included backwards."""
     first = begin + extent if begin < 0 else min(begin, extent)
     if end == 0 and step > 0:
         return first, extent
@@ -53,11 +51,12 @@ def _bounds(begin: int, end: int, step: int, extent: int) -> tuple[int, int]:
 
 
 @rules.rule("slice", _slice_type)
-def slice_(input: Any, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
+def slice_(input: Array, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Array:
     """Return every `stride`-th item from `begin` to before `end` along each axis.
 
-    Bounds below 0 count from the end and are cut to the axis; a forward `end` 0 is the end. A
-    negative stride goes backwards; to include item 0 its `end` is -extent - 1.
+    Bounds below 0 count from the end, and bounds are clamped to the axis. With a positive stride
+    `end` 0 is the end of the axis. A negative stride goes backwards, and `end` = -extent - 1
+    includes item 0.
     """
     x = jnp.asarray(input)
     for axis, b, e, step in zip(axes, begin, end, stride or (1,) * len(axes), strict=True):
@@ -69,7 +68,7 @@ def slice_(input: Any, axes: Ints, begin: Ints, end: Ints, stride: Ints) -> Arra
         if step < 0:
             x = lax.rev(x, (axis,))
             first, last = x.shape[axis] - 1 - first, x.shape[axis] - 1 - last
-        # A longer stride than the axis takes its first item alone, whatever integer it is.
+        # A stride of any size beyond the extent takes the first item only; XLA's is an int64.
         x = lax.slice_in_dim(x, first, last, min(abs(step), x.shape[axis] or 1), axis)
     return x
 
@@ -87,10 +86,10 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 
 
 @rules.rule("dynamic_slice", _dynamic_slice_type)
-def dynamic_slice(input: Any, start: Any, length: int, axis: int) -> Array:
-    """Return `length` items along the axis from item `start` on, which depends on the data.
+def dynamic_slice(input: Array, start: Array, length: int, axis: int) -> Array:
+    """Return `length` items along the axis from index `start` on, which may be traced.
 
-    A `start` below 0 counts from the end. Items past the end are as in `indexing`: NaN, say.
+    A `start` below 0 counts from the end. Items beyond the axis are NaN, or as in `indexing`.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)
@@ -104,13 +103,13 @@ def _triangle_type(input: TensorType, k: TensorType) -> TensorType:
 
 
 @rules.rule("triangle", _triangle_type)
-def triangle(input: Any, k: Any, upper: bool) -> Array:
+def triangle(input: Array, k: Array, upper: bool) -> Array:
     """Keep items [row,column] with column - row >= k (`upper`) or <= k, else 0; k may be traced."""
     x = jnp.asarray(input)
     limit = jnp.asarray(k).reshape(())
     rows, columns = (lax.broadcasted_iota(limit.dtype, x.shape[-2:], axis) for axis in (0, 1))
-    kept = columns - rows >= limit if upper else columns - rows <= limit
-    return jnp.where(kept, x, jnp.zeros_like(x))
+    mask = columns - rows >= limit if upper else columns - rows <= limit
+    return jnp.where(mask, x, jnp.zeros_like(x))
 
 
 def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
@@ -121,7 +120,7 @@ def _tile_type(input: TensorType, repeats: Ints) -> TensorType:
 
 
 @rules.rule("tile", _tile_type)
-def tile(input: Any, repeats: Ints) -> Array:
+def tile(input: Array, repeats: Ints) -> Array:
     """Repeat the input along its axes."""
     return jnp.tile(jnp.asarray(input), repeats)
 
@@ -150,12 +149,12 @@ def _pad_type(input: TensorType, padding: Padding, border: str) -> TensorType:
 
 
 @rules.rule("pad", _pad_type)
-def pad(input: Any, padding: Padding, border: str, value: float) -> Array:
-    """Extend each axis by items before and after (border modes: spec 4.3); `value` is cast."""
+def pad(input: Array, padding: Padding, border: str, value: float) -> Array:
+    """Pad each axis before and after (border modes: spec 4.3); `value` is cast to the dtype."""
     x = jnp.asarray(input)
     if border == "constant":
-        kept = x.dtype if is_float(x.dtype.name) else np.float32
-        fill = cast(saturated(value, kept), x.dtype.name)
+        dtype = x.dtype if is_float(x.dtype.name) else np.float32
+        fill = cast(saturated(value, dtype), x.dtype.name)
         return lax.pad(x, fill, [(before, after, 0) for before, after in padding])
     return jnp.pad(x, padding, mode=PAD_MODES[border]) if x.ndim else x
 
@@ -167,8 +166,8 @@ def _gather_type(input: TensorType, indices: TensorType, axis: int) -> TensorTyp
 
 
 @rules.rule("gather", _gather_type)
-def gather(input: Any, indices: Any, axis: int) -> Array:
-    """Return the sub-tensors at the indices, whose axes take the place of the axis.
+def gather(input: Array, indices: Array, axis: int) -> Array:
+    """Return the sub-tensors at the indices; the axes of `indices` replace the axis.
 
     Negative indices count from the end; an index beyond the axis yields NaN.
     """
@@ -187,7 +186,7 @@ def _whole_shape(input: Shape, shape: Shape) -> Shape:
 
 
 @rules.rule("broadcast", _broadcast_type)
-def broadcast(input: Any, shape: Ints) -> Array:
-    """Broadcast to a shape, matched from the last axis; where it has 1 the extent stays."""
+def broadcast(input: Array, shape: Ints) -> Array:
+    """Broadcast to a shape, aligned at the last axis; an extent 1 of it leaves the input's."""
     x = jnp.asarray(input)
     return jnp.broadcast_to(x, _whole_shape(x.shape, shape))

@@ -1,8 +1,6 @@
-"""Sequences of classes: the loss of connectionist temporal classification, beams traced back."""
+"""Sequences of classes: the loss of connectionist temporal classification, and beam search."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_NEVER = -1e30  # the logarithm of a probability of 0, finite so that derivatives are
+_NEVER = -1e30  # the logarithm of probability 0, finite for the sake of derivatives
 
 
 def _loss_type(
@@ -41,14 +39,14 @@ def _loss_type(
 
 @rules.rule("ctc_loss", _loss_type)
 def ctc_loss(
-    logits: Any, logit_lengths: Any, labels: Any, label_lengths: Any, blank: int,
+    logits: Array, logit_lengths: Array, labels: Array, label_lengths: Array, blank: int,
     collapses: bool, merges: bool, unique: bool,
 ) -> Array:  # fmt: skip
-    """Return -log of the probability of the labels of each sequence; infinite where it is 0.
+    """Return -log p of each sequence, for the probability p of its labels; infinite if p is 0.
 
-    Summed over all paths of classes that give the labels once blanks are left out, and with
-    `merges` equal neighbours are one. `collapses` makes equal neighbours among the labels one
-    before, `unique` keeps the first of all equal ones.
+    p is the sum over all paths of classes that become the labels when equal neighbours are merged,
+    if `merges`, and blanks are removed. Before, `collapses` merges equal neighbours of the labels,
+    and `unique` removes all labels that are equal to an earlier one.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
@@ -58,25 +56,25 @@ def ctc_loss(
     def loss(x: Array, steps: Array, labels: Array, count: Array) -> Array:
         count_of_labels = labels.shape[0]
         order = jnp.arange(count_of_labels)
-        kept = order < count
+        valid = order < count
         if unique:
             earlier = (labels[:, None] == labels[None]) & (order[None] < order[:, None])
-            kept = kept & ~jnp.any(earlier, axis=1)
+            valid = valid & ~jnp.any(earlier, axis=1)
         elif collapses:
-            kept = kept & ((order == 0) | (labels != jnp.roll(labels, 1)))
-        labels = labels[jnp.argsort(~kept, stable=True)]
-        count = jnp.sum(kept)
+            valid = valid & ((order == 0) | (labels != jnp.roll(labels, 1)))
+        labels = labels[jnp.argsort(~valid, stable=True)]
+        count = jnp.sum(valid)
         states = jnp.arange(2 * count_of_labels + 1)
         is_blank = states % 2 == 0
         of = jnp.where(is_blank, blank, labels[jnp.minimum(states // 2, count_of_labels - 1)])
         may_stay = is_blank | merges
-        # A blank may be left out between labels, but where it alone keeps equal ones apart.
+        # A path may skip the blank between two labels, unless these are equal and would merge.
         before = jnp.roll(of, 2)
         may_skip = ~is_blank & (states > 1) & ((of != before) | (not merges))
         start = jnp.where(states < 2, x[0, of], _NEVER)
 
-        def step(sums: Array, given: tuple[Array, Array]) -> tuple[Array, None]:
-            time, row = given
+        def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
+            time, row = now
             one = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
             two = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
             stay = jnp.where(may_stay, sums, _NEVER)
@@ -88,8 +86,8 @@ def ctc_loss(
         total = jax.nn.logsumexp(last)
         return jnp.where(total < 0.1 * _NEVER, jnp.inf, -total)
 
-    found = jax.vmap(loss)(x, jnp.asarray(logit_lengths), places, jnp.asarray(label_lengths))
-    return found.astype(jnp.asarray(logits).dtype)
+    losses = jax.vmap(loss)(x, jnp.asarray(logit_lengths), places, jnp.asarray(label_lengths))
+    return losses.astype(jnp.asarray(logits).dtype)
 
 
 def _tree_type(
@@ -104,24 +102,24 @@ def _tree_type(
 
 
 @rules.rule("gather_tree", _tree_type, not_differentiable="its operands are indices")
-def gather_tree(tokens: Any, parents: Any, lengths: Any, end: Any) -> Array:
-    """Return the tokens (steps,batch,beams) of each beam that is there at the last step.
+def gather_tree(tokens: Array, parents: Array, lengths: Array, end: Array) -> Array:
+    """Return the tokens (steps,batch,beams) of the path that leads to each beam of the last step.
 
-    `parents` are the beams that a step's beams go on from. Behind the first `end` of a beam, and
-    behind the length of a batch, all is `end`.
+    `parents` holds the beam of the step before that each beam continues. Tokens behind the first
+    `end` of a path, and behind the length of its batch item, are `end`.
     """
     x, parents, end = jnp.asarray(tokens), jnp.asarray(parents), jnp.asarray(end).reshape(())
     steps, _, beams = x.shape
     lengths = jnp.minimum(jnp.asarray(lengths), steps)[:, None]
     start = jnp.broadcast_to(jnp.arange(beams, dtype=parents.dtype), x.shape[1:])
 
-    def back(beam: Array, given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        time, row, parent = given
+    def back(beam: Array, now: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        time, row, parent = now
         inside = time < lengths
         token = jnp.take_along_axis(row, beam, axis=1)
         before = jnp.take_along_axis(parent, beam, axis=1)
         return jnp.where(inside, before, beam), jnp.where(inside, token, end)
 
-    _, found = lax.scan(back, start, (jnp.arange(steps), x, parents), reverse=True)
-    ended = jnp.cumsum((found == end).astype(jnp.int32), axis=0) > 0
-    return jnp.where(ended, end, found)
+    _, paths = lax.scan(back, start, (jnp.arange(steps), x, parents), reverse=True)
+    ended = jnp.cumsum((paths == end).astype(jnp.int32), axis=0) > 0
+    return jnp.where(ended, end, paths)

@@ -1,9 +1,8 @@
-"""Operations on shapes (spec 4.5), which rearrange items of any type."""
+"""Operations that rearrange or cast items of any dtype (spec 4.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,8 +18,8 @@ from lowering.ops import require, rules
 from lowering.tracing import Context
 
 
-def _known(shapes: Sequence[Shape]) -> Shape:
-    """Merge shapes that do not differ: each extent comes from one that knows it."""
+def _merged(shapes: Sequence[Shape]) -> Shape:
+    """Return the common shape of shapes that do not differ; an extent is known if one knows it."""
     return tuple(
         next((e for e in extents if e is not UNKNOWN), UNKNOWN)
         for extents in zip(*shapes, strict=True)
@@ -56,14 +55,14 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
-    # Unknown and empty extents copied unchanged are on both sides: the others stay comparable.
+    # Unknown and empty extents that are copied are on both sides: compare without them.
     free = {axis for axis in replaced if _is_free(input[axis])}
     is_copied = free == {axis for axis in copied if _is_free(input[axis])} and len(free) == sum(
         map(_is_free, items)
     )
     is_unknown = any(input[axis] is UNKNOWN for axis in replaced)
-    kept = [input[axis] for axis in replaced if not (is_copied and axis in free)]
-    have = UNKNOWN if is_unknown and not is_copied else volume(kept)
+    compared = [input[axis] for axis in replaced if not (is_copied and axis in free)]
+    have = UNKNOWN if is_unknown and not is_copied else volume(compared)
     want = volume(n for n in items if n != -1 and n is not UNKNOWN and not (is_copied and n == 0))
     source = show(tuple(input[axis] for axis in replaced))
     if -1 not in items:
@@ -85,21 +84,25 @@ def _is_free(extent: int) -> bool:
     return extent is UNKNOWN or extent == 0
 
 
-def _array(input: Any) -> Any:
-    """Return an operand as an array: one of numpy as it is, which numpy moves without a compiler.
+def _array(input: Array) -> Array:
+    """Return a jax array, or an operand of numpy as it is: numpy rearranges without a compiler.
 
-    For values known before a call, jax compiles a program for each shape, in 10 ms or more.
+    jax would compile a program for each shape of a constant, in 10 ms or more.
     """
     return input if isinstance(input, np.ndarray) else jnp.asarray(input)
 
 
 @rules.rule("reshape", _reshape_type)
-def reshape(input: Any, shape: Ints, axis_start: int, axis_count: int) -> Array:
-    """Reshape `axis_count` axes row-major (spec 4.5.1); 0 copies its extent, one -1 is the rest."""
+def reshape(input: Array, shape: Ints, axis_start: int, axis_count: int) -> Array:
+    """Reshape `axis_count` axes in row-major order (spec 4.5.1).
+
+    An item 0 of `shape` copies the extent of the input's axis. One item may be -1: its extent
+    follows from the number of items.
+    """
     x = _array(input)
-    if 0 in x.shape:  # jax does not say what -1 stands for
-        known = TensorType(x.shape, str(x.dtype))
-        return x.reshape(_reshape_type(known, shape, axis_start, axis_count).shape)
+    if 0 in x.shape:  # jax cannot resolve -1 then
+        type = TensorType(x.shape, str(x.dtype))
+        return x.reshape(_reshape_type(type, shape, axis_start, axis_count).shape)
     end = x.ndim if axis_count == -1 else axis_start + axis_count
     items = tuple(
         x.shape[i + axis_start] if extent == 0 else extent for i, extent in enumerate(shape)
@@ -118,7 +121,7 @@ def _transpose_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("transpose", _transpose_type)
-def transpose(input: Any, axes: Ints) -> Array:
+def transpose(input: Array, axes: Ints) -> Array:
     """Permute the first axes; others stay (spec 4.5.2)."""
     x = _array(input)
     return x.transpose((*axes, *range(len(axes), x.ndim)))
@@ -137,8 +140,8 @@ def _squeeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("squeeze", _squeeze_type)
-def squeeze(input: Any, axes: Ints) -> Array:
-    """Remove axes, which have extent 1."""
+def squeeze(input: Array, axes: Ints) -> Array:
+    """Remove axes of extent 1."""
     return _array(input).squeeze(axes)
 
 
@@ -150,7 +153,7 @@ def _unsqueeze_type(input: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("unsqueeze", _unsqueeze_type)
-def unsqueeze(input: Any, axes: Ints) -> Array | NDArray[np.generic]:
+def unsqueeze(input: Array, axes: Ints) -> Array | NDArray[np.generic]:
     """Add axes of extent 1, counted in the result."""
     x = _array(input)
     return (np if isinstance(x, np.ndarray) else jnp).expand_dims(x, axes)
@@ -159,15 +162,15 @@ def unsqueeze(input: Any, axes: Ints) -> Array | NDArray[np.generic]:
 def _concat_type(values: Sequence[TensorType], axis: int) -> TensorType:
     _require_values(values)
     require.axis(axis, len(values[0].shape))
-    others = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
-    if len(others) < len(values) or any(shapes_differ(a, b) for a in others for b in others[:1]):
+    shapes = [with_extent(value.shape, axis, 1) for value in values if len(value.shape) > axis]
+    if len(shapes) < len(values) or any(shapes_differ(a, b) for a in shapes for b in shapes[:1]):
         raise InvalidShape(
             f"'values' must have one shape except along axis {axis}, they have "
             + " and ".join(show(value.shape) for value in values),
             hint="join them along the axis in which they differ, or pad or slice one of them",
         )
     extent = sum(value.shape[axis] for value in values)
-    return TensorType(with_extent(_known(others), axis, extent), values[0].dtype)
+    return TensorType(with_extent(_merged(shapes), axis, extent), values[0].dtype)
 
 
 def _require_values(values: Sequence[TensorType]) -> None:
@@ -177,12 +180,12 @@ def _require_values(values: Sequence[TensorType]) -> None:
 
 
 @rules.rule("concat", _concat_type)
-def concat(values: Sequence[Any], axis: int) -> Array:
+def concat(values: Sequence[Array], axis: int) -> Array:
     """Join the values along the axis (spec 4.5.3)."""
     dtype = jnp.asarray(values[0]).dtype
     if dtype.name not in NARROW:
         return jnp.concatenate(list(values), axis)
-    # XLA ends the process where it joins items of 2 bits on a CPU.
+    # On a CPU XLA aborts the process when it joins items of 2 bits.
     wide = np.float32 if is_float(dtype.name) else np.int8
     return jnp.concatenate([jnp.asarray(x).astype(wide) for x in values], axis).astype(dtype)
 
@@ -207,8 +210,8 @@ def _parts(extent: int, ratios: Ints) -> list[int]:
 
 
 @rules.rule("split", _split_type)
-def split(value: Any, axis: int, ratios: Ints) -> list[Array]:
-    """Return parts of the value along the axis, extents in the given ratios (spec 4.5.3)."""
+def split(value: Array, axis: int, ratios: Ints) -> list[Array]:
+    """Return parts of the value along the axis, whose extents have the ratios (spec 4.5.3)."""
     x = jnp.asarray(value)
     return list(lax.split(x, _parts(x.shape[axis], ratios), axis))
 
@@ -221,12 +224,12 @@ def _stack_type(values: Sequence[TensorType], axis: int) -> TensorType:
         raise InvalidShape(
             "'values' must have one shape, they have " + " and ".join(map(show, shapes))
         )
-    shape = _known(shapes)
+    shape = _merged(shapes)
     return TensorType((*shape[:axis], len(values), *shape[axis:]), values[0].dtype)
 
 
 @rules.rule("stack", _stack_type)
-def stack(values: Sequence[Any], axis: int) -> Array:
+def stack(values: Sequence[Array], axis: int) -> Array:
     """Join the values along a new axis."""
     return jnp.stack([jnp.asarray(value) for value in values], axis)
 
@@ -245,7 +248,7 @@ def _unstack_type(value: TensorType, axis: int) -> list[TensorType]:
 
 
 @rules.rule("unstack", _unstack_type)
-def unstack(ctx: Context, value: Any, axis: int) -> list[Array]:
+def unstack(ctx: Context, value: Array, axis: int) -> list[Array]:
     """Return the sub-tensors along the axis, without it."""
     x = jnp.asarray(value)
     ctx.unroll(x.shape[axis])
@@ -261,10 +264,10 @@ def _cast_type(input: TensorType, dtype: str) -> TensorType:
 
 
 @rules.rule("cast", _cast_type)
-def cast(input: Any, dtype: str) -> Array:
-    """Cast: non-zero is true, reals go towards 0 and saturate, NaN is 0, integers wrap.
+def cast(input: Array | NDArray[np.generic], dtype: str) -> Array:
+    """Cast items: non-zero is true, reals are truncated and saturate, NaN is 0, integers wrap.
 
-    What 16 bits cannot hold is rounded here, on every platform; beyond their range it is infinite.
+    A cast to 16-bit floats rounds alike on every platform; numbers beyond their range are infinite.
     """
     x = jnp.asarray(input)
     if dtype == "bool":
@@ -273,7 +276,7 @@ def cast(input: Any, dtype: str) -> Array:
         return rounded_to(x, dtype)
     if not (jnp.issubdtype(x.dtype, jnp.floating) and jnp.issubdtype(dtype, jnp.integer)):
         return x.astype(dtype)
-    if jnp.finfo(x.dtype).bits < 32:  # the limits of integers are beyond it
+    if jnp.finfo(x.dtype).bits < 32:  # 16 bits cannot hold the limits of integers
         x = x.astype(jnp.float32)
     # XLA's conversion of numbers out of range depends on the platform.
     limits = jnp.iinfo(dtype)
@@ -299,9 +302,9 @@ def _bits(dtype: str) -> int:
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
 
 
-@rules.rule("bitcast", _bitcast_type, not_differentiable="its results have the same bits alone")
-def bitcast(input: Any, dtype: str) -> Array:
-    """Return the bits of items as those of another dtype; a logical value is a byte, 0 or 1."""
+@rules.rule("bitcast", _bitcast_type, not_differentiable="it reinterprets bits")
+def bitcast(input: Array, dtype: str) -> Array:
+    """Reinterpret the bits of items as another dtype; a logical value is a byte, 0 or 1."""
     x = jnp.asarray(input)
     if x.dtype == jnp.bool_:
         x = x.astype(jnp.uint8)
@@ -318,8 +321,8 @@ def _copy_n_type(x: TensorType, times: int) -> list[TensorType]:
 
 
 @rules.rule("copy_n", _copy_n_type)
-def copy_n(x: Any, times: int) -> list[Array]:
-    """Return the same values under several names (spec 4.8.6)."""
+def copy_n(x: Array, times: int) -> list[Array]:
+    """Return the input `times` times (spec 4.8.6)."""
     return [jnp.asarray(x)] * times
 
 
@@ -332,11 +335,11 @@ def _add_n_type(x: Sequence[TensorType]) -> TensorType:
 
 
 @rules.rule("add_n", _add_n_type)
-def add_n(x: Sequence[Any]) -> Array:
-    """Sum all, broadcast from the left; of none return 0 of shape [1] (spec 4.8.6)."""
+def add_n(x: Sequence[Array]) -> Array:
+    """Return the sum of the operands, broadcast from the left; [0] without any (spec 4.8.6)."""
     if not x:
         return jnp.zeros((1,), jnp.float32)
-    total, *others = align(*(jnp.asarray(item) for item in x))
-    for item in others:
+    total, *addends = align(*(jnp.asarray(item) for item in x))
+    for item in addends:
         total = total + item
     return expand(total, max(total.ndim, 1))

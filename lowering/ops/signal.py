@@ -1,9 +1,9 @@
-"""Fourier transforms of pairs [re,im], in float32 at least."""
+"""Fourier transforms of complex numbers, which are pairs [re,im], in float32 at least."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +31,7 @@ def _complex(pairs: Array) -> Array:
     return lax.complex(wide[..., 0], wide[..., 1])
 
 
-def _pairs(x: Array, dtype: Any) -> Array:
+def _pairs(x: Array, dtype: np.dtype[np.generic]) -> Array:
     return jnp.stack([jnp.real(x), jnp.imag(x)], axis=-1).astype(dtype)
 
 
@@ -41,8 +41,8 @@ def _to_complex_type(input: TensorType) -> TensorType:
 
 
 @rules.rule("pairs_to_complex", _to_complex_type)
-def pairs_to_complex(input: Any) -> Array:
-    """Return complex numbers, complex64 at least, of pairs [re,im] along the last axis."""
+def pairs_to_complex(input: Array) -> Array:
+    """Return pairs [re,im] along the last axis as complex numbers, complex64 at least."""
     return _complex(jnp.asarray(input))
 
 
@@ -53,14 +53,14 @@ def _to_pairs_type(input: TensorType) -> TensorType:
 
 
 @rules.rule("complex_to_pairs", _to_pairs_type)
-def complex_to_pairs(input: Any) -> Array:
-    """Return pairs [re,im] along a new last axis."""
+def complex_to_pairs(input: Array) -> Array:
+    """Return complex numbers as pairs [re,im] along a new last axis."""
     x = jnp.asarray(input)
     return _pairs(x, jnp.real(x).dtype)
 
 
 def signal_axis(input: TensorType, axis: int) -> int:
-    """Return which axis of pairs [re,im] an attribute means: any but the last."""
+    """Return the axis counted from the first; raise InvalidOperation for that of [re,im]."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:
@@ -76,7 +76,7 @@ def _fft_type(input: TensorType, axis: int) -> TensorType:
 
 
 @rules.rule("fft", _fft_type)
-def fft(input: Any, axis: int, inverse: bool) -> Array:
+def fft(input: Array, axis: int, inverse: bool) -> Array:
     """Return the discrete Fourier transform along the axis; the inverse is not normalised."""
     x = jnp.asarray(input)
     transform = partial(jnp.fft.ifft, norm="forward") if inverse else jnp.fft.fft
@@ -91,8 +91,8 @@ def _rfft_type(input: TensorType, axis: int) -> TensorType:
 
 
 @rules.rule("rfft", _rfft_type)
-def rfft(input: Any, axis: int) -> Array:
-    """Return pairs [re,im] of the frequencies from 0 to a half of real numbers along the axis."""
+def rfft(input: Array, axis: int) -> Array:
+    """Return the Fourier transform of real numbers along the axis, for frequencies 0 to 1/2."""
     x = jnp.asarray(input)
     return _pairs(jnp.fft.rfft(widened(x), axis=axis), x.dtype)
 
@@ -125,11 +125,14 @@ def _stft_type(
 
 
 @rules.rule("stft", _stft_type)
-def stft(input: Any, window: Any, axis: int, frame_length: int, frame_step: int) -> Array:
-    """Return Fourier transforms of overlapping frames: axes of frames and frequencies for the axis.
+def stft(
+    input: Array, window: Array | Literal[False], axis: int, frame_length: int, frame_step: int
+) -> Array:
+    """Return Fourier transforms of frames; axes of frames and of frequencies replace the axis.
 
-    A frame begins at each multiple of the step from which it fits. It is multiplied by the window,
-    padded by zeros on both sides (one more on the right); all frequencies are given.
+    Frames begin at multiples of `frame_step`, as long as they fit. They are multiplied by the
+    window, which is padded with zeros on both sides (one more on the right). The result has all
+    frequencies.
     """
     x = widened(jnp.asarray(input))
     axis %= x.ndim

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -21,13 +19,13 @@ def _softmax_type(x: TensorType, axes: Ints) -> TensorType:
 
 
 @rules.rule("softmax", _softmax_type)
-def softmax(x: Any, axes: Ints) -> Array:
-    """Return exp(x) normalised to a sum of 1 over all the axes together, in 32 bits at least."""
+def softmax(x: Array, axes: Ints) -> Array:
+    """Return exp(x) over its sum along all the axes together, in float32 at least."""
     x = jnp.asarray(x)
     return jax.nn.softmax(widened(x), axis=axes).astype(x.dtype)
 
 
 @rules.rule("log_softmax", _softmax_type)
-def log_softmax(x: Any, axes: Ints) -> Array:
+def log_softmax(x: Array, axes: Ints) -> Array:
     """Return the logarithm of `softmax`, finite where that underflows."""
     return jax.nn.log_softmax(jnp.asarray(x), axis=axes)

@@ -1,9 +1,9 @@
-"""Attention, masked softmax, rotary embedding; shapes match from the right, as in torch."""
+"""Attention, masked softmax, rotary embedding; shapes broadcast from the right, as in torch."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -17,11 +17,11 @@ from lowering.ops import require, rules
 from lowering.tracing import Context
 
 
-def _require_trailing(name: str, found: Shape, whole: Shape, what: str) -> None:
-    pairs = zip(reversed(found), reversed(whole), strict=False)
-    if len(found) > len(whole) or any(a != 1 and differ(a, b) for a, b in pairs):
+def _require_trailing(name: str, shape: Shape, target: Shape, what: str) -> None:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    if len(shape) > len(target) or any(a != 1 and differ(a, b) for a, b in pairs):
         raise InvalidShape(
-            f"'{name}' of shape {show(found)} must broadcast to {what} {show(whole)}",
+            f"'{name}' of shape {show(shape)} must broadcast to {what} {show(target)}",
             hint="shapes are matched from the right here, a shorter one is preceded by 1s",
         )
 
@@ -35,30 +35,31 @@ def _require_mask(mask: TensorType, scores: Shape) -> None:
     _require_trailing("mask", mask.shape, scores, "the scores")
 
 
-def _preceded(x: Any, rank: int) -> Array:
+def _preceded(x: Array, rank: int) -> Array:
     array = jnp.asarray(x)
     return jnp.expand_dims(array, range(rank - array.ndim))
 
 
-def _masked(scores: Array, mask: Any) -> Array:
-    """Add a mask of real numbers; put -inf where a logical one is false."""
+def _masked(scores: Array, mask: Array) -> Array:
+    """Return the scores plus a real mask, or with -inf where a logical mask is false."""
     mask = _preceded(mask, scores.ndim)
     if mask.dtype == jnp.bool_:
         return jnp.where(mask, scores, -jnp.inf)
     return scores + mask.astype(scores.dtype)
 
 
-def _powers(scores: Array) -> tuple[Array, Array]:
-    """Return the powers of softmax over the last axis, in 32 bits at least, and their sums.
+def _exponentials(scores: Array) -> tuple[Array, Array]:
+    """Return exp(scores - maximum) and its sum along the last axis, in float32 at least.
 
-    Where all scores are -inf powers are 0, with zero derivatives, and the sum is 1.
+    If all scores along the axis are -inf, all exponentials and their derivatives are 0, and the
+    sum is 1.
     """
     wide = widened(scores)
     largest = jnp.max(wide, axis=-1, keepdims=True, initial=-jnp.inf)
     largest = lax.stop_gradient(jnp.where(jnp.isfinite(largest), largest, 0.0))
-    powers = jnp.exp(wide - largest)
-    total = jnp.sum(powers, axis=-1, keepdims=True)
-    return powers, jnp.where(total == 0, 1.0, total)
+    exponentials = jnp.exp(wide - largest)
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    return exponentials, jnp.where(total == 0, 1.0, total)
 
 
 def _attention_type(
@@ -92,20 +93,21 @@ def _attention_work(result: TensorType, key: TensorType, value: TensorType) -> i
 @rules.rule("attention", _attention_type, work=_attention_work)
 def attention(
     ctx: Context,
-    query: Any,
-    key: Any,
-    value: Any,
-    mask: Any,
+    query: Array,
+    key: Array,
+    value: Array,
+    mask: Array | Literal[False],
     scale: float,
     is_causal: bool,
     from_first: bool = False,
 ) -> Array:
     """Return scaled dot product attention; operands are [batch...,heads,time,items].
 
-    Each head of keys and values serves as many consecutive heads of queries as there are to one. A
-    logical mask keeps scores where it is true; one of real numbers is added. With `is_causal` a
-    query sees keys up to its own time, counted from the last ones, or `from_first` as in torch. A
-    query that sees no key yields zeros. `scale` 0 means 1 / sqrt(items).
+    If there are g times as many heads of queries as of keys and values, each of these serves g
+    consecutive heads of queries. A logical mask keeps the scores where it is true; a real mask is
+    added to the scores. With `is_causal` query t of T sees key s of S if s <= t + S - T, or, with
+    `from_first` as in torch, if s <= t. A query that sees no key yields zeros. `scale` 0 means
+    1 / sqrt(items).
     """
     query, keys, values = (jnp.asarray(x) for x in (query, key, value))
     scale = scale or 1 / math.sqrt(query.shape[-1])
@@ -119,19 +121,19 @@ def attention(
         later = 0 if from_first else scores.shape[-1] - times
         seen = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), later)
         scores = _masked(scores, seen)
-    powers, total = _powers(scores)
-    comes_last = powers.dtype == scores.dtype  # numbers of 16 bits would overflow
-    weights = powers if comes_last else (powers / total).astype(scores.dtype)
+    exponentials, total = _exponentials(scores)
+    divides_last = exponentials.dtype == scores.dtype  # 16 bits would overflow
+    weights = exponentials if divides_last else (exponentials / total).astype(scores.dtype)
     result = jnp.einsum("...hgts,...hsd->...hgtd", weights, values, precision=ctx.precision)
-    result = result / total if comes_last else result
+    result = result / total if divides_last else result
     return result.reshape(*result.shape[:-4], heads, *result.shape[-2:])
 
 
-def _grouped(mask: Any, rank: int, groups: tuple[int, int]) -> Array:
-    """Return a mask of all heads for scores of groups of them."""
-    whole = _preceded(mask, rank - 1)
-    *batch, heads, times, keys = whole.shape
-    return whole.reshape(*batch, *(groups if heads > 1 else (1, 1)), times, keys)
+def _grouped(mask: Array, rank: int, groups: tuple[int, int]) -> Array:
+    """Return the mask with its axis of heads split into the groups that the scores have."""
+    mask = _preceded(mask, rank - 1)
+    *batch, heads, times, keys = mask.shape
+    return mask.reshape(*batch, *(groups if heads > 1 else (1, 1)), times, keys)
 
 
 def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
@@ -143,11 +145,14 @@ def _masked_softmax_type(input: TensorType, mask: TensorType) -> TensorType:
 
 
 @rules.rule("masked_softmax", _masked_softmax_type)
-def masked_softmax(input: Any, mask: Any, scale: float) -> Array:
-    """Return softmax over the last axis of input * scale + mask, or where a logical one is true."""
+def masked_softmax(input: Array, mask: Array, scale: float) -> Array:
+    """Return softmax(input * scale + mask) over the last axis.
+
+    A logical mask keeps the items where it is true.
+    """
     input = jnp.asarray(input)
-    powers, total = _powers(_masked(widened(input) * scale, mask))
-    return (powers / total).astype(input.dtype)
+    exponentials, total = _exponentials(_masked(widened(input) * scale, mask))
+    return (exponentials / total).astype(input.dtype)
 
 
 def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorType:
@@ -162,7 +167,7 @@ def _rotary_type(input: TensorType, cos: TensorType, sin: TensorType) -> TensorT
 
 
 @rules.rule("rotary_embedding", _rotary_type)
-def rotary_embedding(input: Any, cos: Any, sin: Any) -> Array:
+def rotary_embedding(input: Array, cos: Array, sin: Array) -> Array:
     """Rotate halves (a, b) of the last axis: (a, b) cos + (-b, a) sin (Su et al. 2021)."""
     x = jnp.asarray(input)
     first, second = jnp.split(x, 2, axis=-1)

@@ -1,12 +1,13 @@
-"""Boxes, pools, adaptive too, and sampling by window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
+"""Box filters, pools, adaptive pools, sampling by window indices (spec 4.3.2, 4.3.3, 4.8.3)."""
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.errors import InvalidOperation, InvalidShape
 from lowering.extents import Shape, shapes_differ, show
@@ -44,7 +45,7 @@ def _window_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
 
 
 def pool_type(input: TensorType, **pool: Unpack[Pool]) -> TensorType:
-    """Return the type of a sum of real numbers for each window; raise where there are none."""
+    """Return the type of a real number for each window; raise if the attributes do not fit."""
     require.real(input=input)
     return _window_type(input, **pool)
 
@@ -64,7 +65,7 @@ def _reverse_type(input: TensorType, output_shape: Shape, **pool: Unpack[Pool]) 
 
 
 def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows:
-    # A batch that no window spans is the input's: the document may have baked in another.
+    # If windows do not span the batch, it is the input's: `output_shape` may hold another one.
     size, stride, padding = pool["size"][:1], pool["stride"][:1], pool["padding"][:1]
     if output_shape and size in ((), (1,)) and stride in ((), (1,)) and padding in ((), ((0, 0),)):
         output_shape = (shape[0], *output_shape[1:])
@@ -73,7 +74,7 @@ def _reverse(shape: Shape, output_shape: Shape, **pool: Unpack[Pool]) -> Windows
 
 @rules.rule("box", pool_type)
 def box(ctx: Context, input: Array, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Sum each window, or take its mean: with border 'ignore' over the valid cells only."""
+    """Return the sum of each window, or its mean, with border 'ignore' over valid cells only."""
     windows = basic(input.shape, **pool)
     input, padding = bordered(input, windows)
     # The sum under a mean may overflow float16.
@@ -96,7 +97,7 @@ def _sums(x: Array, windows: Windows, stride: Shape, padding: Padding) -> Array:
 
 @rules.rule("debox", _reverse_type)
 def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Pool]) -> Array:
-    """Add each item to all cells of its window, over the window's volume if `normalize`."""
+    """Add each item to all cells of its window, divided by the volume if `normalize`."""
     windows = _reverse(input.shape, output_shape, **pool)
     x, padding = spread(input, windows)
     steps = [(p, q, s - 1) for (p, q), s in zip(padding, windows.stride, strict=True)]
@@ -109,11 +110,11 @@ def debox(input: Array, output_shape: Shape, normalize: bool, **pool: Unpack[Poo
 def max_pool(input: Array, **pool: Unpack[Pool]) -> Array:
     """Return the maximum of each window; zeros of border 'constant' win over negative data.
 
-    Its derivative goes to the first of equal maxima.
+    The derivative goes to the first of equal maxima.
     """
     x, windows = jnp.asarray(input), basic(input.shape, **pool)
     padding, border = windows.padding, windows.border
-    if any(d > 1 for d in windows.dilation):  # reduce_window has no reverse derivative then
+    if any(d > 1 for d in windows.dilation):  # reduce_window then has no derivative in reverse mode
         return window_max_and_index(x, windows, border)[0]
     if border != "ignore":
         x = extend(x, padding, border)
@@ -129,7 +130,7 @@ def avg_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
 
 @rules.rule("rms_pool", pool_type)
 def rms_pool(ctx: Context, input: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the root mean square of each window; its derivative is 0 where it is 0."""
+    """Return the root mean square of each window; the derivative at 0 is 0."""
     mean = avg_pool(ctx, jnp.square(input), **pool)
     return jnp.where(mean > 0, jnp.sqrt(jnp.where(mean > 0, mean, 1)), mean)
 
@@ -149,7 +150,9 @@ def _max_and_index_type(
 ) -> tuple[TensorType, TensorType]:
     output = _window_type(input, **pool)
     if first_axis >= 0 and pool["border"] != "ignore":
-        raise InvalidOperation("an index on the input is of border 'ignore' alone")
+        raise InvalidOperation(
+            f"'first_axis' needs the border 'ignore', the border is '{pool['border']}'"
+        )
     return output, TensorType(output.shape, "int32")
 
 
@@ -157,7 +160,11 @@ def _max_and_index_type(
 def max_pool_with_index(
     input: Array, first_axis: int = -1, **pool: Unpack[Pool]
 ) -> tuple[Array, Array]:
-    """Return the maximum of each window and its first index in it, or from `first_axis` on."""
+    """Return the maximum of each window and its first index.
+
+    The index is row-major in the window, or, if `first_axis` is not negative, in the axes of the
+    input from `first_axis` on.
+    """
     x, windows = jnp.asarray(input), basic(input.shape, **pool)
     maximum, index = window_max_and_index(x, windows, windows.border)
     if first_axis < 0:
@@ -166,7 +173,7 @@ def max_pool_with_index(
     cells = positions(index, windows)
     for axis in range(first_axis, x.ndim):
         place = cells[axis] - windows.padding[axis][0]
-        # Padding comes first only where all the window is as low: take the next cell on the input.
+        # Padding wins only if all items are the lowest number: take the first cell on the input.
         place = jnp.where(place < 0, place % windows.dilation[axis], place)
         places = places * x.shape[axis] + place
     return maximum, places
@@ -180,7 +187,7 @@ def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> 
 
 @rules.rule("sample", _sample_type)
 def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the cell of each window that the index names; 0 for border 'constant' or 'ignore'."""
+    """Return the cell of each window at its index; 0 outside for border 'constant' or 'ignore'."""
     windows = basic(input.shape, **pool)
     x = jnp.asarray(extend(input, windows.padding, windows.border))
     return x.at[positions(index, windows)].get(mode="clip")
@@ -189,7 +196,7 @@ def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
 def _desample_type(
     input: TensorType, index: TensorType, output_shape: Shape, **pool: Unpack[Pool]
 ) -> TensorType:
-    # No index names a cell outside the input: the border does not matter.
+    # No index points outside the input: the border does not matter.
     _require_index(index, input.shape, "the input")
     require.one_of("border", pool["border"], POOL_BORDERS)
     pool["border"] = "constant"
@@ -198,7 +205,7 @@ def _desample_type(
 
 @rules.rule("desample", _desample_type)
 def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Pool]) -> Array:
-    """Add each item to the cell of its window that the index names: the reverse of `sample`."""
+    """Add each item to the cell of its window at its index: the reverse of `sample`."""
     windows = _reverse(input.shape, output_shape, **pool)
     spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered = tuple((extent - 1) * s + span for extent, s, span in spans)
@@ -221,7 +228,7 @@ def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
         )
 
 
-_WORK = 8  # bytes that say whether a place is in a window, and what its share is
+_WORK = 8  # bytes for an index of a window: whether it is inside, and its weight in the mean
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
@@ -237,11 +244,11 @@ def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:
     return TensorType((*input.shape[:2], *output_size), input.dtype)
 
 
-def _windows(ctx: Context, extent: int, count: int) -> np.ndarray[Any, Any]:
-    """Return which places each window has: [count,extent].
+def _windows(ctx: Context, extent: int, count: int) -> NDArray[np.bool_]:
+    """Return the mask [count,extent] of the indices in each window.
 
-    Windows divide the extent e as evenly as they can, as torch's adaptive ones: i of n covers
-    [floor(i e / n), ceil((i + 1) e / n)).
+    Windows are those of torch's adaptive pools: window i of n covers [floor(i e / n),
+    ceil((i + 1) e / n)) of the extent e.
     """
     ctx.fold(_WORK * count * extent)
     i, place = np.arange(count)[:, None], np.arange(extent)[None, :]
@@ -249,7 +256,7 @@ def _windows(ctx: Context, extent: int, count: int) -> np.ndarray[Any, Any]:
 
 
 @rules.rule("adaptive_avg_pool", _adaptive_type)
-def adaptive_avg_pool(ctx: Context, input: Any, output_size: Shape) -> Array:
+def adaptive_avg_pool(ctx: Context, input: Array, output_size: Shape) -> Array:
     """Return the mean of each window."""
     x = widened(jnp.asarray(input))
     for axis, count in enumerate(output_size, 2):
@@ -266,12 +273,12 @@ def _with_places_type(input: TensorType, output_size: Shape) -> tuple[TensorType
 
 
 @rules.rule("adaptive_max_pool", _with_places_type)
-def adaptive_max_pool(ctx: Context, input: Any, output_size: Shape) -> tuple[Array, Array]:
-    """Return the maximum of each window, and its place among all the items of its channel."""
+def adaptive_max_pool(ctx: Context, input: Array, output_size: Shape) -> tuple[Array, Array]:
+    """Return the maximum of each window, and its row-major index in the channel."""
     x = jnp.asarray(input)
     extents = x.shape[2:]
-    whole = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
-    places = jnp.broadcast_to(whole, x.shape)
+    indices = jnp.arange(int(np.prod(extents)), dtype=jnp.int32).reshape(extents)
+    places = jnp.broadcast_to(indices, x.shape)
     for axis, count in enumerate(output_size, 2):
         windows = jnp.asarray(_windows(ctx, x.shape[axis], count))
         shape = [1] * (x.ndim + 1)

@@ -35,7 +35,7 @@ def test_a_stride_that_no_integer_of_64_bits_holds(stride: int) -> None:
 
 
 def test_more_items_than_places_are_numbered() -> None:
-    with pytest.raises(InvalidShape, match="2147483647 items, places in it have 32 bits"):
+    with pytest.raises(InvalidShape, match="2147483647 items, their indices have 32 bits"):
         rules["unique"].infer(TensorType((2**31 - 1,), "float32"), 0)
 
 
