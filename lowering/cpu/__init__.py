@@ -1,1 +1,1 @@
-"""Layouts and kernels of a CPU."""
+"""Passes, kernels and compiler options that only a CPU has."""

@@ -1,17 +1,16 @@
-"""Make attention one equation: from the product that gives scores to the one that weighs values.
+"""Make each attention one equation, from the product that gives scores to the product with values.
 
-In it queries are the last axis of the scores' array, so that maxima and sums of softmax go over
-rows, and the division by these sums comes after the second product. Derivatives read whole scores:
-they have none of this.
+In that equation queries are the last axis of the scores' array: maxima and sums of softmax are then
+loops over rows. The division by these sums comes after the second product. Passes of derivatives
+read the scores and stay as written.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,47 +18,49 @@ from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.cpu.key_masks import hidden_keys
-from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
+from lowering.jaxprs import PRODUCT, Atom, Equation, Variable, is_literal, primitive, variables
 from lowering.passes.siblings import kind_of
 from lowering.program import Computed, Program, in_loops, replaced
 from lowering.targets.target import Target
 
-# It holds a function of queries (..., time, size), keys (..., key, size), values (..., key, size)
-# and masks, whose first equation gives scores.
+# The primitive holds a function of queries (..., time, size), keys (..., key, size), values
+# (..., key, size) and masks. The first equation of the function computes the scores.
 ATTENTION = jaxprs.region("attention")
 
-# Fewer queries or keys are no vectors.
+# Fewer queries or keys do not fill vectors.
 FEW = 32
 
-# Bytes of keys, of at most so many an item, from which on those that masks hide from few queries
-# are not read. A step of GPT-2 at place 128 of 1024 takes 18.2 ms in bfloat16
-# instead of 21.6, at place 900 21.6 in both; in float32 24.9 and 24.7, 26.6 and 24.8.
+# From so many bytes of keys on few queries do not read the keys that masks hide, if the keys' dtype
+# is narrow. A step of GPT-2 at position 128 of 1024 takes 18.2 ms instead of 21.6 in bfloat16, 24.9
+# instead of 24.7 in float32; at position 900 it takes 21.6 instead of 21.6, 26.6 instead of 24.8.
 _MANY = 1 << 20
-_NARROW = 2
+_NARROW = 2  # bytes
 
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Find softmax over keys between two products, whose values nothing else reads."""
+    """Replace softmax over keys between two products, if nothing else reads the values between."""
     equations = program.equations
     places = [i for i, e in enumerate(equations) if _is_batched(e)]
     if program.role != "value" or len(places) < 2:
         return program
     divisions = (e for e in equations if primitive(e) == "div")
-    after = {e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))}
-    found: list[Computed] = []
-    taken = -1  # the last product of the attention before
+    after: dict[Atom, Equation] = {
+        e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))
+    }
+    attentions: list[Computed] = []
+    taken = -1  # the last product of the previous attention
     for start, stop in pairwise(places):
         between = equations[start : stop + 1]
         one = None if start == taken else _attention(program, between, after)
         if one is not None:
-            found.append(one)
+            attentions.append(one)
             taken = stop
-    return replaced(program, found) if found else program
+    return replaced(program, attentions) if attentions else program
 
 
-def _is_batched(equation: Any) -> bool:
-    """Tell whether it is a product of batches of rows with batches of matrices."""
+def _is_batched(equation: Equation) -> bool:
+    """Tell whether an equation multiplies batches of rows by batches of matrices."""
     if primitive(equation) != PRODUCT:
         return False
     ((left, _), (batch, right_batch)) = equation.params["dimension_numbers"]
@@ -70,39 +71,42 @@ def _is_batched(equation: Any) -> bool:
 
 
 def _attention(
-    program: Program, equations: Sequence[Any], after: Mapping[Any, Any]
+    program: Program, equations: Sequence[Equation], after: Mapping[Atom, Equation]
 ) -> Computed | None:
-    """Return the attention from the first to the last of the equations, or a division `after`."""
+    """Return the attention between two products, the first and the last equation, or None.
+
+    `after` has the divisions by variable: the attention ends with that of the last result, if any.
+    """
     first, *inner, last = equations
     (scores,), (weights, values), (result,) = first.outvars, last.invars, last.outvars
     (((left,), (right,)), _) = first.params["dimension_numbers"]
     (((summed,), (along,)), _) = last.params["dimension_numbers"]
-    made = {scores}
-    between: list[Any] = []
+    dependent = {scores}
+    between: list[Equation] = []
     for equation in inner:
-        if not made.isdisjoint(variables(equation.invars)):
+        if not dependent.isdisjoint(variables(equation.invars)):
             between.append(equation)
-            made.update(equation.outvars)
+            dependent.update(equation.outvars)
     if (
         scores in program.early
         or scores.aval.shape[-1] < FEW
         or is_literal(weights)
         or summed != len(weights.aval.shape) - 1
-        or weights not in made
-        or values in made
+        or weights not in dependent
+        or values in dependent
         or not any(primitive(e) == "reduce_max" for e in between)
     ):
         return None
     end = after.get(result)
-    if end is None or end.invars[1] not in made or program.uses[result] != 1:
+    if end is None or end.invars[1] not in dependent or program.uses[result] != 1:
         end = last
     else:
-        made.add(result)
+        dependent.add(result)
         between.append(end)
-    own = Counter(variables([weights, *(v for e in between for v in e.invars)]))
-    if any(own[v] != program.uses[v] for v in made):
+    reads = Counter(variables([weights, *(v for e in between for v in e.invars)]))
+    if any(reads[v] != program.uses[v] for v in dependent):
         return None
-    masks = [v for v in own if v not in made]
+    masks = [v for v in reads if v not in dependent]
     operands = [*first.invars, values, *masks]
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
@@ -110,7 +114,7 @@ def _attention(
         return [*ends, jnp.moveaxis(values, along, -2), *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
-    run = _function(part, masks, first, last, *_division(program, last, made))
+    run = _function(part, masks, first, last, *_division(program, last, dependent))
     types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in operands]
     closed = jaxprs.inlined(jaxprs.make_jaxpr(run, *jax.eval_shape(laid_out, *types)))
     attended, keys = part.with_closed(closed).pruned(), first.invars[1].aval
@@ -126,17 +130,23 @@ def _attention(
 
 
 def _function(
-    part: Program, masks: Sequence[Any], first: Any, last: Any, division: Any, repeated: Any
+    part: Program,
+    masks: Sequence[Variable],
+    first: Equation,
+    last: Equation,
+    division: Equation | None,
+    repeated: Equation | None,
 ) -> Callable[..., list[Array]]:
-    """Return the function of queries, keys, values and masks, its axes in order.
+    """Return the function of queries, keys, values and masks, with their axes in order.
 
-    A division of weights by what is repeated for all keys is done at its end.
+    It divides the result instead of the weights, if there is a `division` of these by a divisor
+    that `repeated` broadcasts to all keys.
     """
 
-    def run(queries: Array, keys: Array, values: Array, *given: Array) -> list[Array]:
+    def run(queries: Array, keys: Array, values: Array, *arrays_of_masks: Array) -> list[Array]:
         sums: list[Array] = []
 
-        def compute(equation: Any, operands: list[Array]) -> Sequence[Array]:
+        def compute(equation: Equation, operands: list[Array]) -> Sequence[Array]:
             if equation is first:
                 return [_product(equation, queries, keys, -1)]
             if equation is last:
@@ -150,14 +160,14 @@ def _function(
                 sums.append(lax.broadcast_in_dim(operands[0], shape, axes))
             return jaxprs.bind(equation, operands)
 
-        known = dict(zip(masks, given, strict=True))
-        return part.evaluated([known.get(v) for v in part.arguments], compute)
+        arrays = dict(zip(masks, arrays_of_masks, strict=True))
+        return part.evaluated([arrays.get(v) for v in part.arguments], compute)
 
     return run
 
 
-def _product(equation: Any, left: Array, right: Array, along: int) -> Array:
-    """Multiply along the last axis of the left; many rows of it come last in memory."""
+def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
+    """Multiply along the last axis of the left operand; many rows of it come last in memory."""
     count, kind = right.ndim - 2, kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
     last, other = (left.ndim - 1,), (right.ndim + along,)
@@ -166,8 +176,10 @@ def _product(equation: Any, left: Array, right: Array, along: int) -> Array:
     return jnp.moveaxis(lax.dot_general(right, left, ((other, last), batch), **kind), count, -1)
 
 
-def _division(program: Program, last: Any, made: set[Any]) -> tuple[Any, Any]:
-    """Return the division of weights by what is repeated for all keys, and what repeats it."""
+def _division(
+    program: Program, last: Equation, dependent: Collection[Atom]
+) -> tuple[Equation, Equation] | tuple[None, None]:
+    """Return the division of weights by a divisor repeated for all keys, and its broadcast."""
     weights, makers = last.invars[0], program.makers
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:
         (weights,) = makers[weights].invars
@@ -175,7 +187,7 @@ def _division(program: Program, last: Any, made: set[Any]) -> tuple[Any, Any]:
     if primitive(division) != "div" or any(map(is_literal, division.invars)):
         return None, None
     divisor = division.invars[1]
-    repeated = makers[divisor] if divisor in made and program.uses[weights] == 1 else None
+    repeated = makers[divisor] if divisor in dependent and program.uses[weights] == 1 else None
     if repeated is None or primitive(repeated) != "broadcast_in_dim":
         return None, None
     axes = repeated.params["broadcast_dimensions"]

@@ -1,4 +1,4 @@
-"""Compute attention at once or by blocks of heads and queries, of the keys that some query sees."""
+"""Compute attention at once or by blocks of heads and queries, without keys that no query sees."""
 
 from __future__ import annotations
 
@@ -6,38 +6,40 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.cpu.attention import FEW
 from lowering.cpu.key_masks import Hidden, hidden_keys
-from lowering.cpu.pending_view import View, whole
+from lowering.cpu.pending_view import View, full_array
+from lowering.jaxprs import Variable
 from lowering.program import Program
 
-# Quarters of the keys that are read, each by a branch of its own. In a GPT's step each is compiled
-# for each layer, 0.1 s; in a loop over blocks once.
+# Numbers of quarters of the keys that may be read, a branch for each. With few queries, as in a
+# GPT's step, each branch is compiled for each layer, 0.1 s; in a loop over blocks it is once.
 _OF_FEW = (1, 2, 4)
 _OF_BLOCK = (1, 2, 3, 4)
 
-# Bytes of scores that are computed at once, and those of a block where there are more. 12 heads of
-# 64 items, in ms at 512, 1024, 2048 and 4096 tokens: 7.1, 29, 112 and 426; 6.5 in blocks at 512.
-# As written 8.5, 68, 275 and 1030.
+# Bytes of scores that are computed at once, and bytes of a block if there are more. Milliseconds of
+# 12 heads of 64 items at 512, 1024, 2048 and 4096 tokens: 7.1 (6.5 in blocks), 29, 112 and 426; as
+# written 8.5, 68, 275 and 1030.
 _WHOLE = 16 << 20
 _BLOCK = 9 << 20
-_QUERIES = 256  # of a block: 12 heads at 1024 tokens take 24 ms with them, 44 with 512
+_QUERIES = 256  # of a block; 12 heads at 1024 tokens take 24 ms, 44 with 512 queries
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over an axis of the scores, by blocks of so many items."""
+    """A loop over an axis of the scores, by blocks of `size` items."""
 
-    axes: Axes  # of variables
+    axes: Axes  # by variable
     extent: int
     size: int
 
@@ -45,7 +47,8 @@ class _Loop(NamedTuple):
 def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> View:
     """Return the result of an attention, given views of queries, keys, values and masks.
 
-    Blocks are of queries, and of heads if that runs alone on a device: else they may be sharded.
+    Blocks divide queries. They divide heads too if the program runs on one device: on several heads
+    may be sharded.
     """
     loops = _loops(program)
     is_many = program.arguments[0].aval.shape[-2] >= FEW
@@ -54,24 +57,26 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
     if not loops:
         return one.computed(views, one.seen(views))
 
-    def views_at(starts: Any) -> list[View]:
+    def views_at(starts: Array | NDArray[np.int32]) -> list[View]:
         pairs = zip(views, program.arguments, strict=True)
         return [_part(view, v, zip(loops, starts, strict=True)) for view, v in pairs]
 
     firsts = [[*range(0, x.extent - x.size, x.size), x.extent - x.size] for x in loops]
     table = np.array(list(itertools.product(*firsts)), np.int32)
-    # Masks may be known: then this is, too.
+    # If masks depend on parameters alone, so do the counts.
     counts = None if hidden is None else lax.map(lambda starts: one.seen(views_at(starts)), table)
     example = jax.eval_shape(lambda: one.at_once(views_at(table[0])))
     (result,) = program.results
     places = [example.position(loop.axes[result]) for loop in loops]
 
-    def turn(array: Any, item: Any) -> tuple[Any, None]:
+    def turn(
+        array: Array, item: tuple[Array | NDArray[np.int32], Array | None]
+    ) -> tuple[Array, None]:
         starts, count = item
-        at = [np.int32(0)] * array.ndim
+        at: list[np.int32 | Array] = [np.int32(0)] * array.ndim
         for place, start in zip(places, starts, strict=True):
             at[place] = start
-        block = whole(one.computed(views_at(starts), count))
+        block = full_array(one.computed(views_at(starts), count))
         return lax.dynamic_update_slice(array, block, at), None
 
     shape = tuple(result.aval.shape)
@@ -81,7 +86,7 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
 
 
 def _loops(program: Program) -> list[_Loop]:
-    """Choose axes and sizes of blocks; none where all scores fit the caches."""
+    """Return the loops over blocks; none if all scores fit the caches."""
     queries, keys, values, *_ = program.arguments
     shape, scores = queries.aval.shape, program.equations[0].outvars[0].aval
     if scores.size * scores.dtype.itemsize <= _WHOLE:
@@ -93,11 +98,11 @@ def _loops(program: Program) -> list[_Loop]:
     for axis in reversed(range(count)):
         seeds.append((dict.fromkeys((queries, keys, values), axis), rows))
     loops: list[_Loop] = []
-    for known, most in seeds:
-        extent = shape[known[queries]]
+    for seed, most in seeds:
+        extent = shape[seed[queries]]
         parts = -(-extent // min(most, rows, extent))
         try:
-            axes = batch_axes(program, known, follow=program.arguments)
+            axes = batch_axes(program, seed, follow=program.arguments)
         except NotSeparableError:
             continue
         size = -(-extent // parts)
@@ -109,7 +114,7 @@ def _loops(program: Program) -> list[_Loop]:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Computes attention for a block of queries and heads, or all of them."""
+    """Computes attention for a block of queries and heads, or for all of them."""
 
     program: Program
     loops: Sequence[_Loop]
@@ -117,14 +122,14 @@ class _Block:
     evaluate: Evaluate
 
     def at_once(self, views: Sequence[View], *more: _Loop) -> View:
-        """Return the result, given views of a block."""
+        """Return the result of a block, given views of its operands."""
         sizes = ((loop.axes, loop.size) for loop in (*self.loops, *more))
         (view,) = self.evaluate(resized(self.program, *sizes), views)
         return view
 
-    def computed(self, views: Sequence[View], count: Any) -> View:
-        """Return the result of the first keys: so many, rounded up to a part of all."""
-        if self.hidden is None:
+    def computed(self, views: Sequence[View], count: Array | None) -> View:
+        """Return the result for the first `count` keys, rounded up to quarters of all keys."""
+        if self.hidden is None or count is None:
             return self.at_once(views)
         axes = self.hidden.axes
         extent = self.program.arguments[1].aval.shape[-2]
@@ -142,8 +147,8 @@ class _Block:
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
         return lax.switch(index, list(map(first, sizes)), views)
 
-    def seen(self, views: Sequence[View]) -> Any:
-        """Return the number of keys up to the last that masks leave to some query."""
+    def seen(self, views: Sequence[View]) -> Array | None:
+        """Return the number of keys up to the last one that a query sees; None without masks."""
         if self.hidden is None:
             return None
         scores, masked, axes = self.hidden.scores, self.hidden.masked, self.hidden.axes
@@ -153,15 +158,15 @@ class _Block:
         zero = jnp.zeros([1] * len(shape), scores.aval.dtype)
         zeros = View(zero, tuple(range(len(shape))), shape, True)
         (view,) = self.evaluate(inner, [zeros, *views])
-        own = view.position(axes[masked])
-        found = view.array != -jnp.inf
-        seen = found.any([axis for axis in range(found.ndim) if axis != own])
+        position = view.position(axes[masked])
+        visible = view.array != -jnp.inf
+        seen = visible.any([axis for axis in range(visible.ndim) if axis != position])
         extent = view.shape[axes[masked]]
         return jnp.max(jnp.where(seen, jnp.arange(1, extent + 1, dtype=np.int32), 0))
 
 
-def _part(view: View, variable: Any, places: Iterable[tuple[_Loop, Any]]) -> View:
-    """Slice the items of a block out of a view."""
+def _part(view: View, variable: Variable, places: Iterable[tuple[_Loop, Array | int]]) -> View:
+    """Return the view of the items of a block, which starts at these places along its loops."""
     array, shape = view.array, list(view.shape)
     for loop, start in places:
         axis = loop.axes.get(variable)
@@ -169,4 +174,4 @@ def _part(view: View, variable: Any, places: Iterable[tuple[_Loop, Any]]) -> Vie
             shape[axis], position = loop.size, view.position(axis)
             if array.shape[position] > 1:
                 array = lax.dynamic_slice_in_dim(array, start, loop.size, position)
-    return View(array, view.order, tuple(shape), view.known)
+    return View(array, view.order, tuple(shape), view.is_early)

@@ -1,11 +1,10 @@
-"""Compute a large batch a few items at a time: all of one then fits the caches."""
+"""Compute a large batch a few items at a time: their tensors then fit the caches."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,29 +12,30 @@ from jax import Array
 
 from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.contexts import runs
-from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
+from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, Equation, Variable, primitive, variables
 from lowering.program import Computed, Program, replaced
 from lowering.targets.target import Target
 
-# Bytes that one operation may read and write: with 32 MB 8 items of a U-Net take 5 to 10 % longer,
-# with 16 MB those of ResNet-50 4 %.
+# Bytes that one operation may read and write. With 32 MB 8 items of a U-Net take 5 to 10 % longer,
+# with 16 MB 8 items of ResNet-50 4 %.
 _MEMORY = 24 << 20
 
-# The same for more items than the heaviest operation allows. Products gain by more rows, but with
-# 24 MB here a stage hands on so much that each call takes memory anew. Batches of 8 take, in ms, in
-# one stage and in up to three: ResNet-18 222 and 196, MobileNetV2 76 and 61.
+# The same in a stage that takes more items than the heaviest operation allows, since products gain
+# from more rows. With 24 MB the tensors between stages would be allocated anew in each call.
+# Milliseconds of batches of 8 in one stage and in up to three: ResNet-18 222 and 196, MobileNetV2
+# 76 and 61.
 _LIGHT = 5 << 20
-_NEAR = 16  # equations within which a border is put where the least is handed on
+_NEAR = 16  # equations; a stage ends within them where the fewest bytes are handed on
 
-# What makes a stage of its own worth the copies at its borders.
+# A stage without one of these is not worth the copies at its ends.
 _PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
 def run(program: Program, target: Target) -> Program:
-    """Make loops over parts of the batch, if all inputs have one and its items never meet.
+    """Make loops over parts of the batch, if all inputs have one and its items stay separate.
 
-    What a stage hands on stays in memory for as many items as the last of them takes at a time:
-    the stages before are loops in its loop.
+    The loops of earlier stages are within the loop of the last stage: tensors between stages have
+    only the items of one of its steps.
     """
     inputs = program.arguments[program.parameters :]
     if program.role != "value" or not program.is_alone or not _is_batch(inputs):
@@ -45,49 +45,49 @@ def run(program: Program, target: Target) -> Program:
     except NotSeparableError:
         return program
     batch = inputs[0].aval.shape[0]
-    found = _stages([e for e in program.equations if _varies(program, e)], axes, batch)
-    if len(found) > 1 and found[-1][0] < batch:
-        found = [(found[-1][0], [e for _, equations in found for e in equations])]
-    loops = [_loop(program, target, axes, x, n) for n, x in found if n < batch]
+    stages = _stages([e for e in program.equations if _varies(program, e)], axes, batch)
+    if len(stages) > 1 and stages[-1][0] < batch:
+        stages = [(stages[-1][0], [e for _, equations in stages for e in equations])]
+    loops = [_loop(program, target, axes, x, n) for n, x in stages if n < batch]
     return replaced(program, loops) if loops else program
 
 
-def _is_batch(inputs: Sequence[Any]) -> bool:
+def _is_batch(inputs: Sequence[Variable]) -> bool:
     """Tell whether all inputs have the same extent, two or more, along their first axis."""
     extents = {x.aval.shape[0] if x.aval.shape else 1 for x in inputs}
     return len(extents) == 1 and min(extents) > 1
 
 
-def _varies(program: Program, equation: Any) -> bool:
+def _varies(program: Program, equation: Equation) -> bool:
     return any(v not in program.known for v in equation.outvars)
 
 
 def _loop(
-    program: Program, target: Target, axes: Axes, equations: Sequence[Any], size: int
+    program: Program, target: Target, axes: Axes, equations: Sequence[Equation], size: int
 ) -> Computed:
-    """Return the loop that computes equations for so many items at a time."""
-    made = {v for e in equations for v in e.outvars}
+    """Return the loop that computes the equations for `size` items at a time."""
+    computed = {v for e in equations for v in e.outvars}
     inside = {id(e) for e in equations}
     outside = [e for e in program.equations if id(e) not in inside and _varies(program, e)]
     read = dict.fromkeys(variables(v for e in equations for v in e.invars))
-    reads = [v for v in read if v not in program.known and v not in made]
-    asked = variables([*(v for e in outside for v in e.invars), *program.results])
-    results = [v for v in dict.fromkeys(asked) if v in made]
-    known = program.arguments[: program.parameters]
-    # What is known is in the loop too: broadcasts of it are as large as a part of the batch.
-    body = run(resized(program.part([*known, *reads], results), (axes, size)), target)
+    reads = [v for v in read if v not in program.known and v not in computed]
+    later_reads = variables([*(v for e in outside for v in e.invars), *program.results])
+    results = [v for v in dict.fromkeys(later_reads) if v in computed]
+    parameters = program.arguments[: program.parameters]
+    # Equations of parameters are in the loop too: their broadcasts are as large as a batch.
+    body = run(resized(program.part([*parameters, *reads], results), (axes, size)), target)
 
-    def function(*operands: Any) -> list[Array]:
-        own, items = operands[: len(known)], operands[len(known) :]
+    def function(*operands: Array) -> list[Array]:
+        prepared, items = operands[: len(parameters)], operands[len(parameters) :]
         parts = [_divided(x, axes[v], size) for v, x in zip(reads, items, strict=True)]
-        found = jax.lax.map(lambda parts: body(*own, *parts), parts)
-        return [_joined(x, axes[v]) for v, x in zip(results, found, strict=True)]
+        arrays = jax.lax.map(lambda parts: body(*prepared, *parts), parts)
+        return [_joined(x, axes[v]) for v, x in zip(results, arrays, strict=True)]
 
-    return Computed(function, [*known, *reads], results, at=equations[-1])
+    return Computed(function, [*parameters, *reads], results, at=equations[-1])
 
 
 def _divided(x: Array, axis: int, size: int) -> Array:
-    """Stack parts of so many items along a new axis 0."""
+    """Stack parts of `size` items along a new axis 0."""
     return jnp.moveaxis(x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :]), axis, 0)
 
 
@@ -97,10 +97,12 @@ def _joined(x: Array, axis: int) -> Array:
     return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
 
 
-def _stages(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int, Sequence[Any]]]:
+def _stages(
+    equations: Sequence[Equation], axes: Axes, batch: int
+) -> list[tuple[int, Sequence[Equation]]]:
     """Divide equations into groups, each with the number of items to compute at a time.
 
-    A group takes as many items as its equations and all later ones allow.
+    A group takes as many items as its equations and all later equations allow.
     """
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
@@ -113,7 +115,7 @@ def _stages(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
         return [(least, equations)]
     allowed = [max(least, most(volume, _LIGHT)) for volume in traffic]
     allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]
-    groups: list[tuple[int, Sequence[Any]]] = []
+    groups: list[tuple[int, Sequence[Equation]]] = []
     start = 0
     while start < len(equations):
         stop = next((i for i, n in enumerate(allowed) if n > allowed[start]), len(equations))
@@ -128,21 +130,21 @@ def _stages(equations: Sequence[Any], axes: Axes, batch: int) -> list[tuple[int,
     return groups
 
 
-def _narrowest(equations: Sequence[Any], start: int) -> int:
-    """Return the index, near the start, before which the fewest bytes are handed on."""
+def _narrowest(equations: Sequence[Equation], start: int) -> int:
+    """Return the index, close behind `start`, at which the fewest bytes are handed on."""
     last = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
-    made = {v: index for index, e in enumerate(equations) for v in e.outvars}
+    computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
 
     def handed_on(index: int) -> int:
-        return sum(_bytes(v) for v, i in made.items() if i < index <= last.get(v, index))
+        return sum(_bytes(v) for v, i in computed.items() if i < index <= last.get(v, index))
 
     return min(range(start, min(start + _NEAR, len(equations)) + 1), key=handed_on)
 
 
-def _traffic(equation: Any, axes: Axes) -> int:
+def _traffic(equation: Equation, axes: Axes) -> int:
     read_and_made = variables([*equation.invars, *equation.outvars])
     return sum(_bytes(v) for v in read_and_made if v in axes)
 
 
-def _bytes(variable: Any) -> int:
+def _bytes(variable: Atom) -> int:
     return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize

@@ -20,15 +20,16 @@ from jax.tree_util import register_dataclass
 
 from lowering.cpu.memory import in_memory
 from lowering.cpu.products import row_twice
-from lowering.jaxprs import bind, primitive
+from lowering.jaxprs import Equation, Params, bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 
 BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
 _LOW, _HIGH = -128, 127
+Real = Array | np.float32  # a scalar of numpy is a literal of the program
 
-# Items that a product sums, channels of a window. Of fewer, sums in float32 are as fast; products
-# of codes and zero points are at most 255**2, of which more may not fit an int32.
+# Numbers of items that a product sums, and of a window's channels. With fewer, float32 is as fast.
+# Products of codes less zero points are at most 255**2, and sums of more may not fit an int32.
 _DEPTHS = range(16, (1 << 15) + 1)
 
 
@@ -38,10 +39,10 @@ class Codes:
     """A tensor `(codes - zero) * step + start`; `codes` are int8.
 
     `step` and `start` are scalars, or have the tensor's rank and several items along one axis at
-    most. Without a `start`, `zero` is exactly 0.
+    most. Without a `start` the code `zero` stands for exactly 0.
     """
 
-    codes: Any
+    codes: Any  # these are arrays, or variables while a program is rewritten
     step: Any
     zero: int = 0
     start: Any = None
@@ -57,20 +58,23 @@ class Codes:
         x = (self.codes.astype(REAL) - np.float32(self.zero)) * self.step
         return x if self.start is None else x + self.start
 
-    def changed(self, name: str, other: Any) -> Codes | None:
-        """Return the codes plus, minus, times or by an operand; None where that has many items."""
+    def changed(self, name: str, other: Array) -> Codes | None:
+        """Return the codes of a sum, difference, product or quotient with an operand.
+
+        None if step or start would have several items along more than one axis.
+        """
         start = 0 if self.start is None else self.start
         if name in ("add", "sub"):
-            made = replace(self, start=start + (other if name == "add" else -other))
+            codes = replace(self, start=start + (other if name == "add" else -other))
         else:
             factor = other if name == "mul" else 1 / other
             start = None if self.start is None else self.start * factor
-            made = replace(self, step=self.step * factor, start=start)
-        return made if is_slim(made.extents) else None
+            codes = replace(self, step=self.step * factor, start=start)
+        return codes if is_slim(codes.extents) else None
 
 
-def of_levels(level: Any, step: Any, start: Any, levels: Levels) -> Codes:
-    """Return the codes of whole numbers, shifted to int8; 0 is that of 0 where it can be."""
+def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
+    """Return the codes of numbers of levels, shifted to int8; if possible the code of 0 is 0."""
     zero, shift = levels.zero, levels.lowest - _LOW
     if levels.lowest >= _LOW and levels.highest <= _HIGH:
         shift = 0
@@ -82,15 +86,15 @@ def of_levels(level: Any, step: Any, start: Any, levels: Levels) -> Codes:
     return Codes(codes, step, 0, start + np.float32(shift) * step)
 
 
-def of_bytes(x: Any) -> Codes:
+def of_bytes(x: Array) -> Codes:
     """Return the codes of an array of int8 or uint8."""
     if x.dtype == BYTE:
         return Codes(x, np.float32(1))
     return Codes(lax.bitcast_convert_type(x ^ np.uint8(_HIGH + 1), BYTE), np.float32(1), _LOW)
 
 
-def moved(equation: Any, x: Codes) -> Codes | None:
-    """Return the codes that an equation moves; None where it may part those of one step."""
+def moved(equation: Equation, x: Codes) -> Codes | None:
+    """Return the codes that an equation moves; None if steps may no longer fit their items."""
     parts = x.codes, x.step, x.start
     if primitive(equation) != "transpose" and any(map(np.ndim, parts[1:])):
         return None
@@ -103,10 +107,10 @@ def is_slim(shape: tuple[int, ...]) -> bool:
     return sum(n > 1 for n in shape) <= 1
 
 
-def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
-    """Compute a `lax.dot_general` without batches; None where codes cannot.
+def product(left: Codes, right: Codes, params: Params) -> Array | None:
+    """Return a `lax.dot_general` of codes, or None.
 
-    Steps may not vary along its sums.
+    None: it has batches, steps vary along its sums, or the number of summed items is out of range.
     """
     numbers, both = params["dimension_numbers"], (left, right)
     sums, batch = numbers
@@ -116,8 +120,8 @@ def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
         return None
     free = [x.codes.ndim - len(axes) for x, axes in zip(both, sums, strict=True)]
 
-    def placed(x: Any, side: int) -> Any:
-        """Lay an array of one operand, but for its axes of sums, along axes of the result."""
+    def placed(x: Real, side: int) -> Real:
+        """Return an array of one operand, without summed axes, along the axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > free[side]:
@@ -129,15 +133,15 @@ def product(left: Codes, right: Codes, params: dict[str, Any]) -> Array | None:
     kind: dict[str, Any] = {"preferred_element_type": _WIDE}
     if left.codes.size == depth and free[1] == 1 == len(sums[1]):
         matrix = jnp.moveaxis(right.codes, sums[1][0], 1)
-        found = row_twice(left.codes.reshape(-1), matrix, 1, kind)
-        found = found.reshape((1,) * free[0] + found.shape)
+        total = row_twice(left.codes.reshape(-1), matrix, 1, kind)
+        total = total.reshape((1,) * free[0] + total.shape)
     else:
-        found = lax.dot_general(left.codes, right.codes, numbers, **kind)
-    return _joined(found, both, placed, totals, depth)
+        total = lax.dot_general(left.codes, right.codes, numbers, **kind)
+    return _joined(total, both, placed, totals, depth)
 
 
-def convolution(x: Codes, filter: Codes, params: dict[str, Any]) -> Array | None:
-    """Compute a `lax.conv_general_dilated` of one group; None where codes cannot."""
+def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
+    """Return a `lax.conv_general_dilated` of codes, or None if codes cannot express it."""
     numbers, padding = params["dimension_numbers"], params["padding"]
     (_, _, *places), (outputs, *summed) = numbers.lhs_spec, numbers.rhs_spec
     shape, channel, is_padded = filter.codes.shape, numbers.out_spec[1], any(map(any, padding))
@@ -155,9 +159,11 @@ def convolution(x: Codes, filter: Codes, params: dict[str, Any]) -> Array | None
         sides = dict(zip(places, padding, strict=True))
         edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
         codes, padding = lax.pad(codes, np.array(x.zero, BYTE), edges), [(0, 0)] * len(padding)
-    needs_sums = filter.zero or filter.start is not None  # by one more channel, of ones
+    needs_sums = (
+        filter.zero or filter.start is not None
+    )  # by another output channel, whose filter is ones
     parts = [filter.codes, *([jnp.ones(ones, BYTE)] if needs_sums else [])]
-    found = lax.conv_general_dilated(
+    total = lax.conv_general_dilated(
         codes,
         jnp.concatenate(parts, outputs),
         params["window_strides"],
@@ -167,34 +173,34 @@ def convolution(x: Codes, filter: Codes, params: dict[str, Any]) -> Array | None
         preferred_element_type=_WIDE,
     )
     ends = (0, shape[outputs]), (shape[outputs], None)
-    found, sums = (lax.slice_in_dim(found, *part, axis=channel) for part in ends)
+    total, sums = (lax.slice_in_dim(total, *part, axis=channel) for part in ends)
 
-    def placed(v: Any, side: int) -> Any:
-        """Lay an array of one operand along the axis of the result's channels."""
+    def placed(v: Real, side: int) -> Real:
+        """Return an array of one operand along the axis of the result's channels."""
         if np.ndim(v) == codes.ndim and not side:
             return v
         return jnp.reshape(v, [np.size(v) if i == channel else 1 for i in range(codes.ndim)])
 
     totals = [sums, jnp.sum(filter.codes, tuple(summed), dtype=_WIDE)]
-    return _joined(found, (x, filter), placed, totals, depth)
+    return _joined(total, (x, filter), placed, totals, depth)
 
 
 def _joined(
-    found: Array,
+    total: Array,
     both: tuple[Codes, Codes],
-    placed: Callable[[Any, int], Any],
+    placed: Callable[[Real, int], Real],
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return the sums of real products, of sums of products of codes and the sums of these."""
+    """Return sums of real products; `total` has those of codes, `totals` the sums of codes."""
     (a, p), (c, q) = ((placed(x.step, i), placed(totals[i], i)) for i, x in enumerate(both))
     b, d = (None if x.start is None else placed(x.start, i) for i, x in enumerate(both))
     y, z, n = (np.int32(v) for v in (both[0].zero, both[1].zero, depth))
     if z:
-        found = found - z * p
+        total = total - z * p
     if y:
-        found = found - y * (q - z * n)
-    real = found.astype(REAL) * (a * c)
+        total = total - y * (q - z * n)
+    real = total.astype(REAL) * (a * c)
     if d is not None:
         real = real + (p - y * n).astype(REAL) * (a * d)
     if b is not None:

@@ -1,4 +1,4 @@
-"""Convolutions of (N,X...,C) by (f...,C/G,O), to (N,x...,O): XLA's own kernel and faster ones."""
+"""Convolutions of (N,X...,C) by (f...,C/G,O), to (N,x...,O): XLA's kernel and faster kernels."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from lowering.machine import profile
 def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
     """Compute the convolution by the kernel that is fastest for these extents.
 
-    A filter that `varies` from call to call is prepared in each.
+    A filter that `varies` is another one in each call, which lays it out anew.
     """
     name = kernel_for(x, filter, window, varies=varies)
     if x.dtype == jnp.bfloat16 and not (name in _NARROW and profile().multiplies_bfloat16):
-        # XLA's own takes as long as in float32, for which there are more kernels.
+        # XLA's convolution takes as long as in float32, for which there are more kernels.
         x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)
         return result.astype(window.accumulator or jnp.bfloat16)
@@ -41,20 +41,20 @@ def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False
     return kernel(x, filter, window)
 
 
-def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> str | None:
-    """Return the name of the cheapest kernel, or None for XLA's own."""
+def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False) -> str | None:
+    """Return the name of the cheapest kernel, or None for XLA's convolution."""
     if not x.size:
         return None
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return "pointwise" if is_pointwise(filter, window) else None
     cells = math.prod(filter.shape[:-2])
-    own = "bordered" if cells > math.prod(x.shape[1:-1]) and window.groups == 1 else None
+    xla = "bordered" if cells > math.prod(x.shape[1:-1]) and window.groups == 1 else None
     if window.is_spread and any(s != 1 for s in window.stride):
-        return own
+        return xla
     if window.is_spread and window.groups == 1:
         if is_tiled(filter, window):
             return "tiled"
-        return "pointwise" if cells == 1 else own
+        return "pointwise" if cells == 1 else xla
     if is_pointwise(filter, window):
         return "pointwise"
     if window.groups > 1:
@@ -63,13 +63,13 @@ def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> 
         return "sliced"
     if is_narrow(x, filter, window):
         return "narrow"
-    kernels = {own: costs.direct}
+    kernels = {xla: costs.direct}
     if is_summed(x, filter, window):
         kernels["summed"] = costs.summed
     if window.is_single(x) and not (varies and is_few(x, filter, window)):
         if is_winograd(filter, window):
             kernels["winograd"] = costs.winograd
-        if not varies and fits(x, filter, window):  # a training step takes up to 1.1 of its time so
+        if not varies and fits(x, filter, window):  # a training step takes up to 1.1 of the time
             kernels["stacked"] = costs.stacked
     possible = [name for name in kernels if name is None or runs(name)]
     extents = costs.extents(x, filter, window)
@@ -79,7 +79,7 @@ def kernel_for(x: Any, filter: Any, window: Window, *, varies: bool = False) -> 
 def direct(
     x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
 ) -> Array:
-    """Convolve by XLA's own convolution; `layouts` have {} for the axes of positions."""
+    """Convolve by XLA's convolution; `layouts` have {} for the axes of positions."""
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
         left_operand(x, window.accumulator),
@@ -95,13 +95,14 @@ def direct(
 
 
 def bordered(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve the input, with the zeros that the window covers, by XLA's own convolution.
+    """Pad the input with the zeros that the window covers, then convolve by XLA's convolution.
 
-    Where a window has more cells than the input XLA exchanges the two, and computes that by plain
-    loops. For 3x3 cells at 2x2 positions of 512 channels, 32 items take 1608 ms instead of 39.
+    If a window has more cells than the input has positions, XLA exchanges the two and computes
+    plain loops: 32 items of 512 channels at 2x2 positions with 3x3 cells take 1608 ms instead of
+    39.
     """
-    whole = lax.pad(x, np.array(0, x.dtype), window.edges)
-    return direct(lax.optimization_barrier(whole), filter, window.bare)
+    extended = lax.pad(x, np.array(0, x.dtype), window.edges)
+    return direct(lax.optimization_barrier(extended), filter, window.bare)
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
@@ -115,36 +116,35 @@ def is_pointwise(filter: Array, window: Window) -> bool:
 
 
 def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
-    """Multiply all positions by a matrix, whose axis `summed` is channels."""
+    """Multiply the channels of all positions by a matrix, whose axis `summed` is summed."""
     ((_, x),) = cells(x, (1,) * (x.ndim - 2), window)
     rows = x.reshape(-1, x.shape[-1])
     return product(rows, 1, matrix, summed, window.kind).reshape(*x.shape[:-1], -1)
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
-    """Multiply a matrix (O,C*f...) by all that each window covers: (O,N,x...)."""
+    """Multiply a matrix (O,C*f...) by the items that each window covers: (O,N,x...)."""
     parts = [part for _, part in cells(x, size, window)]
     *positions, depth = parts[0].shape
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
     covered = covered.reshape(depth * len(parts), -1)
     result = product(covered, 0, matrix, 1, window.kind, turned=True)
-    # XLA would make the transposition after it one of the operands, which may take four times as
-    # long: 98x1024x2048 12.9 ms instead of 3.3.
+    # Without the barrier XLA transposes an operand instead of the result, which may take four times
+    # as long: 98x1024x2048 12.9 ms instead of 3.3.
     return lax.optimization_barrier(result).reshape(len(matrix), *positions)
 
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
-    """Compute a window of one cell; results of a dilated input are a stride apart, or zero."""
+    """Convolve with a window of one cell; results between items of a dilated input are 0."""
     result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
     return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
 
 
-# Terms of a sum, which is one loop.
-_TERMS = 32
+_TERMS = 32  # of a sum, which is one loop
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether the window covers few items, as in the first layer of a network."""
+    """Tell whether a window covers few items, as in the first layer of a network."""
     return math.prod(filter.shape[:-1]) <= _TERMS and window.is_single(x)
 
 
@@ -160,7 +160,7 @@ def summed(x: Array, filter: Array, window: Window) -> Array:
 
 
 def grouped(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolutions of groups one after the other, narrow groups joined."""
+    """Compute the convolutions of groups one after the other; narrow groups are joined."""
     if is_by_depthwise(filter, window.groups):
         return by_depthwise(x, filter, window)
     few = is_summed(x, filter, window)
@@ -193,10 +193,11 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 
 
 def sliced(x: Array, filter: Array, window: Window) -> Array:
-    """Compute windows of three axes by those of two, whose channels are those of all cells before.
+    """Convolve along three axes by a convolution along two: the first axis's cells become channels.
 
-    XLA's own takes two to thirteen times as long, in ms: 16 channels to 32 at 32x32x32 positions 39
-    and 7, 3 to 16 at 35x35x35 22 and 1.3, 64 to 64 at 16x16x16 21 and 6, 128 to 128 at 8x8x8 6, 3.
+    XLA's convolution takes two to thirteen times as long. Milliseconds by it and so: 16 channels to
+    32 at 32x32x32 positions 39 and 7, 3 to 16 at 35x35x35 22 and 1.3, 64 to 64 at 16x16x16 21 and
+    6, 128 to 128 at 8x8x8 6 and 3.
     """
     first, *size, depth, count = filter.shape
     bare = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
@@ -212,7 +213,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
-    """Tell whether this is a transposed convolution whose windows lie side by side."""
+    """Tell whether a window is that of a transposed convolution with windows side by side."""
     *size, _, _ = filter.shape
     return (
         window.groups == 1
@@ -224,7 +225,7 @@ def is_tiled(filter: Array, window: Window) -> bool:
 
 
 def tiled(x: Array, filter: Array, window: Window) -> Array:
-    """Transpose a convolution of windows side by side: one product gives all cells of each."""
+    """Compute a transposed convolution with windows side by side, by one product for all cells."""
     *size, depth, count = filter.shape
     batch, *extents, _ = x.shape
     turned = lax.rev(filter, tuple(range(len(size))))
@@ -235,19 +236,20 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
     result = result.transpose(0, *pairs, 1 + 2 * rank)
     result = result.reshape(batch, *(n * k for n, k in zip(extents, size, strict=True)), count)
-    # Padding short of a whole window cuts the result.
+    # Padding of less than k - 1 on a side, for k cells, cuts the result.
     sides = zip(window.padding, size, strict=True)
     edges = ((0, 0, 0), *((p + 1 - k, q + 1 - k, 0) for (p, q), k in sides), (0, 0, 0))
     return lax.pad(result, np.array(0, result.dtype), edges)
 
 
 def is_few(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether what all windows cover, and results, are no more than the filter, which varies.
+    """Tell whether a filter that varies has no fewer items than windows cover, and than the result.
 
-    Nothing is gained then by laying the filter out, let alone by transforming it. ResNet-50 of
-    batch 1 takes 2.9 times as long as with prepared filters if all are laid out, 1.2 times so.
-    Milliseconds, laid out and as patches: 512 channels at 7x7 3.7 and 2.1 (prepared 1.8), of 8
-    items 11.2 and 9.2, 256 at 14x14 1.7 and 1.6, of 8 items 8.0 and 15, 128 at 28x28 1.0 and 1.6.
+    Laying out the filter, let alone transforming it, then costs more than it gains. ResNet-50 of
+    batch 1 takes 2.9 times as long as with prepared filters if all filters are laid out, 1.2 times
+    if such filters are not. Milliseconds, laid out and by `patches`: 512 channels at 7x7 3.7 and
+    2.1 (prepared 1.8), 8 items 11.2 and 9.2; 256 at 14x14 1.7 and 1.6, 8 items 8.0 and 15; 128 at
+    28x28 1.0 and 1.6.
     """
     *size, depth, count = filter.shape
     smaller = min(count, depth * math.prod(size))
@@ -267,5 +269,5 @@ _KERNELS: dict[str, Callable[[Array, Array, Window], Array]] = {
     "sliced": sliced,
 }
 
-# Those that multiply in 16 bits.
+# Kernels that multiply in 16 bits.
 _NARROW = ("tiled", "pointwise", "grouped", "narrow", "sliced")

@@ -1,9 +1,8 @@
-"""Compute a convolution with channels last, by the kernel for its extents."""
+"""Compute the convolutions of a program with channels last, by the kernels for their extents."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -11,15 +10,16 @@ from lowering.contexts import runs
 from lowering.cpu import convolution as kernels
 from lowering.cpu.derivatives import filter_gradient
 from lowering.cpu.memory import apart, in_memory
-from lowering.cpu.pending_view import View, whole
+from lowering.cpu.pending_view import View, full_array
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
 from lowering.cpu.sliding_filter import WINDOW, Window
+from lowering.jaxprs import Equation
 from lowering.program import Program
 
 
-def convolution(program: Program, equation: Any, input: View, filter: View) -> View:
-    """Return the result: a value, or what a forward or backward pass needs of it."""
+def convolution(program: Program, equation: Equation, input: View, filter: View) -> View:
+    """Return the view of a convolution's result, in a program of any role."""
     params = equation.params
     numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
     window = Window(*map(params.__getitem__, WINDOW))
@@ -30,39 +30,39 @@ def convolution(program: Program, equation: Any, input: View, filter: View) -> V
     outputs, inputs, *cells = numbers.rhs_spec
     batch, channel, *spatial = numbers.out_spec
     first, feature, *places = numbers.lhs_spec
-    x = whole(input, (first, *places, feature))
-    w = whole(filter, (*cells, inputs, outputs))
-    if filter.known and may_be_in_rows(program, x.shape) and is_in_rows(x, w, window):
+    x = full_array(input, (first, *places, feature))
+    w = full_array(filter, (*cells, inputs, outputs))
+    if filter.is_early and may_be_in_rows(program, x.shape) and is_in_rows(x, w, window):
         array = depthwise_rows(x, w, window)
         return View(array, (batch, *spatial, channel), shape, in_rows=True)
     x = apart_in_rows(x) if input.in_rows else x
     is_read_by_loops = window.groups > 1 or kernels.is_summed(x, w, window)
-    if is_read_by_loops and not filter.known and w.dtype == jnp.float32:
-        w = in_memory(w)  # small; loops would scale it again for each item
+    if is_read_by_loops and not filter.is_early and w.dtype == jnp.float32:
+        w = in_memory(w)  # it is small; loops would scale it again for each item
     is_grouped = window.groups > 1 and jnp.issubdtype(x.dtype, jnp.floating)
-    if is_grouped and program.role == "backward":  # the gradient in the filter reads it too
+    if is_grouped and program.role == "backward":  # the gradient by the filter reads it too
         x = in_memory(x)
     if window.groups == 1 and not window.is_spread and is_real(x) and x.size:
         is_pointwise = kernels.is_pointwise(w, window) and runs("pointwise")
         rows = math.prod(shape) // max(shape[channel], 1)
         order = filter.order
-        if filter.known:
+        if filter.is_early:
             turned = is_pointwise and is_turned(rows, x.shape[-1], shape[channel])
         else:
             is_outer = order == (outputs, inputs, *cells)
             turned = is_outer and kernels.is_few(x, w, window) and runs("patches")
         if turned:
-            matrix = whole(filter, (outputs, inputs, *cells)).reshape(shape[channel], -1)
+            matrix = full_array(filter, (outputs, inputs, *cells)).reshape(shape[channel], -1)
             array = kernels.patches(x, matrix, w.shape[:-2], window)
             return View(array, (channel, batch, *spatial), shape)
-        if is_pointwise and not filter.known:
+        if is_pointwise and not filter.is_early:
             pair = [axis for axis in order if axis not in cells]
-            matrix = whole(filter).reshape([filter.shape[axis] for axis in pair])
+            matrix = full_array(filter).reshape([filter.shape[axis] for axis in pair])
             array = kernels.pointwise(x, matrix, pair.index(inputs), window)
             return View(array, (batch, *spatial, channel), shape)
-    array = kernels.convolution(x, w, window, varies=not filter.known)
+    array = kernels.convolution(x, w, window, varies=not filter.is_early)
     if is_grouped and program.role == "forward":
         array = in_memory(array)
     if may_be_in_rows(program, array.shape):
-        array = apart(array)  # loops over rows read it then: decoders take 0.91 of the time
+        array = apart(array)  # loops over rows then read it: decoders take 0.91 of the time
     return View(array, (batch, *spatial, channel), shape)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from operator import add
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,12 +19,12 @@ from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
-# Cells whose sum XLA may compute again in each loop that reads it. ConvNeXt-T, where a layer norm
-# follows 7x7 cells, takes 69 ms unless it is kept in memory, then 59.
+# XLA may compute the sum of up to so many cells again in each loop that reads it; larger sums stay
+# in memory. ConvNeXt-T, where a layer norm follows 7x7 cells, then takes 59 ms instead of 69.
 _CELLS = 25
 
-# Channels that lie together in memory where a window has more cells than that along an axis, one
-# vector of 512 bits: all that a window reads of them stays in the first cache then. On two cores
+# Channels of a vector of 512 bits. If a window has more than _CELLS cells along an axis, the input
+# is laid out vector by vector: all that a window reads then stays in the first cache. On two cores
 # 75 cells of 8x200 positions of 512 channels take 2.7 ms instead of 5.7, 33 of 256 channels
 # 0.75 instead of 1.3 (medians), QuartzNet 0.8 to 0.98 of the time, its training step 0.94 to 0.99.
 # 7x7 cells by themselves take 0.7 to 0.9, but ConvNeXt-T 0.97 and its training step 1.08.
@@ -40,16 +40,17 @@ def depthwise(x: Array, filter: Array, window: Window) -> Array:
     if max(size) > _CELLS and count > _VECTOR and count % _VECTOR == 0:
         total = _by_vectors(_repeated(x, count).astype(wide), filter.astype(wide), window)
         return total.astype(window.accumulator or x.dtype)
-    total: Any = None
-    for cell, part in cells(x, size, window):
-        product = _repeated(part, count).astype(wide) * _factors(filter, cell, wide)
-        total = product if total is None else total + product
+    terms = (
+        _repeated(part, count).astype(wide) * _factors(filter, cell, wide)
+        for cell, part in cells(x, size, window)
+    )
+    total = reduce(add, terms)
     total = in_memory(total) if math.prod(size) > _CELLS else total
     return total.astype(window.accumulator or x.dtype)
 
 
 def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution, one vector of channels after the other."""
+    """Compute the convolution with one vector of channels after the other."""
     *size, _, count = filter.shape
     vectors, factors = (
         jnp.moveaxis(y.reshape(*y.shape[:-1], -1, _VECTOR), -2, 0)
@@ -88,12 +89,12 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     return spread([(x.astype(wide), 0)], windows, term).astype(window.accumulator or x.dtype)
 
 
-def _factors(filter: Array, cell: tuple[int, ...], dtype: Any) -> Array:
-    """Return the factors of one filter cell, shaped to multiply an array (N,X...,O)."""
+def _factors(filter: Array, cell: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """Return the factors of one filter cell, in a shape to multiply an array (N,X...,O)."""
     return filter[cell].reshape(*(1,) * (filter.ndim - 1), -1).astype(dtype)
 
 
-def _accumulator(x: Array, window: Window) -> Any:
+def _accumulator(x: Array, window: Window) -> np.dtype[np.generic]:
     return accumulator(window.accumulator or x.dtype)
 
 
@@ -103,16 +104,16 @@ def _repeated(part: Array, count: int) -> Array:
 
 
 def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Return the derivative in the filter, (f...,1,O), of a convolution of (N,X...,C).
+    """Return the derivative by the filter, (f...,1,O), of a convolution of (N,X...,C).
 
-    A loop sums parts of batch and rows, a product the rest.
+    A loop adds up parts of batch and rows, and a product sums the items of a part.
     """
     count = gradient.shape[-1]
     wide = _accumulator(x, window)
     gradient = in_memory(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
-    # No less on the right than on the left: XLA then finds the array that is differentiated.
+    # Padding is no less on the right than on the left: XLA then recognises the padded array.
     symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
     windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
@@ -125,13 +126,13 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
 
-# XLA computes again what a loop reads of another loop's results, unless it reads more than 15
-# parts of them: nine times, for nine cells.
+# XLA computes a loop's results again in a loop that reads them, nine times for nine cells, unless
+# that reads more than 15 slices of them.
 _PARTS = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Cover the extents by equal boxes, 16 to 32 if there is a way, or as many as go."""
+    """Divide the extents into equal boxes: 16 to 32 if possible, else as many as possible."""
     counts = itertools.product(*([k for k in range(1, n + 1) if n % k == 0] for n in extents))
     possible = [c for c in counts if math.prod(c) <= 2 * _PARTS]
     best = min(possible, key=lambda c: (max(_PARTS - math.prod(c), 0), math.prod(c)))

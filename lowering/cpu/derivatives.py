@@ -1,7 +1,7 @@
-"""Compute convolutions that are derivatives of others in their filters.
+"""Compute convolutions that are derivatives of other convolutions by their filters.
 
-XLA differentiates what is written, so that such a convolution moves a large window, the gradient
-of the result, over few positions: the cells of the filter.
+The window of such a convolution is the gradient of the result, which is large. Its positions are
+the cells of the filter, which are few.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,19 +19,19 @@ from lowering.contexts import runs
 from lowering.cpu import depthwise
 from lowering.cpu.convolution import direct
 from lowering.cpu.groups import WIDEST, fewest_wide, items_at_a_time
-from lowering.cpu.pending_view import View, plain, tensor, whole
+from lowering.cpu.pending_view import View, full_array, plain, tensor
 from lowering.cpu.products import over_rows
 from lowering.cpu.sliding_filter import Window, cells
-from lowering.jaxprs import bind
+from lowering.jaxprs import Equation, bind
 
 
 def filter_gradient(
-    equation: Any, input: View, gradient: View, window: Window, *, alone: bool
+    equation: Equation, input: View, gradient: View, window: Window, *, alone: bool
 ) -> View | None:
-    """Return the result of a convolution whose window has more cells than positions.
+    """Return the result of a convolution whose window has more cells than positions, or None.
 
-    The input's batch and features are the features and batch of what was differentiated. None where
-    XLA's own convolution has to do.
+    Batch and features of its input are the features and batch of the convolution that was
+    differentiated. None: XLA's convolution is to compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -47,13 +46,13 @@ def filter_gradient(
         not runs("gradients") or positions <= math.prod(size) or window.groups != 1
     ):
         return None
-    x = whole(input, (feature, *spatial, batch))
-    g = whole(gradient, (in_feature, *places, out_feature))
-    # Strides of what was differentiated are dilations here, and the other way round.
+    x = full_array(input, (feature, *spatial, batch))
+    g = full_array(gradient, (in_feature, *places, out_feature))
+    # The convolution that was differentiated has the strides as dilations, and the reverse.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
     if groups > 1 and (window.is_spread or not runs("gradients") or not x.size):
         (result,) = bind(equation, [tensor(input), tensor(gradient)])
-        return plain(result, input.known and gradient.known)
+        return plain(result, input.is_early and gradient.is_early)
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(g, x, size, original)
     elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
@@ -61,19 +60,19 @@ def filter_gradient(
     else:
         result = direct(x, g, window, ("C{}N", "I{}O", "{}NC"))
     order = (*cell_axes, out_batch, out)
-    return View(result, order, shape, input.known and gradient.known)
+    return View(result, order, shape, input.is_early and gradient.is_early)
 
 
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, alone: bool
 ) -> Array:
-    """Sum products of the items that each cell covers: (f...,C/G,O)."""
+    """Sum products of the gradient and the items that each cell covers: (f...,C/G,O)."""
     groups, count = window.groups, gradient.shape[-1]
     depth = x.shape[-1] // groups
     positions = gradient.shape[1:-1]
     if window.accumulator is not None:
         x, gradient = x.astype(window.accumulator), gradient.astype(window.accumulator)
-    if groups == 1:  # of one cell
+    if groups == 1:  # and one cell
         ((_, part),) = cells(x, size, window, positions)
         left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
         total = over_rows(left, right, window.precision, alone=alone)
@@ -96,8 +95,8 @@ def _by_cells(
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
     """Compute the gradient of a filter of narrow groups: (f...,C/G,O).
 
-    Several groups are multiplied with each other, and what is of one is kept. A few items are
-    taken at a time, so that what the cells cover stays in the caches.
+    A product is of several groups with each other; products of a group with itself are its
+    diagonal. A few items are taken at a time: the items that cells cover then stay in the caches.
     """
     groups, count, depth = window.groups, gradient.shape[-1], x.shape[-1] // window.groups
     joined = fewest_wide(depth, groups)
@@ -120,6 +119,6 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     items = [y.reshape(-1, batch, *y.shape[1:]) for y in (x, gradient)]
     total, _ = lax.scan(add, start, tuple(items))
     pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
-    own = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
-    alike = jnp.sum(jnp.where(own, pairs, np.array(0, x.dtype)), axis=-2)
+    diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
+    alike = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)
     return jnp.moveaxis(alike, 3, 1).reshape(*size, depth, count)

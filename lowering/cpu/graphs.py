@@ -1,12 +1,13 @@
-"""Tells of a graph which operations a CPU computes in integers."""
+"""Finds the operations of a graph that a CPU computes in integers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from lowering.extents import known
 from lowering.graph import Graph, Value
@@ -16,7 +17,7 @@ _ROUNDING = frozenset(("min_max_linear_quantize", "zero_point_linear_quantize", 
 
 
 def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
-    """Return the names of operations that are computed in integers, where that gains something."""
+    """Return the names of operations that are computed in integers; sums of codes if that gains."""
     return products_of_bytes(graph) | (sums_of_codes(graph) if gains else frozenset())
 
 
@@ -24,26 +25,26 @@ def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
 def sums_of_codes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that can be computed in integers, as sums of codes.
 
-    An unknown extent counts as 1. Nothing is told of a graph that cannot be traced so.
+    An unknown extent counts as 1. There are no names if the graph cannot be traced with these.
     """
     if not any(operation.kind in _ROUNDING for operation in graph.operations):
         return frozenset()
     try:
         return frozenset(_found(graph))
-    except Exception:  # reshapes that do not fit the extent 1, say
+    except Exception:  # for example of a reshape that does not fit the extent 1
         return frozenset()
 
 
 def products_of_bytes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that multiply stored codes of 8 bits, on any processor."""
-    found: set[str] = set()
+    names: set[str] = set()
     for operation in graph.operations:
         if operation.kind in ("quantized_conv", "quantized_einsum"):
             types = [x.type for x in operation.reads()][:2]
             is_by_planes = operation.kind == "quantized_conv" and types[-1].shape[1] == 1
             if not is_by_planes and all(x.dtype in ("int8", "uint8") for x in types):
-                found.add(operation.name)
-    return frozenset(found)
+                names.add(operation.name)
+    return frozenset(names)
 
 
 def _found(graph: Graph) -> list[str]:
@@ -56,11 +57,13 @@ def _found(graph: Graph) -> list[str]:
 
     parameters = {p.label: typed(p.value) for p in graph.parameters}
     states = {s.label: typed(s.value) for s in graph.states}
-    wanted = [*graph.outputs, *(s.update for s in graph.states)]
+    values_read = [*graph.outputs, *(s.update for s in graph.states)]
 
-    def function(parameters: Any, states: Any, inputs: Any) -> list[Any]:
-        values = trace(graph, Context(), parameters, states, inputs, wanted)
-        return [values[value] for value in wanted]
+    def function(
+        parameters: Mapping[str, Array], states: Mapping[str, Array], inputs: Sequence[Array]
+    ) -> list[Array]:
+        values = trace(graph, Context(), parameters, states, inputs, values_read)
+        return [values[value] for value in values_read]
 
     closed = jaxprs.make_jaxpr(function, parameters, states, [typed(x) for x in graph.inputs])
     return names_of_products(jaxprs.spliced(closed, "cpu"))

@@ -1,4 +1,4 @@
-"""Join narrow groups of a convolution to fewer, wider ones, with zeros between."""
+"""Join narrow groups of a convolution to fewer, wider groups, with zeros between."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from jax import Array
 # to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 instead of 3.1 ms).
 UNROLLED_GROUPS = 16
 
-# Channels of a group that are worth a convolution of its own, and those that joined ones may have.
-# Milliseconds of 3x3 windows for 1, 2, 4 and 8 groups at a time, and of oneDNN; from 16 groups on 1
-# is a loop:
+# Channels from which on a group is worth its own convolution, and the most that joined groups have.
+# Milliseconds of 3x3 windows for 1, 2, 4 and 8 groups at a time, and by oneDNN; with more than 16
+# groups 1 at a time is a loop:
 #   32 groups of  4 channels, 56x56   4.6         2.0   2.2   0.5
 #   32 groups of  8 channels, 28x28   1.7   1.0   1.2   2.0   0.3
 #   32 groups of 16 channels, 14x14   1.0   0.7   1.1   1.4   0.2
@@ -22,24 +22,26 @@ UNROLLED_GROUPS = 16
 #   16 groups of 24 channels, 14x14   0.7   0.9   1.3         0.3
 _WIDE, WIDEST = 16, 32
 
-# Channels of a group from which on joined groups are faster than a sum of depthwise windows, as
-# many as a group has channels. Milliseconds of windows, joined and so: 32 groups of 4 channels at
+# Channels of a group from which on joined groups are faster than a sum of depthwise convolutions,
+# one for each channel of a group. Milliseconds, joined and by the sum: 32 groups of 4 channels at
 # 56x56, 3x3 1.26, 0.49; 24 of 4 at 28x28, 5x5 0.63, 0.30; 32 of 2 at 28x28 0.15, 0.05; 23 of 2 at
 # 48x48, 7x7, 4 items 10.0, 2.5; 224 of 2 at 160, 7 0.35, 0.06; 8 of 8 at 56x56 0.45, 0.46.
 _NARROWEST = 8
-_TERMS = 128  # of these sums: 343 take 0.87 s to compile
+_TERMS = 128  # of such a sum; 343 terms take 0.87 s to compile
 
-# Bytes that items of a batch may have for the gradient in the filter, but two of them at least.
-# Milliseconds for 3x3 windows and 8 items, at once, 2 and 4 at a time: 32 groups of 4 channels at
-# 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24 at 28x28,
-# 16 items, 24, 18, 11. Groups of 32 channels by themselves, at 7x7 6, at a time 8.
+# Bytes of the items of a batch that the gradient by the filter takes at a time, if there are more
+# than two items. Milliseconds for 3x3 windows and 8 items, all, 2 and 4 at a time: 32 groups of 4
+# channels at 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24
+# at 28x28, 16 items, 24, 18, 11. Groups of 32 channels at 7x7, which are not joined: all 6, in
+# parts 8.
 _ITEMS = 7 << 19
 
 
 def is_by_depthwise(filter: Array, groups: int) -> bool:
-    """Tell whether groups are best a sum of depthwise windows, which repeat what results share.
+    """Tell whether groups are best computed as a sum of depthwise convolutions.
 
-    Of 2 groups of 4 channels to 256 each these take 6.3 ms, products 1.0.
+    These read a channel again for each result of its group: 2 groups of 4 channels to 256 each take
+    6.3 ms, by products 1.0.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS
@@ -47,29 +49,31 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
 
 
 def joined_at_a_time(depth: int, groups: int) -> int:
-    """Return how many groups of so many channels to join to one."""
+    """Return the number of groups of `depth` channels to join to one."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0 and n * depth <= WIDEST]
     wide = [n for n in counts if n * depth >= _WIDE] or counts[-1:]
     return next((n for n in wide if groups // n <= UNROLLED_GROUPS), wide[-1] if wide else 1)
 
 
 def joined(filter: Array, groups: int, count: int) -> Array:
-    """Return the filter (f...,C,O) of `groups // count` groups that computes the same."""
+    """Return the filter (f...,C,O) of the same convolution with `groups // count` groups."""
     if count == 1:
         return filter
     *size, depth, outputs = filter.shape
     parts = filter.reshape(*size, 1, depth, groups // count, count, outputs // groups)
-    own = np.eye(count, dtype=bool).reshape(*(1,) * len(size), count, 1, 1, count, 1)
-    return jnp.where(own, parts, np.array(0, filter.dtype)).reshape(*size, count * depth, outputs)
+    diagonal = np.eye(count, dtype=bool).reshape(*(1,) * len(size), count, 1, 1, count, 1)
+    return jnp.where(diagonal, parts, np.array(0, filter.dtype)).reshape(
+        *size, count * depth, outputs
+    )
 
 
 def fewest_wide(depth: int, groups: int) -> int:
-    """Return the fewest groups of so many channels that are wide together, or all of them."""
+    """Return the fewest groups of `depth` channels that are wide together, or all groups."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0]
     return next((n for n in counts if n * depth >= _WIDE), groups)
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return how many items of so many bytes to take at a time."""
+    """Return the number of items of `size` bytes to take at a time."""
     counts = [n for n in range(1, batch + 1) if batch % n == 0]
     return max(n for n in counts if n <= 2 or n * size <= _ITEMS)

@@ -1,7 +1,7 @@
-"""Compute products of tensors that are rounded to few levels by their codes, in integers.
+"""Compute products of tensors that are rounded to few levels in integers, by their codes.
 
-`python -m benchmarks.quantised` times it. Codes stay in 8 bits between layers: what reads a tensor
-in real numbers makes them of its codes, in its own loop.
+Between layers codes stay in 8 bits. A loop that reads such a tensor in real numbers computes these
+from the codes. `python -m benchmarks.quantised` measures it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 from lowering import jaxprs
 from lowering.cpu import codes
 from lowering.cpu.codes import BYTE, REAL, Codes, is_slim
-from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
+from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, ClosedJaxpr, Equation, primitive
 from lowering.kernels.levels import NOTE
 from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
-_RULES = Rules()  # They note the codes that variables have, as `Codes` of variables.
+_RULES = Rules()  # They note the codes of a variable: `Codes` whose fields are variables.
 
 
 @in_loops
@@ -36,8 +36,8 @@ def run(program: Program, target: Target) -> Program:
     return rewritten(program, {NOTE: partial(_read, bool(_products(program)))})
 
 
-def names_of_products(closed: Any) -> list[str]:
-    """Return the scopes of the products that this pass computes by codes where that is faster."""
+def names_of_products(closed: ClosedJaxpr) -> list[str]:
+    """Return the names of the operations whose products this pass can compute by codes."""
     return _products(rewritten(Program(closed), _RULES))
 
 
@@ -46,56 +46,56 @@ def _products(program: Program) -> list[str]:
     return [jaxprs.outer_scope(e) for e in products if e.invars[0].aval.dtype == BYTE]
 
 
-def _read(has_products: bool, matcher: Matcher, equation: Any) -> Any:
-    """Read a tensor by its codes if products do too, or there are some and several read it."""
+def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
+    """Read a tensor by its codes if a product does, or if products exist and several read it."""
     x, level, step, start = equation.invars
     uses, (result,) = matcher.program.uses, equation.outvars
     if level.aval.dtype == BYTE and (uses[level] > 1 or (has_products and uses[result] > 1)):
         zero = equation.params["levels"].zero
-        own = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
-        return matcher.trace(Codes.real, own)
+        codes_of_level = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
+        return matcher.trace(Codes.real, codes_of_level)
     return x
 
 
 @_RULES(NOTE)
-def _coded(matcher: Matcher, equation: Any) -> Any:
+def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
     """Note codes instead of levels."""
     x, level, step, start = equation.invars
     levels, (result,) = equation.params["levels"], equation.outvars
     if x.aval.dtype != REAL or not (is_slim(step.aval.shape) and is_slim(start.aval.shape)):
         return None
-    own = matcher.notes[result] = matcher.trace(
+    coded = matcher.notes[result] = matcher.trace(
         partial(codes.of_levels, levels=levels), level, step, start
     )
-    is_exact = own.start is None
-    read = [x, own.codes, own.step, start if is_exact else own.start]
-    changed = replace(levels, zero=own.zero if is_exact else None)
+    is_exact = coded.start is None
+    read = [x, coded.codes, coded.step, start if is_exact else coded.start]
+    changed = replace(levels, zero=coded.zero if is_exact else None)
     return equation.replace(invars=read, params={"levels": changed})
 
 
 @_RULES("convert_element_type")
-def _converted(matcher: Matcher, equation: Any) -> None:
-    """Take bytes for codes."""
+def _converted(matcher: Matcher, equation: Equation) -> None:
+    """Note the codes of bytes that are converted to real numbers."""
     (operand,), (result,) = equation.invars, equation.outvars
     if operand.aval.dtype in (BYTE, np.uint8) and result.aval.dtype == REAL:
         matcher.notes[result] = matcher.trace(codes.of_bytes, operand)
 
 
 @_RULES(moves=True)
-def _moved(matcher: Matcher, equation: Any) -> None:
-    own = [matcher.note(v) for v in equation.invars]
-    if len(own) == len(equation.outvars) == 1 and own[0]:
-        matcher.notes[equation.outvars[0]] = matcher.trace(partial(codes.moved, equation), *own)
+def _moved(matcher: Matcher, equation: Equation) -> None:
+    notes = [matcher.note(v) for v in equation.invars]
+    if len(notes) == len(equation.outvars) == 1 and notes[0]:
+        matcher.notes[equation.outvars[0]] = matcher.trace(partial(codes.moved, equation), *notes)
 
 
 @_RULES("add", "sub", "mul", "div")
-def _changed(matcher: Matcher, equation: Any) -> None:
-    """Change steps and starts by an operand that has items along one axis at most."""
+def _changed(matcher: Matcher, equation: Equation) -> None:
+    """Note codes whose step and start are changed by an operand with items along one axis."""
     name, operands = primitive(equation), equation.invars
-    own = [matcher.note(v) for v in operands]
-    side = 0 if own[0] else 1
-    coded, slim = own[side], _slim(matcher, operands[1 - side])
-    if coded and not own[1 - side] and slim and not (side and name in ("sub", "div")):
+    notes = [matcher.note(v) for v in operands]
+    side = 0 if notes[0] else 1
+    coded, slim = notes[side], _slim(matcher, operands[1 - side])
+    if coded and not notes[1 - side] and slim and not (side and name in ("sub", "div")):
         source, shape = slim
         matcher.notes[equation.outvars[0]] = matcher.trace(
             lambda x, other: x.changed(name, jnp.reshape(other, shape)), coded, source
@@ -103,18 +103,18 @@ def _changed(matcher: Matcher, equation: Any) -> None:
 
 
 @_RULES(PRODUCT, CONVOLUTION)
-def _product(matcher: Matcher, equation: Any) -> Any:
-    own = [matcher.note(v) for v in equation.invars]
-    if not all(own) or equation.outvars[0].aval.dtype != REAL:
+def _product(matcher: Matcher, equation: Equation) -> Any:
+    notes = [matcher.note(v) for v in equation.invars]
+    if not all(notes) or equation.outvars[0].aval.dtype != REAL:
         return None
     kernel = codes.product if primitive(equation) == PRODUCT else codes.convolution
-    return matcher.trace(partial(kernel, params=equation.params), *own)
+    return matcher.trace(partial(kernel, params=equation.params), *notes)
 
 
-def _slim(matcher: Matcher, operand: Any) -> tuple[Any, tuple[int, ...]] | None:
-    """Return an operand, or what is broadcast to it, and its extents along the operand's axes.
+def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:
+    """Return an operand, or the source of its broadcast, and its extents along the operand's axes.
 
-    None where it has items along several.
+    None if it has several items along more than one axis.
     """
     shape = operand.aval.shape
     if is_slim(shape):
@@ -124,5 +124,5 @@ def _slim(matcher: Matcher, operand: Any) -> tuple[Any, tuple[int, ...]] | None:
         return None
     (source,), axes = spread.invars, spread.params["broadcast_dimensions"]
     extents = dict(zip(axes, source.aval.shape, strict=True))
-    own = tuple(extents.get(axis, 1) for axis in range(len(shape))) if extents else ()
-    return (source, own) if is_slim(own) else None
+    source_shape = tuple(extents.get(axis, 1) for axis in range(len(shape))) if extents else ()
+    return (source, source_shape) if is_slim(source_shape) else None

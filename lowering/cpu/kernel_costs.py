@@ -1,28 +1,30 @@
-"""Reckon how long a kernel of windows takes, by counts of what it does and the machine's rates.
+"""Estimate the time of convolution kernels by counts of their work and the machine's rates.
 
-Factors are those that fit best 220 chains of windows drawn at random, of one and two axes, 8 to 512
-channels, 3 to 7 cells along an axis, 25 to 100,000 positions, on two cores with AVX-512: two thirds
-of the estimates are within a fifth. Of 53 other chains the kernel of least cost takes 1.045 times
-as long as the best of all, XLA's own convolution 1.23 times.
+The factors are fitted to 220 chains of convolutions drawn at random, of one and two axes, 8 to 512
+channels, 3 to 7 cells along an axis, 25 to 100,000 positions, on two cores with AVX-512. Two thirds
+of the estimates are within a fifth of the time. For 53 other chains the kernel of least cost takes
+1.045 times as long as the fastest kernel, XLA's convolution 1.23 times.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from jax import Array
 
 from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.machine import profile
 
-_LANES = 16  # of a vector; products compute whole ones
-_SHALLOW = 8  # channels, fewer of which take a product as long
-_ROWS = 16  # of a product, fewer of which read a matrix as it lies
-_CACHED = 1 << 19  # items beyond which inputs and results leave the caches
+_LANES = 16  # of a vector; products compute full vectors
+_SHALLOW = 8  # channels; with fewer a product takes as long
+_ROWS = 16  # of a product; with fewer the matrix is laid out in part
+_CACHED = 1 << 19  # items; more inputs and results leave the caches
 
 
 class Extents(NamedTuple):
-    """Extents of windows. Open ones count as one."""
+    """Counts of a convolution's work; open extents count as 1."""
 
     positions: int
     tiles: int  # of two positions along each axis
@@ -37,8 +39,8 @@ class Extents(NamedTuple):
         return self.cells * self.depth * self.results
 
 
-def extents(x: Any, filter: Any, window: Window) -> Extents:
-    """Return the extents of windows over an input (N,X...,C) by a filter (f...,C,O)."""
+def extents(x: Array, filter: Array, window: Window) -> Extents:
+    """Return the counts for an input (N,X...,C) and a filter (f...,C,O)."""
     *size, depth, count = filter.shape
     batch, *inputs, _ = map(_known, x.shape)
     positions = list(map(_known, window.positions(x, size)))
@@ -48,21 +50,21 @@ def extents(x: Any, filter: Any, window: Window) -> Extents:
     return Extents(*volumes, cells=math.prod(size), depth=depth, results=count)
 
 
-def _known(extent: Any) -> int:
+def _known(extent: int) -> int:
     return 1 if is_symbolic(extent) else extent
 
 
 def direct(e: Extents) -> float:
-    """Return the seconds that XLA's own convolution takes: it gathers what windows cover."""
+    """Return the seconds of XLA's convolution, which gathers the items that windows cover."""
     covered = e.positions * e.cells * e.depth
     moved = 4.4 * covered + 12 * e.positions * e.results + 6.4 * _read(e.matrix, e.positions)
     return _seconds(0.55 * covered * _vectors(e.results), moved, starts=2.6)
 
 
 def stacked(e: Extents) -> float:
-    """Return the seconds of one product for all cells, and of their sums.
+    """Return the seconds of one product for all cells, and of the sums over cells.
 
-    A twentieth is added: where both take as long, XLA's own does better in networks.
+    A twentieth is added: of two equally fast kernels XLA's convolution does better in networks.
     """
     columns = e.cells * e.results
     products = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
@@ -73,24 +75,24 @@ def stacked(e: Extents) -> float:
 def winograd(e: Extents) -> float:
     """Return the seconds of 16 products of tiles of 2x2 results, and of their transforms.
 
-    An eighth is added, since many operations take long to compile. Where transforms leave the
-    caches 64 channels at 256x256 positions take 26 to 41 ms in networks, directly 20.
+    An eighth is added, since many operations take long to compile. If transforms leave the caches,
+    64 channels at 256x256 positions take 26 to 41 ms in networks, by `direct` 20.
     """
     channels, tiles = e.depth + e.results, 16 * e.tiles
     moved = 8.0 * tiles * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)
     beyond = max(0, e.positions * channels - _CACHED)
-    own = _seconds(0.56 * tiles * e.depth * _vectors(e.results), moved, starts=28)
-    return own + 2 * 4 * beyond / profile().costs.memory
+    seconds = _seconds(0.56 * tiles * e.depth * _vectors(e.results), moved, starts=28)
+    return seconds + 2 * 4 * beyond / profile().costs.memory
 
 
 def summed(e: Extents) -> float:
-    """Return the seconds of one loop that sums all terms, whose last channels are no vector."""
+    """Return the seconds of one loop over all terms; channels beyond full vectors count twice."""
     channels = e.results // 8 * 8 + 2 * (e.results % 8)
     return _seconds(0, 0.55 * e.positions * e.cells * e.depth * channels, starts=2)
 
 
 def _read(matrix: float, rows: int) -> float:
-    """Return the items of a matrix that a product of so many rows lays out."""
+    """Return the number of items of a matrix that a product of `rows` rows lays out."""
     return matrix * min(1.0, rows / _ROWS)
 
 

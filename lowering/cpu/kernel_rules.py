@@ -1,19 +1,19 @@
-"""Choose kernels on views by rules: for products, sums, windows and convolutions."""
+"""Rules that choose kernels on views, for products, sums, windows and convolutions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 
 from lowering.contexts import runs
 from lowering.cpu import products
 from lowering.cpu.convolutions import convolution
 from lowering.cpu.memory import apart
-from lowering.cpu.pending_view import View, plain, tensor, whole
+from lowering.cpu.pending_view import View, full_array, plain, tensor
 from lowering.cpu.pooling import maximum_gradient, window_reduction
 from lowering.cpu.products import (
     is_narrow,
@@ -28,18 +28,18 @@ from lowering.cpu.rows import may_be_in_rows
 from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, places_in, ranks, view_of
 from lowering.extents import at_least
 from lowering.facts import renumbered
-from lowering.jaxprs import CONVOLUTION, PRODUCT
+from lowering.jaxprs import CONVOLUTION, PRODUCT, Equation
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program
 
 
 @RULES("reduce_sum")
-def _sum(program: Program, equation: Any, view: View) -> View | list[View] | None:
+def _sum(program: Program, equation: Equation, view: View) -> View | list[View] | None:
     axes, view = equation.params["axes"], in_any_loop(view)
-    x, positions = whole(view), tuple(sorted(map(view.position, axes)))
+    x, positions = full_array(view), tuple(sorted(map(view.position, axes)))
     if _is_by_channel(x, positions):
-        array = sums_of_channels(x, kept=x.ndim - 1 - len(axes))
+        array = sums_of_channels(x, leading=x.ndim - 1 - len(axes))
     elif positions == (x.ndim - 1,) and is_by_lanes(x):  # as in a layer norm
         array = sums_of_rows(x)
     else:
@@ -47,30 +47,30 @@ def _sum(program: Program, equation: Any, view: View) -> View | list[View] | Non
     return view_of(equation, array, ranks(axis for axis in view.order if axis not in axes))
 
 
-_MANY = 16 << 10  # items to sum that are worth a product
+_MANY = 16 << 10  # items whose sum is worth a product
 
-# Sums of one tensor that are. Microseconds by reduction and by products, for 128 sums over 16 rows
-# of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212 and 323, for 1024
-# over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
+# Most sums of one tensor that are. Microseconds by reduction and by products, for 128 sums over 16
+# rows of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212 and 323, for
+# 1024 over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
 _FEW = 128
 
 
-def _is_by_channel(x: Any, positions: Sequence[int]) -> bool:
-    """Tell whether axes before the last are summed: in a mean of positions, a bias's derivative."""
-    kept = x.ndim - 1 - len(positions)
+def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
+    """Tell whether axes before the last are summed: a mean of positions, the gradient of a bias."""
+    leading = x.ndim - 1 - len(positions)
     return (
         len(positions) > 0
-        and tuple(positions) == tuple(range(kept, x.ndim - 1))
+        and tuple(positions) == tuple(range(leading, x.ndim - 1))
         and x.dtype == jnp.float32
         and at_least(math.prod(x.shape), _MANY)
-        and at_least(_FEW, math.prod(x.shape[:kept]))
+        and at_least(_FEW, math.prod(x.shape[:leading]))
         and runs("gradients")
     )
 
 
 @RULES(PRODUCT)
-def _product(program: Program, equation: Any, left: View, right: View) -> View:
-    """Multiply two tensors, in the layouts that they have."""
+def _product(program: Program, equation: Equation, left: View, right: View) -> View:
+    """Multiply two tensors in their layouts."""
     if is_layer(equation, program.known):
         return _layer(program, equation, left, right)
     (left_sums, right_sums), (left_batch, right_batch) = equation.params["dimension_numbers"]
@@ -79,15 +79,15 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
     sums = equation.params["preferred_element_type"]
     if sums is not None and sums != left.array.dtype:
         order = (*left_batch, *left_axes, *left_sums)
-        left = View(left_operand(whole(left, order), sums), order, left.shape, left.known)
+        left = View(left_operand(full_array(left, order), sums), order, left.shape, left.is_early)
     row = _row(equation, left, right) or _rows(equation, left, right)
-    # Operands of one device alone are sharded by no axis.
-    found = row or (_matrix_gradient(equation, left, right) if program.is_alone else None)
-    if found is not None:
-        return found
+    # Operands on one device are not sharded.
+    view = row or (_matrix_gradient(equation, left, right) if program.is_alone else None)
+    if view is not None:
+        return view
     numbers = renumbered(equation, [places_in(left.order), places_in(right.order)]) or {}
-    array = bind(equation, [whole(left), whole(right)], **numbers)
-    # The result has the axes of the batch, free axes of the left operand, those of the right one.
+    array = bind(equation, [full_array(left), full_array(right)], **numbers)
+    # The result has the axes of the batch, the free axes of the left operand, then of the right.
     count, before = len(left_batch), len(left_batch) + len(left_axes)
     order = (
         *range(count),
@@ -97,38 +97,37 @@ def _product(program: Program, equation: Any, left: View, right: View) -> View:
     return view_of(equation, array, order)
 
 
-def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
-    """Multiply by a matrix of parameters; some rows by many columns are transposed.
+def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
+    """Multiply by the matrix of a layer; with some rows and many columns compute the transpose.
 
-    A matrix that varies from call to call is taken as it lies. So is a large one that programs of
-    other shapes read: each layout would be a copy of it, and for 32 to 48 rows of 1024 by 1024
-    alone the other one takes 0.67 to 0.87 of the time.
-    In a loop the result is transposed back at once. It is transposed there only where no more than
-    slices read it: XLA undoes what these do not keep apart, and an LSTM of 32 rows takes 73 ms
-    then, 47 as written.
+    A matrix that varies from call to call keeps its layout. So does a large matrix that programs of
+    other shapes read, since each layout would be a copy; only 32 to 48 rows by 1024x1024 would gain
+    from the other layout, 0.67 to 0.87 of the time.
+    In a loop the result is transposed back at once. The transpose is computed there only if nothing
+    but slices reads it: otherwise XLA undoes it, and an LSTM of 32 rows takes 73 ms instead of 47.
     """
     ((left,), (right,)), _ = equation.params["dimension_numbers"]
     (result,), kind = equation.outvars, kind_of(equation)
-    axis, x = input.position(left), whole(input)
+    axis, x = input.position(left), full_array(input)
     depth, width = x.shape[axis], matrix.shape[1 - right]
     rows = x.size // max(depth, 1)
-    is_shared = matrix.known and program.is_open and not program.in_loop
+    is_shared = matrix.is_early and program.is_open and not program.in_loop
     is_as_it_lies = is_shared and depth * width >= products.COPIED
     if program.in_loop and rows > 1:
         is_parted = program.readers(result) == {"slice"}
         turned = is_parted and is_turned(rows, depth, width)
     elif is_as_it_lies:
         turned = matrix.order[-1] == right and runs("turned")
-    elif matrix.known:
+    elif matrix.is_early:
         narrow = is_narrow(x, kind["preferred_element_type"])
         turned = is_real(x) and is_turned(rows, depth, width, narrow=narrow)
-    else:  # it varies from call to call: it is taken as it lies
+    else:  # it varies from call to call and keeps its layout
         is_few = at_least(min(depth, width), rows)
         turned = matrix.order[-1] == right and is_few and runs("turned")
-    is_moved, order = matrix.known and not is_as_it_lies, matrix.order
+    is_moved, order = matrix.is_early and not is_as_it_lies, matrix.order
     if is_moved:
         order = (1 - right, right) if turned else (right, 1 - right)
-    y = whole(matrix, order)
+    y = full_array(matrix, order)
     if is_moved and not turned and products.is_paired(x, axis, width):
         array = products.pairs(x, axis, y, kind)
     elif is_as_it_lies and not turned and products.is_shared_out(x, axis, width):
@@ -142,13 +141,13 @@ def _layer(program: Program, equation: Any, input: View, matrix: View) -> View:
     return plain(tensor(view)) if program.in_loop else view
 
 
-def _row(equation: Any, left: View, right: View) -> View | None:
-    """Multiply a single row by a matrix that is no parameter's, where that takes a form of its own.
+def _row(equation: Equation, left: View, right: View) -> View | None:
+    """Multiply a single row by a matrix, if `row_product` is faster; else return None.
 
-    Products with parameters are those of `siblings`.
+    A matrix that depends on parameters alone is left to `_layer`.
     """
     ((_, right_sums), (batch, _)) = equation.params["dimension_numbers"]
-    if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.known:
+    if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.is_early:
         return None
     (axis,), params = right_sums, equation.params
     depth, columns = right.shape[axis], right.shape[1 - axis]
@@ -157,15 +156,16 @@ def _row(equation: Any, left: View, right: View) -> View | None:
     if not is_row or not is_turned(1, depth, columns, narrow=is_narrow(left.array, sums)):
         return None
     kind = {name: params[name] for name in ("precision", "preferred_element_type")}
-    row, order = whole(left).reshape(-1), right.order
-    array = row_product(row, whole(right), order.index(axis), kind)
+    row, order = full_array(left).reshape(-1), right.order
+    array = row_product(row, full_array(right), order.index(axis), kind)
     return plain(array.reshape(equation.outvars[0].aval.shape))
 
 
-def _rows(equation: Any, left: View, right: View) -> View | None:
-    """Multiply a single row of each item of a batch of several axes, as a batch of one axis.
+def _rows(equation: Equation, left: View, right: View) -> View | None:
+    """Multiply a single row in each item of a batch of several axes, as a batch of one axis.
 
-    XLA transposes the other operand of several: 12 heads of 1024 keys in 2.5 ms, read in 0.13.
+    With several axes XLA transposes the other operand: 12 heads of 1024 keys take 2.5 ms instead of
+    0.13.
     """
     ((sums, right_sums), (batch, right_batch)) = equation.params["dimension_numbers"]
     count, last = len(batch), len(left.shape) - 1
@@ -178,8 +178,8 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
         or math.prod(left.shape[count:last]) != 1
     ):
         return None
-    row, matrix, items = tensor(left), whole(right), math.prod(left.shape[:count])
-    # Of bfloat16 a library computes two rows, XLA a loop over widened copies of one.
+    row, matrix, items = tensor(left), full_array(right), math.prod(left.shape[:count])
+    # In bfloat16 two rows are computed by a library, one row by a loop over widened copies.
     rows = 1 + is_narrow(left.array, equation.params["preferred_element_type"])
     row = jnp.broadcast_to(row.reshape(items, 1, row.shape[-1]), (items, rows, row.shape[-1]))
     operands = row, matrix.reshape(items, *matrix.shape[count:])
@@ -188,11 +188,11 @@ def _rows(equation: Any, left: View, right: View) -> View | None:
     return plain(array.reshape(equation.outvars[0].aval.shape))
 
 
-def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
-    """Sum over all axes but the last of both, as in the gradient of a matrix.
+def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None:
+    """Sum over all axes but the last one of both operands, as in the gradient of a matrix.
 
-    Where these are several, XLA transposes an operand in one loop with what computes it: 25088 rows
-    of 384 items with the derivative of gelu take 130 ms, 20 in their own layout.
+    Over several axes XLA transposes an operand in the loop that computes it: 25088 rows of 384
+    items with the derivative of gelu take 130 ms, in their own layout 20.
     """
     (sums, batch), precision = equation.params["dimension_numbers"], equation.params["precision"]
     places = [
@@ -210,28 +210,28 @@ def _matrix_gradient(equation: Any, left: View, right: View) -> View | None:
         or not runs("gradients")
     ):
         return None
-    x, y = (whole(view).reshape(-1, view.shape[view.order[-1]]) for view in (left, right))
+    x, y = (full_array(view).reshape(-1, view.shape[view.order[-1]]) for view in (left, right))
     return plain(over_rows(x, y, precision, alone=True))
 
 
 @RULES("reduce_window_max", "reduce_window_sum")
-def _window(program: Program, equation: Any, *views: View) -> View | list[View] | None:
-    first, *others = views
-    operands = [in_any_loop(first), *others]
-    found = window_reduction(equation, operands)
-    if found is None:
+def _window(program: Program, equation: Equation, *views: View) -> View | list[View] | None:
+    first, *fills = views
+    operands = [in_any_loop(first), *fills]
+    view = window_reduction(equation, operands)
+    if view is None:
         return moved(program, equation, *operands)
-    if not may_be_in_rows(program, found.array.shape):
-        return found
-    return replace(found, array=apart(found.array))
+    if not may_be_in_rows(program, view.array.shape):
+        return view
+    return replace(view, array=apart(view.array))
 
 
 @RULES("select_and_scatter_add")
-def _maximum_gradient(program: Program, equation: Any, *views: View) -> View | None:
+def _maximum_gradient(program: Program, equation: Equation, *views: View) -> View | None:
     return maximum_gradient(equation, views)
 
 
 @RULES(CONVOLUTION)
-def _convolution(program: Program, equation: Any, input: View, filter: View) -> View | None:
-    is_early = input.known and filter.known
+def _convolution(program: Program, equation: Equation, input: View, filter: View) -> View | None:
+    is_early = input.is_early and filter.is_early
     return None if is_early else convolution(program, equation, input, filter)

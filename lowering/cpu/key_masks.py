@@ -1,54 +1,53 @@
-"""Finds the keys that a mask hides from all queries, as beyond the filled part of a cache.
+"""Finds the keys that masks hide from all queries, for example beyond the filled part of a cache.
 
-No mask's form is looked for: what is computed of it in each call tells up to which key to read.
+No form of masks is recognised: each call computes the last visible key from the masks' values.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 from lowering.batches import Axes, NotSeparableError, batch_axes
 from lowering.contexts import runs
 from lowering.facts import facts
-from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
+from lowering.jaxprs import PRODUCT, Equation, Variable, is_literal, primitive, variables
 from lowering.program import Program
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Masks of an attention: what is between `scores`, scaled perhaps, and `masked` ones.
+    """The masks of an attention: the equations between `scores` and `masked` scores.
 
-    Where a masked score is -inf for scores of 0 it is so for all finite ones: masks are added or
-    selected. Softmax makes it 0, so that neither key nor value makes a difference.
+    Masks are added or selected: a masked score that is -inf for a score of 0 is -inf for all finite
+    scores. Its weight after softmax is 0, and neither its key nor its value matters.
     """
 
-    scores: Any
-    masked: Any
+    scores: Variable
+    masked: Variable
     axes: Axes  # of keys, by variable
 
 
 def hidden_keys(program: Program) -> Hidden | None:
-    """Find the masks of an attention; None where keys that they hide may change its result."""
-    found = _masks(program) if runs("hidden") else None
+    """Return the masks of an attention; None if keys that they hide may change its result."""
+    masks = _masks(program) if runs("hidden") else None
     _, keys, values, *_ = program.arguments
-    known = {x: len(x.aval.shape) - 2 for x in (keys, values)}
+    axis_of_keys = {x: len(x.aval.shape) - 2 for x in (keys, values)}
     try:
-        axes = batch_axes(program, known, follow=program.arguments, reduces=True)
+        axes = batch_axes(program, axis_of_keys, follow=program.arguments, reduces=True)
     except NotSeparableError:
         return None
-    return Hidden(*found, axes) if found and _is_neutral(program, found[1], axes) else None
+    return Hidden(*masks, axes) if masks and _is_neutral(program, masks[1], axes) else None
 
 
-def _masks(program: Program) -> tuple[Any, Any] | None:
-    """Return the variables before masks and after them, of which a maximum is taken."""
-    first, *rest = program.equations
+def _masks(program: Program) -> tuple[Variable, Variable] | None:
+    """Return the variables before and after the masks; a maximum is taken over the latter."""
+    first, *later = program.equations
     (current,) = first.outvars
-    scores, made, is_masked = current, {current}, False
-    for equation in rest:
+    scores, dependent, is_masked = current, {current}, False
+    for equation in later:
         name, operands = primitive(equation), variables(equation.invars)
-        if [v for v in operands if v in made] != [current]:
+        if [v for v in operands if v in dependent] != [current]:
             return None
         if name == "reduce_max":
             return (scores, current) if is_masked else None
@@ -58,36 +57,36 @@ def _masks(program: Program) -> tuple[Any, Any] | None:
         if not (is_mask or _is_moving(equation)):
             scores, is_masked = result, False
         current, is_masked = result, is_masked or is_mask
-        made.add(current)
+        dependent.add(current)
     return None
 
 
-def _is_moving(equation: Any) -> bool:
-    """Tell whether the result has items of its one operand, as they are or in another dtype."""
-    known = facts(equation)
-    return known.shapes or (known.by_item and known.moves and len(equation.invars) == 1)
+def _is_moving(equation: Equation) -> bool:
+    """Tell whether an equation moves or casts the items of a single operand."""
+    fact = facts(equation)
+    return fact.shapes or (fact.by_item and fact.moves and len(equation.invars) == 1)
 
 
-def _is_neutral(program: Program, masked: Any, axes: Axes) -> bool:
-    """Tell whether all that goes over keys is indifferent to those whose masked scores are -inf."""
-    items: dict[Any, float | None] = {masked: -math.inf}  # of such keys, by variable
+def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
+    """Tell whether keys whose masked scores are -inf change no maximum and no sum over keys."""
+    items: dict[Variable, float | None] = {masked: -math.inf}  # of such keys, by variable
     for equation in program.equations:
         (result,) = equation.outvars
-        given = [None if is_literal(v) else items.get(v) for v in equation.invars]
+        operands = [None if is_literal(v) else items.get(v) for v in equation.invars]
         if result in axes:
-            items.setdefault(result, _item(equation, given))
+            items.setdefault(result, _item(equation, operands))
         elif not axes.keys().isdisjoint(variables(equation.invars)):
             name = primitive(equation)
-            is_maximum = name == "reduce_max" and -math.inf in given
-            is_sum = name in ("reduce_sum", PRODUCT) and 0 in given
+            is_maximum = name == "reduce_max" and -math.inf in operands
+            is_sum = name in ("reduce_sum", PRODUCT) and 0 in operands
             if not (is_maximum or is_sum):
                 return False
     return masked in axes
 
 
-def _item(equation: Any, given: list[float | None]) -> float | None:
-    """Return the result of an equation on -inf or 0, whatever finite numbers are beside it."""
-    match primitive(equation), given:
+def _item(equation: Equation, operands: list[float | None]) -> float | None:
+    """Return an equation's result for -inf or 0; None if it depends on the other operand."""
+    match primitive(equation), operands:
         case _, [item] if _is_moving(equation):
             return item
         case ("add" | "sub", [item, None]) | ("add", [None, item]) if item == -math.inf:

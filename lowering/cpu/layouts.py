@@ -1,4 +1,4 @@
-"""Lay tensors out as kernels for a CPU want them, and choose the kernels."""
+"""Choose layouts of tensors, and kernels, for a CPU."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from lowering.contexts import runs
 from lowering.cpu.blocks import attended
 from lowering.cpu.kernel_rules import RULES
 from lowering.cpu.memory import in_memory, uninlined
-from lowering.cpu.pending_view import View, arranged, item_of, plain, stack_of, tensor, whole
+from lowering.cpu.pending_view import View, arranged, full_array, item_of, plain, stack_of, tensor
 from lowering.cpu.rereads import reread
 from lowering.cpu.view_rules import stays
 from lowering.facts import facts
-from lowering.jaxprs import SCAN, is_literal, primitive
+from lowering.jaxprs import SCAN, Atom, Equation, Variable, is_literal, primitive
 from lowering.program import Program
 from lowering.split import split
 from lowering.targets.target import Target
 
 
 def run(program: Program, target: Target) -> Program:
-    """Evaluate all equations anew, on arrays whose transpositions wait for a kernel.
+    """Trace all equations anew on views, whose transpositions are pending until a kernel needs one.
 
     A program without transpositions and kernels stays as it is.
     """
     if all(map(stays, program.equations)):
         return program
 
-    def function(*arguments: Any) -> list[Any]:
-        known = arguments[: program.parameters]
-        free = arguments[program.parameters :]
-        views = [plain(x, program.prepares) for x in known] + list(map(plain, free))
+    def function(*arguments: Array) -> list[Array]:
+        parameters = arguments[: program.parameters]
+        inputs = arguments[program.parameters :]
+        views = [plain(x, program.prepares) for x in parameters] + list(map(plain, inputs))
         if program.role == "backward":
             orders = _orders(program)
             for i, (variable, view) in enumerate(zip(program.arguments, views, strict=True)):
@@ -47,21 +47,22 @@ def run(program: Program, target: Target) -> Program:
     return program.retraced(function)
 
 
-def _orders(program: Program) -> dict[Any, tuple[int, ...]]:
-    """Map variables that meet convolutions to the order of axes that these compute in.
+def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
+    """Map variables of convolutions, and variables with the same axes, to the convolutions' order.
 
-    What a backward pass reads was computed in it: XLA then drops both transpositions.
+    The forward pass computed the arguments of a backward pass in this order of axes: XLA then drops
+    both transpositions.
     """
-    orders: dict[Any, tuple[int, ...]] = {}
-    beside: dict[Any, list[Sequence[Any]]] = defaultdict(list)  # what has the same axes
-    pending: list[tuple[Any, tuple[int, ...]]] = []
+    orders: dict[Variable, tuple[int, ...]] = {}
+    beside: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)  # with the same axes
+    pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
             numbers = equation.params["dimension_numbers"]
             first, second, *spatial = numbers.lhs_spec
             order = (min(first, second), *spatial, max(first, second))
             pending.append((equation.invars[0], order))
-            # In a filter's gradient it is the gradient of the result that moves as a filter.
+            # In the gradient by a filter the gradient of the result is in the filter's place.
             other = equation.invars[1] if first > second else equation.outvars[0]
             pending.append((other, order))
         elif facts(equation).keeps_axes:
@@ -78,34 +79,37 @@ def _orders(program: Program) -> dict[Any, tuple[int, ...]]:
 
 
 def evaluated(
-    program: Program, arguments: Sequence[View], kept: Collection[Any] = ()
+    program: Program, arguments: Sequence[View], stored: Collection[Variable] = ()
 ) -> list[View]:
-    """Evaluate a program on views, and keep some variables in memory."""
+    """Return the results of a program on views; XLA computes `stored` variables only once."""
 
-    def compute(equation: Any, views: list[View]) -> Sequence[View]:
-        rule, known = RULES.of(equation), all(view.known for view in views)
-        found = None if rule is None else rule(program, equation, *views)
-        if found is None:  # it takes tensors in their own layout
-            found = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
-        pairs = zip(equation.outvars, found if isinstance(found, list) else [found], strict=True)
-        arrays = [(x, in_memory(whole(x)) if v in kept else x.array) for v, x in pairs]
-        return [replace(x, array=array, known=known) for x, array in arrays]
+    def compute(equation: Equation, views: list[View]) -> Sequence[View]:
+        rule, is_early = RULES.of(equation), all(view.is_early for view in views)
+        results = None if rule is None else rule(program, equation, *views)
+        if results is None:  # the equation takes tensors in their own layout
+            results = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
+        pairs = zip(
+            equation.outvars, results if isinstance(results, list) else [results], strict=True
+        )
+        arrays = [(x, in_memory(full_array(x)) if v in stored else x.array) for v, x in pairs]
+        return [replace(x, array=array, is_early=is_early) for x, array in arrays]
 
-    # Matrices of later products are then at hand.
+    # Parameters first: then the matrices of later products are computed already.
     return program.known_first().evaluated(arguments, compute, lambda x: plain(x, True))
 
 
 @RULES("attention")
-def _attention(program: Program, equation: Any, *views: View) -> View:
+def _attention(program: Program, equation: Equation, *views: View) -> View:
     inner = replace(program, closed=equation.params["jaxpr"], parameters=0)
     return attended(inner, views, evaluated)
 
 
 @RULES(SCAN)
-def _scan(program: Program, equation: Any, *views: View) -> list[View] | None:
-    """Lay out the body, and compute before the scan what is the same in all its steps.
+def _scan(program: Program, equation: Equation, *views: View) -> list[View] | None:
+    """Lay out the body, and compute before the scan the values that all its steps share.
 
-    Where steps hand on a state, all is plain, as that is. Parts of a batch keep their layouts.
+    In steps that hand on a state all views are plain, as states are. Parts of a batch keep their
+    layouts.
     """
     count, carried = jaxprs.scan_counts(equation)
     recurs = program.in_loop or carried > 0
@@ -114,27 +118,33 @@ def _scan(program: Program, equation: Any, *views: View) -> list[View] | None:
     body = replace(program.body(equation), prepares=program.prepares or recurs, in_loop=recurs)
 
     def laid_out(view: View, *first: int) -> View:
-        rest = sorted(view.order) if recurs else view.order
-        order = (*first, *(axis for axis in rest if axis not in first))
-        return View(whole(view, order), order, view.shape)
+        axes = sorted(view.order) if recurs else view.order
+        order = (*first, *(axis for axis in axes if axis not in first))
+        return View(full_array(view, order), order, view.shape)
 
-    def step(constants: list[Any], carry: list[Any], items: list[View]) -> tuple[Any, Any]:
-        own = [plain(x, body.prepares) for x in constants]
-        results = evaluated(body, [*own, *(plain(x) for x in carry), *items], reread(body))
+    def step(
+        constants: list[Array], carry: list[Array], items: list[View]
+    ) -> tuple[list[Array], list[View]]:
+        constant_views = [plain(x, body.prepares) for x in constants]
+        results = evaluated(
+            body, [*constant_views, *(plain(x) for x in carry), *items], reread(body)
+        )
         return list(map(tensor, results[:carried])), list(map(laid_out, results[carried:]))
 
     constants, start = (list(map(tensor, x)) for x in (views[:count], views[count:][:carried]))
     stacks = [laid_out(view, 0) for view in views[count + carried :]]
     items = [item_of(stack) for stack in stacks]
-    closed, (_, made) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
+    closed, (_, laid_out_views) = jaxprs.make_jaxpr_and_types(step, constants, start, items)
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
     apart = _parted(body, len(stacks)) if recurs and options["length"] else [False] * len(stacks)
     joined = [None if alone else x.array for x, alone in zip(stacks, apart, strict=True)]
 
-    def turn(carry: list[Any], given: tuple[Any, list[Any]]) -> tuple[list[Any], list[Any]]:
-        index, items = given
+    def turn(
+        carry: list[Array], index_and_items: tuple[Any, list[Array | None]]
+    ) -> tuple[list[Array], list[Array]]:
+        index, items = index_and_items
         pairs = zip(stacks, items, strict=True)
         items = [_item(x.array, index) if item is None else item for x, item in pairs]
         results = parts.call(prepared, [*carry, *items])
@@ -142,28 +152,28 @@ def _scan(program: Program, equation: Any, *views: View) -> list[View] | None:
 
     index = jnp.arange(options["length"]) if any(apart) else None
     last, arrays = lax.scan(turn, start, (index, joined), **options)
-    return [*map(plain, last), *map(stack_of, made, arrays)]
+    return [*map(plain, last), *map(stack_of, laid_out_views, arrays)]
 
 
 def _parted(body: Program, count: int) -> list[bool]:
-    """Tell of each of the last `count` arguments whether parts of it, or its sums, are read.
+    """Tell for each of the last `count` arguments whether slices of it, or of its sums, are read.
 
-    XLA makes a function of a value whose parts are read. It reads the number of the step for each
-    number of an item there, and LLVM makes no vectors of that. In 128 steps of an LSTM of 256 with
-    one stack for its gates, 8 rows take 79 us a step so, 36 where the item is read before.
+    XLA makes a function of a value whose slices are read. The function reads the number of the step
+    for each item, and LLVM makes no vectors of it. In 128 steps of an LSTM of 256 with one stack
+    for its gates 8 rows take 79 us a step, 36 if the item of the stack is read before.
     """
     if not runs("items"):
         return [False] * count
     arguments = body.arguments[len(body.arguments) - count :]
     reached = {variable: {variable} for variable in arguments}
-    found: set[Any] = set()
+    parted: set[Variable] = set()
     for equation in body.equations:
         origins = {v for x in jaxprs.variables(equation.invars) for v in reached.get(x, ())}
         if primitive(equation) in ("slice", "split"):
-            found |= origins
+            parted |= origins
         elif facts(equation).by_item or facts(equation).shapes:
             reached.update((variable, origins) for variable in equation.outvars)
-    return [variable in found for variable in arguments]
+    return [variable in parted for variable in arguments]
 
 
 @uninlined

@@ -1,10 +1,10 @@
-"""Tell XLA what to compute once, or by itself."""
+"""Tell XLA which arrays to compute once, and which functions not to fuse with others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,15 @@ from jax.experimental.xla_metadata import set_xla_metadata
 from lowering import jaxprs
 from lowering.contexts import runs
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def in_memory(x: Array) -> Array:
-    """Return the array, which XLA then computes once for all loops that read it.
+    """Return the array divided by 1: XLA then computes it once for all loops that read it.
 
-    XLA computes in each loop anew what it reads of another loop's results, unless that has a
-    division: nine times for a window of nine cells. Only the code generator sees that ours is by 1.
+    XLA computes the results of a loop again in each loop that reads them, nine times for a window
+    of nine cells, unless they are quotients. Only its code generator sees that the divisor is 1.
     """
     if not runs("in_memory"):
         return x
@@ -30,30 +33,32 @@ def in_memory(x: Array) -> Array:
     return lax.div(x, jnp.where(x > most, two, one))
 
 
-def uninlined(function: Callable[..., Any]) -> Callable[..., Any]:
+def uninlined(function: Callable[P, R]) -> Callable[P, R]:
     """Return the function as a call that XLA does not inline.
 
-    It is no part of the kernels that read its results. Its arguments and results lie in memory in
-    the order of their axes: XLA turns its own loops instead of copying what is transposed.
+    XLA does not fuse it with kernels that read its results. Its arguments and results are in memory
+    in the order of their axes: XLA reorders the loops of the function instead of copying transposed
+    arrays.
     """
 
     @wraps(function)
-    def plain(*args: Any) -> Any:
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_xla_metadata(**{jaxprs.INLINED: None}):
-            return function(*args)
+            return function(*args, **kwargs)
 
     program = jax.jit(plain)
 
-    def call(*args: Any) -> Any:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         with set_xla_metadata(**{jaxprs.INLINED: "false"}):
-            return program(*args)
+            return program(*args, **kwargs)
 
     return call
 
 
 def apart(x: Array) -> Array:
-    """Return the array so that loops that compute it and loops that read it stay apart.
+    """Return the array; XLA does not fuse the loops that compute it with those that read it.
 
-    The first ones are over its own axes then, whatever shape a product wants. It costs nothing.
+    The computing loops are then over the array's axes, in whatever shape a product reads it. It
+    costs nothing.
     """
     return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("in_memory") else x

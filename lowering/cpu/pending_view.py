@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,21 +18,21 @@ Order = tuple[int, ...]
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=("array",),
-    meta_fields=("order", "shape", "known", "in_rows"),
+    meta_fields=("order", "shape", "is_early", "in_rows"),
 )
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
-    """A tensor of some shape, held as an array of another layout; a pytree.
+    """A tensor that is held as an array in another layout; a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. Where the array has extent 1 and the
-    tensor another, all items are equal. `known`: the tensor depends on parameters alone. `in_rows`:
-    loops over rows of narrow channels make it.
+    Axis j of the array is axis `order[j]` of the tensor. Along an axis in which only the array has
+    extent 1, all items of the tensor are equal. `is_early`: the tensor is computed before a call,
+    or before a loop. `in_rows`: the array is computed by loops over rows of narrow channels.
     """
 
-    array: Any
+    array: Array
     order: Order
     shape: tuple[int, ...]
-    known: bool = False
+    is_early: bool = False
     in_rows: bool = False
 
     @property
@@ -46,27 +45,27 @@ class View:
         return self.order.index(axis)
 
 
-def plain(array: Any, known: bool = False) -> View:
-    """Return the view of an array as it is."""
+def plain(array: Array, is_early: bool = False) -> View:
+    """Return the view of an array in the tensor's own layout."""
     shape = jnp.shape(array)
-    return View(array, tuple(range(len(shape))), shape, known)
+    return View(array, tuple(range(len(shape))), shape, is_early)
 
 
-def stack_of(item: View, arrays: Any) -> View:
-    """Return the tensor of items along a new axis 0, given their arrays along a new axis 0."""
+def stack_of(item: View, arrays: Array) -> View:
+    """Return the view of items along a new axis 0, from their arrays along a new axis 0."""
     order = (0, *(axis + 1 for axis in item.order))
     return View(arrays, order, (jnp.shape(arrays)[0], *item.shape))
 
 
 def item_of(stack: View) -> View:
-    """Return the view of an item along axis 0, which is the array's first one; it has no array."""
+    """Return the view of an item along axis 0, the array's first axis; a type is in its place."""
     order = tuple(axis - 1 for axis in stack.order[1:])
     array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
-    return View(array, order, stack.shape[1:])
+    return View(array, order, stack.shape[1:])  # pyright: ignore[reportArgumentType]
 
 
-def arranged(view: View, order: Order) -> Any:
-    """Transpose the array; where it is broadcast it keeps the extent 1."""
+def arranged(view: View, order: Order) -> Array:
+    """Return the array transposed to an order of axes; along broadcast axes it keeps extent 1."""
     if view.order == order:
         return view.array
     places = tuple(view.order.index(axis) for axis in order)
@@ -76,8 +75,8 @@ def arranged(view: View, order: Order) -> Any:
     return lax.transpose(view.array, places)
 
 
-def whole(view: View, order: Order | None = None) -> Any:
-    """Return the array in an order of axes (its own by default), with all items."""
+def full_array(view: View, order: Order | None = None) -> Array:
+    """Return the array in an order of axes, by default its own, with all items."""
     order = view.order if order is None else order
     array = arranged(view, order)
     shape = tuple(view.shape[axis] for axis in order)
@@ -85,8 +84,8 @@ def whole(view: View, order: Order | None = None) -> Any:
 
 
 def tensor(view: View) -> Array:
-    """Return the tensor itself, in its own layout."""
-    return whole(view, tuple(range(len(view.order))))
+    """Return the tensor in its own layout."""
+    return full_array(view, tuple(range(len(view.order))))
 
 
 def common_order(views: Sequence[View]) -> Order:
@@ -97,7 +96,7 @@ def common_order(views: Sequence[View]) -> Order:
 
 
 def _larger(first: View, second: View) -> View:
-    """Return the one with more items, of as many the one that is not plain, else the first."""
+    """Return the view with more items; of equal sizes the one that is not plain, else the first."""
     sizes = jnp.size(second.array), jnp.size(first.array)
     if sizes[0] == sizes[1]:
         return second if first.is_plain and not second.is_plain else first

@@ -1,13 +1,12 @@
-"""Take an input apart into phases: items that are a stride apart.
+"""Split an input into phases, each of items that are a stride apart.
 
-Cells of windows in one phase cover items side by side. Phases are few and small, where strided
-slices, or a backward pass that spreads over the input, would be written to memory for each cell.
+A cell of the windows covers adjacent items of one phase. Phases are few and small. Strided slices,
+or the spread terms of a backward pass, would be written to memory for each cell.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -37,13 +36,13 @@ def covered(x: Array, windows: Windows) -> Iterator[Array]:
 def spread(
     arrays: Sequence[tuple[Array, float]], windows: Windows, term: Callable[..., Array]
 ) -> Array:
-    """Sum over all cells what each adds to the items that it covers.
+    """Return the sum over all cells of the terms that each adds to the items that it covers.
 
-    `arrays` have an item for each position, and what fills the space around them.
-    `term(cell, *parts)` is what a cell adds, given slices of them; it makes zeros of the fills.
+    `arrays` are pairs: an array with an item for each position, and the fill around it.
+    `term(cell, *parts)` returns the term of a cell from slices of the arrays; it is 0 for fills.
     """
     size, stride, dilation = windows.size, windows.stride, windows.dilation
-    # Items of a phase, on the padded input as far as the input's last.
+    # Items of a phase of the padded input, up to the input's last item.
     lengths = [
         -(-(n + p) // s)
         for n, (p, _), s in zip(windows.upscaled, windows.padding, stride, strict=True)
@@ -54,7 +53,7 @@ def spread(
     extended = [extend(x, edges, "constant", fill) for x, fill in arrays]
 
     def phase(offsets: Cell) -> Array | None:
-        total: Any = None
+        total: Array | None = None
         for cell in np.ndindex(*size):
             steps = [j * d - r for j, d, r in zip(cell, dilation, offsets, strict=True)]
             if any(step % s for step, s in zip(steps, stride, strict=True)):
@@ -66,17 +65,17 @@ def spread(
         return total
 
     phases = [phase(offsets) for offsets in np.ndindex(*stride)]
-    known = next(x for x in phases if x is not None)
-    whole = _interleaved([jnp.zeros_like(known) if x is None else x for x in phases], stride)
+    example = next(x for x in phases if x is not None)
+    total = _interleaved([jnp.zeros_like(example) if x is None else x for x in phases], stride)
     edges = [
         (-p, p + n - length, 0)
-        for (p, _), n, length in zip(windows.padding, windows.upscaled, whole.shape, strict=True)
+        for (p, _), n, length in zip(windows.padding, windows.upscaled, total.shape, strict=True)
     ]
-    return lax.pad(whole, np.array(0, whole.dtype), edges)
+    return lax.pad(total, np.array(0, total.dtype), edges)
 
 
 def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
-    """Put phases together, given in row-major order, each at items a stride apart."""
+    """Join phases, which are in row-major order, to an array; the reverse of splitting it."""
     for axis in reversed(range(len(stride))):
         step = stride[axis]
         if step == 1:
@@ -87,5 +86,5 @@ def _interleaved(phases: list[Array], stride: Sequence[int]) -> Array:
             shape = list(row[0].shape)
             shape[axis] *= step
             phases.append(jnp.stack(row, axis=axis + 1).reshape(shape))
-    (whole,) = phases
-    return whole
+    (total,) = phases
+    return total

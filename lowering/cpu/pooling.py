@@ -1,4 +1,4 @@
-"""Maxima and sums of small windows on shifted tensors, axis by axis, as a vectorised loop."""
+"""Compute maxima and sums of small windows axis by axis, in vectorised loops on shifted tensors."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from jax import Array, lax
 
 from lowering.contexts import runs
-from lowering.cpu.pending_view import View, whole
+from lowering.cpu.pending_view import View, full_array
 from lowering.cpu.phases import spread
-from lowering.jaxprs import primitive
+from lowering.jaxprs import Equation, primitive
 from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index
 
 _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider windows
 
 
-def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
-    """Compute a maximum or sum over windows; return None where they are large."""
+def window_reduction(equation: Equation, views: Sequence[View]) -> View | None:
+    """Return the maxima or sums over windows; None if the windows are large."""
     (view,) = views
     params = equation.params
     size = params["window_dimensions"]
     if not runs("pooling") or max(size) > _LARGEST or any(d != 1 for d in params["base_dilation"]):
         return None
-    x = jnp.asarray(whole(view))
+    x = jnp.asarray(full_array(view))
     shape = tuple(equation.outvars[0].aval.shape)
     windows = Windows(
         *(tuple(map(params[name].__getitem__, view.order)) for name in _ATTRIBUTES),
@@ -37,23 +37,23 @@ def window_reduction(equation: Any, views: Sequence[View]) -> View | None:
         result = _shifted(x, windows, lax.add, np.array(0, x.dtype))
     else:
         result = _shifted(x, windows, lax.max, lowest(x.dtype))
-    return View(result, view.order, shape, view.known)
+    return View(result, view.order, shape, view.is_early)
 
 
 _ATTRIBUTES = ("window_dimensions", "padding", "window_strides", "window_dilation")
 
 
-def maximum_gradient(equation: Any, views: Sequence[View]) -> View | None:
-    """Apply `select_and_scatter_add`, the derivative of a maximum; None for large windows.
+def maximum_gradient(equation: Equation, views: Sequence[View]) -> View | None:
+    """Return `select_and_scatter_add`, the derivative of maxima; None if the windows are large.
 
-    XLA's own finds the maxima anew, position by position: 190 of 850 ms for ResNet-18.
+    XLA's operation searches the maxima again, position by position: 190 of 850 ms for ResNet-18.
     """
     source, operand = views
     params, order = equation.params, operand.order
     size = params["window_dimensions"]
     if not runs("gradients") or max(size) > _LARGEST or params["select_prim"].name != "ge":
         return None
-    x, gradient = jnp.asarray(whole(operand)), whole(source, order)
+    x, gradient = jnp.asarray(full_array(operand)), full_array(source, order)
     names = ("window_dimensions", "padding", "window_strides")
     size, padding, stride = (tuple(map(params[name].__getitem__, order)) for name in names)
     windows = Windows(size, padding, stride, (1,) * x.ndim, x.shape, gradient.shape)
@@ -64,7 +64,7 @@ def maximum_gradient(equation: Any, views: Sequence[View]) -> View | None:
         return jnp.where(index == number, gradient, np.array(0, gradient.dtype))
 
     result = spread([(gradient, 0), (index, -1)], windows, chosen)
-    return View(result, order, operand.shape, source.known and operand.known)
+    return View(result, order, operand.shape, source.is_early and operand.is_early)
 
 
 def _shifted(

@@ -1,52 +1,55 @@
-"""Multiply rows of items by matrices of parameters."""
+"""Multiply rows by matrices, in the form of a product that is fastest."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from lowering.contexts import runs
 from lowering.extents import at_least
+from lowering.jaxprs import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
-# Eigen shares out the rows of the result: some rows and many columns are better transposed. GFLOP/s
-# of rows x depth x columns, as written and transposed: 49x320x1280 90 and 130, 128x384x1536 100 and
-# 150, 128x1536x384 117 and 114; 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better
-# as written. 4x256x256 82 and 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82,
-# 17x256x256 145 and 88, 17x512x512 129 and 153; 32x256x256 93 and 191, 32x512x512 104 and 270.
+# Numbers of rows whose product is computed transposed, if there are many columns: Eigen shares out
+# the rows of the result among threads. GFLOP/s of rows x depth x columns, as written and
+# transposed: 49x320x1280 90 and 130, 128x384x1536 100 and 150, 128x1536x384 117 and 114;
+# 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better as written: 4x256x256 82 and
+# 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82, 17x256x256 145 and 88, 17x512x512 129 and 153;
+# 32x256x256 93 and 191, 32x512x512 104 and 270.
 #
-# In a loop the result is transposed back in each step, by gates that read it across. 128 steps of
-# an LSTM of 256 take, in ms, as written and transposed, for 8 rows 6.8 and 12.6, for 16 15 and
-# 20, for 32 49 and 43; of one of 128 for 32 rows 10 and 12, of one of 512 for 16 64 and 67, for 32
-# 140 and 114; of a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
+# In a loop the result is transposed back in each step, by gates that read it across. Milliseconds
+# of 128 steps, as written and transposed: an LSTM of 256 for 8 rows 6.8 and 12.6, for 16 15 and 20,
+# for 32 49 and 43; an LSTM of 128 for 32 rows 10 and 12; an LSTM of 512 for 16 rows 64 and 67, for
+# 32 140 and 114; a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
 _FEWEST, _MOST = 32, 160
-_LARGE = 128 << 10  # items of a matrix that is worth it, transposed or in parts
+_LARGE = 128 << 10  # items of a matrix that is worth the transpose, or parts
 
-_PARTS = 2  # of a product of one row, which runs on one thread, of a batch on several
+_PARTS = 2  # of a product of one row: a product runs on one thread, a batch of them on several
 
-# One row by a matrix beyond the caches takes as long as reading it. With columns that lie together
-# 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in two parts on two threads, with rows that do,
-# 0.057 and 0.11. These parts wake a thread for each product: a network with two of 472x472 takes
-# 0.14 to 0.15 ms so, 0.23 to 0.34 after a rest; as written 0.13, and 0.15 to 0.23.
+# Items of a matrix beyond the caches: its product with one row takes as long as reading the matrix.
+# With contiguous columns 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in two parts on two
+# threads, with contiguous rows, 0.057 and 0.11. Parts wake a thread for each product: a network
+# with two products by 472x472 takes 0.14 to 0.15 ms with them, after a rest 0.23 to 0.34; as
+# written 0.13, after a rest 0.15 to 0.23.
 _STREAMED = 1 << 19
 
-# Such a matrix is a batch of so many, which XLA shares out among threads better than Eigen does the
-# rows of one: the 48 matrices of a GPT of 124 million parameters take 19.4 ms, 22.6 as they are.
+# Parts of such a matrix, as a batch, which XLA shares out among threads better than Eigen the rows
+# of one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms instead of 22.6.
 _SHARES = 8
 
-# Items of a matrix from which on a copy in another layout costs more memory than it is worth. Of
-# small ones the written order alone takes a GPT of 4 layers of 48 items 1.27 times as long.
+# Items of a matrix from which on a copy in another layout costs more memory than it is worth. If
+# small matrices kept their layout too, a GPT of 4 layers of 48 items would take 1.27 times as long.
 COPIED = 256 << 10
 
-_NARROW = 16 << 10  # the same of a matrix of bfloat16, by `row_twice`
+_NARROW = 16 << 10  # items of a matrix of bfloat16 that is worth `row_twice`
 
 
 def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
-    """Tell whether the transposed product is the faster one; `narrow` is bfloat16 summed wider."""
+    """Tell whether the transposed product is faster; `narrow` is bfloat16 with sums in float32."""
     items = depth * columns
     if rows == 1:
         fits = items >= (_NARROW if narrow else _STREAMED)
@@ -55,12 +58,13 @@ def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> b
     return fits and runs("turned")
 
 
-def row_product(row: Array, matrix: Array, axis: int, params: dict[str, Any]) -> Array:
-    """Multiply a row (K) by a matrix, whose given axis is summed."""
+def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
+    """Multiply a row (K) by a matrix, whose `axis` is summed."""
     sums = params["preferred_element_type"]
     if not is_narrow(row, sums):
         if axis == 1 and matrix.shape[0] % _SHARES == 0:
-            # Beside the row it is no matter of parameters alone, which would be copied for it.
+            # With the row in the barrier the matrix does not depend on parameters alone: it is not
+            # copied to be prepared.
             row, matrix = lax.optimization_barrier((row, matrix))
             matrices = matrix.reshape(_SHARES, -1, row.size)
             same = jnp.broadcast_to(row, (_SHARES, row.size))
@@ -70,11 +74,11 @@ def row_product(row: Array, matrix: Array, axis: int, params: dict[str, Any]) ->
     return row_twice(row, matrix, axis, params)
 
 
-def row_twice(row: Array, matrix: Array, axis: int, params: dict[str, Any]) -> Array:
-    """Multiply a row (K) of 8 or 16 bits by a matrix, whose given axis is summed.
+def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
+    """Multiply a row (K) of 8 or 16 bits by a matrix, whose `axis` is summed.
 
-    XLA computes one row by a loop in 32 bits, two by a library: by 1280x1000 items of 8 bits 0.54
-    and 0.05 ms, by 768x2304 of bfloat16 1.8 and 0.18.
+    XLA computes one row by a loop in 32 bits, two rows by a library: with 1280x1000 items of 8 bits
+    0.54 and 0.05 ms, with 768x2304 of bfloat16 1.8 and 0.18.
     """
     sums = params["preferred_element_type"]
     two = jnp.broadcast_to(row, (2, row.size))
@@ -90,17 +94,17 @@ def is_real(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def is_narrow(x: Array, sums: Any) -> bool:
-    """Tell whether items of 16 bits are summed in 32."""
+def is_narrow(x: Array, sums: np.dtype[np.generic] | None) -> bool:
+    """Tell whether items of bfloat16 are summed in float32."""
     return x.dtype == jnp.bfloat16 and sums == jnp.float32
 
 
 def product(
-    x: Array, axis: int, matrix: Array, summed: int, params: dict[str, Any], *, turned: bool = False
+    x: Array, axis: int, matrix: Array, summed: int, params: Params, *, turned: bool = False
 ) -> Array:
-    """Sum over an axis of x and the `summed` one of a matrix.
+    """Multiply, and sum over an axis of x and the axis `summed` of a matrix.
 
-    The other one of the matrix is the first axis of the result if turned, else its last.
+    The other axis of the matrix is the first axis of the result if `turned`, else the last one.
     """
     sums = params["preferred_element_type"]
     if turned:
@@ -115,18 +119,19 @@ def product(
 
 
 def is_shared_out(x: Array, axis: int, columns: int) -> bool:
-    """Tell whether a row is multiplied by a matrix (K,N) as it lies in parts of its depth.
+    """Tell whether to multiply a row by a matrix (K,N) in parts of K, without another layout.
 
-    Rows and matrices that are read from memory, ms as a product, in 8 parts, transposed: 768x3072
-    0.29, 0.23, 0.21; 1024x4096 0.53, 0.40, 0.59; 4096x1024 0.69, 0.43, 0.41; 512x512 as a product.
+    Milliseconds with matrices that are read from memory, as one product, in 8 parts, transposed:
+    768x3072 0.29, 0.23, 0.21; 1024x4096 0.53, 0.40, 0.59; 4096x1024 0.69, 0.43, 0.41; with 512x512
+    parts take as long as one product.
     """
     depth = x.shape[axis]
     is_streamed = x.size == depth and depth % _SHARES == 0 and depth * columns >= _STREAMED
     return is_streamed and x.dtype == jnp.float32 and runs("turned")
 
 
-def shared_out(x: Array, axis: int, matrix: Array, params: dict[str, Any]) -> Array:
-    """Multiply a row along an axis of x by a matrix (K,N), whose parts are sums of their own."""
+def shared_out(x: Array, axis: int, matrix: Array, params: Params) -> Array:
+    """Multiply a row along an axis of x by a matrix (K,N), as a sum of products of parts of K."""
     depth, columns = matrix.shape
     row = x.reshape(_SHARES, 1, depth // _SHARES)
     parts = matrix.reshape(_SHARES, depth // _SHARES, columns)
@@ -141,8 +146,8 @@ def is_paired(x: Array, axis: int, columns: int) -> bool:
     return is_row and is_real(x) and profile().pairs_rows and runs("pairs")
 
 
-def pairs(x: Array, axis: int, matrix: Array, params: dict[str, Any]) -> Array:
-    """Multiply a row along an axis of x by a matrix (K,N) that is prepared, in parts."""
+def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
+    """Multiply a row along an axis of x by a prepared matrix (K,N), in parts of N."""
     depth, columns = matrix.shape
     parts = jnp.swapaxes(matrix.reshape(depth, _PARTS, columns // _PARTS), 0, 1)
     row = left_operand(x.reshape(1, 1, depth), params["preferred_element_type"])
@@ -152,21 +157,21 @@ def pairs(x: Array, axis: int, matrix: Array, params: dict[str, Any]) -> Array:
 
 
 # Sums of outer products of rows, as in gradients of matrices. Eigen computes them faster as two
-# products of half of the rows, best with the narrower operand first. Milliseconds of rows, columns
-# of both, as one product, two, two with operands exchanged, and torch's: 25088, 384, 96: 19.9,
-# 13.3, 8.6, 8.0; 25088, 96, 384: 11.3, 8.5, 13.7, 7.3; 25088, 96, 288: 9.4, 6.7, 7.5, 5.8; 6272,
-# 768, 192: 11.5, 9.2, 7.8, 6.8; 6272, 192, 768: 10, 8.2, 9.4, 6.7; 1568, 1152, 384: 6.1, 6.0, 6.1,
-# 4.8; 1568, 1536, 384: 7.9, 7.8, 9.8, 6.5; 392, 3072, 768: 6.6, 7.3, -, 6.8.
+# products of half of the rows, best with the narrower operand first. Milliseconds by rows and
+# columns of both, as one product, two, two with operands exchanged, and torch's: 25088, 384, 96:
+# 19.9, 13.3, 8.6, 8.0; 25088, 96, 384: 11.3, 8.5, 13.7, 7.3; 25088, 96, 288: 9.4, 6.7, 7.5, 5.8;
+# 6272, 768, 192: 11.5, 9.2, 7.8, 6.8; 6272, 192, 768: 10, 8.2, 9.4, 6.7; 1568, 1152, 384: 6.1, 6.0,
+# 6.1, 4.8; 1568, 1536, 384: 7.9, 7.8, 9.8, 6.5; 392, 3072, 768: 6.6, 7.3, -, 6.8.
 _FEWEST_ROWS = 256
 _MANY_ROWS = 1024
 _SMALL = 256 << 10  # items of a result, which is transposed back
 _DIVISORS = (2, 3, 4, 5, 7)
 
 
-def over_rows(x: Array, y: Array, precision: Any = None, *, alone: bool) -> Array:
-    """Sum the outer products of the rows of two matrices: of (R,K) and (R,N) to (K,N).
+def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, alone: bool) -> Array:
+    """Return the sum (K,N) of the outer products of rows of two matrices (R,K) and (R,N).
 
-    Rows may be sharded unless it runs `alone` on one device.
+    Rows may be sharded unless the program runs `alone` on one device.
     """
     (rows, count), other = x.shape, y.shape[1]
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
@@ -182,17 +187,17 @@ def over_rows(x: Array, y: Array, precision: Any = None, *, alone: bool) -> Arra
     return total.T if is_exchanged else total
 
 
-def sums_of_channels(x: Array, kept: int = 0) -> Array:
-    """Sum an array over its axes between the first `kept` ones and the last, by products with ones.
+def sums_of_channels(x: Array, leading: int = 0) -> Array:
+    """Sum over the axes between the first `leading` axes and the last, by products with ones.
 
-    Among other operations XLA's reduction takes much longer: with it a training step of MobileNetV2
-    takes 561 ms instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of
-    two, XLA makes product and operand a loop for each channel. Ones on the right take four times
-    as long: 5.0 ms instead of 1.3 for 100352 rows of 64, the steps 330 and 493. Means over
-    positions, in us, by reduction and so: 28x28 of 240 channels 75 and 28, 7x7 of 1152 18 and 7,
+    XLA's reduction takes much longer among other operations: a training step of MobileNetV2 561 ms
+    instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of two, XLA makes
+    product and operand a loop for each channel. Ones on the right take four times as long: 5.0 ms
+    instead of 1.3 for 100352 rows of 64, the steps 330 and 493. Microseconds of means over
+    positions, by reduction and by products: 28x28 of 240 channels 75 and 28, 7x7 of 1152 18 and 7,
     4 items of 14x14 of 672 163 and 55.
     """
-    rows = x.reshape(math.prod(x.shape[:kept]), -1, x.shape[-1])
+    rows = x.reshape(math.prod(x.shape[:leading]), -1, x.shape[-1])
     ones = jnp.ones((rows.shape[0], 2, rows.shape[1]), x.dtype)
     sums = lax.dot_general(ones, rows, (((2,), (1,)), ((0,), (0,))), precision="highest")
-    return sums[:, 0].reshape(*x.shape[:kept], x.shape[-1])
+    return sums[:, 0].reshape(*x.shape[:leading], x.shape[-1])

@@ -1,7 +1,7 @@
 """Measures the rates of the host by a handful of small programs, in half a second.
 
-A program is called for a hundredth of a second, and its least time counts. Those that are compared
-with each other take turns, since others may use the processor too.
+A program is called for a hundredth of a second, and its shortest call counts. Programs whose rates
+are compared take turns, since other processes may use the processor too.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.typing import NDArray
 
 from lowering.cpu.xla_options import BFLOAT16, BYTES, CPU
 from lowering.kernels.precision import left_operand
 from lowering.machine import Costs, MachineProfile
 
-# Rates are rounded to powers of this. One that is compared is rounded as a multiple of the other:
-# what differs by less than a twelfth is equal.
+# Rates are rounded to powers of this. A rate that is compared with another one is rounded as a
+# multiple of that: rates that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
-_PLAIN = lax.Precision.DEFAULT  # whatever the user has jax multiply with
+_PLAIN = lax.Precision.DEFAULT  # overrides the precision that the user has jax multiply with
 
 _WIDTH = "xla_cpu_prefer_vector_width"
 
-_SECONDS = 0.01  # of calls of a program
+_SECONDS = 0.01  # for calls of one program
 _CALLS = 3  # at least
-_STEPS = 32  # of a loop, whose call is then a small part of it
+_STEPS = 32  # of a loop; to call it takes a small part of its time
 
 
 class _Trial(NamedTuple):
-    """A function of arrays like these, and the units of work of a call."""
+    """A function, arrays to call it with, and the units of work of a call."""
 
     function: Callable[..., Any]
     arrays: Sequence[Array]
@@ -44,9 +45,9 @@ class _Trial(NamedTuple):
 
 
 def measured(threads: int) -> MachineProfile:
-    """Measure the rates of the host, which computes by so many threads.
+    """Measure the rates of the host, which computes with so many threads, on the first CPU.
 
-    It computes on the first CPU. Raises JaxRuntimeError where jaxlib lacks an option.
+    Raises JaxRuntimeError if jaxlib lacks an option.
     """
     products = _rates(
         _product(jnp.float32, CPU),
@@ -63,7 +64,7 @@ def measured(threads: int) -> MachineProfile:
 
 
 def _rates(*trials: _Trial) -> list[float]:
-    """Return units of work a second of each trial."""
+    """Return the rate of each trial, in units of work a second."""
     with ThreadPoolExecutor(len(trials)) as pool:
         runs = [*pool.map(_compiled, trials)]
     best, calls = [math.inf] * len(runs), 0
@@ -84,26 +85,26 @@ def _compiled(trial: _Trial) -> Callable[[], Any]:
 
 
 def _nearest(rate: float) -> float:
-    """Round a rate to a power of the step, and that to three digits."""
+    """Return the power of the step that is nearest to a rate, with three digits."""
     return float(f"{_STEP ** round(math.log(rate, _STEP)):.3g}")
 
 
 def rounded(rates: Sequence[float]) -> list[float]:
-    """Round the first rate, and others to multiples of it by powers of the step."""
-    first, *others = rates
+    """Return the first rate rounded, and other rates as its multiples by powers of the step."""
+    first, *other_rates = rates
     near = _nearest(first)
-    powers = (round(math.log(rate / first, _STEP)) for rate in others)
+    powers = (round(math.log(rate / first, _STEP)) for rate in other_rates)
     return [near, *(float(f"{near * _STEP**power:.3g}") for power in powers)]
 
 
 def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
-    """Return numbers between -1 and 1, those of integers up to 100, in no order."""
+    """Return random numbers between -1 and 1, or integers between -100 and 100."""
     draw = np.random.default_rng(0).uniform(-1, 1, shape)
     return _placed((draw * 100 if jnp.issubdtype(dtype, jnp.integer) else draw).astype(dtype))
 
 
-def _placed(array: Any) -> Array:
-    """Put an array on the first CPU: in any thread it is computed with there."""
+def _placed(array: NDArray[np.generic]) -> Array:
+    """Put an array on the first CPU; threads have no default device, which would be it."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 
@@ -120,7 +121,7 @@ def _product(dtype: Any, options: dict[str, str], sums: Any = jnp.float32) -> _T
 
 
 def _row(parts: int) -> _Trial:
-    """Return steps of a recurrent network, each of which multiplies a row by parts of a matrix."""
+    """Return a trial of a recurrent network, whose steps multiply a row by parts of a matrix."""
     extent = 512
     numbers = ((2,), (1,)), ((0,), (0,))
 
@@ -138,7 +139,7 @@ def _row(parts: int) -> _Trial:
 
 
 def _loop(width: str) -> _Trial:
-    """Return sums of shifted items, as of a depthwise window, with vectors of so many bits."""
+    """Return a trial of sums of shifted items, as of a depthwise window; `width` is in bits."""
     extent, channels = 14, 64
 
     def step(x: Array, filter: Array) -> Array:
@@ -155,7 +156,7 @@ def _loop(width: str) -> _Trial:
 
 
 def _sum(items: int, steps: int) -> _Trial:
-    """Return loops that read and write so many items, with hardly anything to compute."""
+    """Return a trial of loops that read and write so many items, and hardly compute anything."""
 
     def function(x: Array) -> Array:
         return lax.fori_loop(0, steps, lambda _, x: x + 1, x)
@@ -164,7 +165,7 @@ def _sum(items: int, steps: int) -> _Trial:
 
 
 def _starts() -> _Trial:
-    """Return products one after the other, so small that to start them takes all of the time."""
+    """Return a trial of products so small that it takes all of the time to start them."""
 
     def products(x: Array, y: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: lax.dot(x, y, precision=_PLAIN), x)

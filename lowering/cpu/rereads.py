@@ -1,41 +1,41 @@
-"""Find values that products and other kernels read, to compute them once for all readers."""
+"""Find the values that products and other equations read, to compute them once for all readers."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
 
 import jax.numpy as jnp
 
 from lowering.contexts import runs
 from lowering.extents import is_symbolic
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
+from lowering.jaxprs import CONVOLUTION, PRODUCT, Variable, primitive, variables
 from lowering.program import Program
 
-# Arrays of fewer items are computed again. An encoder whose 128x384 items are rounded to 256 levels
-# takes 21 ms with them kept, else 29: XLA computes each layer's sum anew from the first one on.
+# Arrays with fewer items are computed again. An encoder whose 128x384 items are rounded to 256
+# levels takes 21 ms instead of 29 if they are kept: otherwise XLA computes the sum of each layer
+# again, from the first layer on.
 _ITEMS = 16 << 10
 
 
-def reread(program: Program) -> set[Any]:
-    """Return variables that elementwise operations compute, and a product and others read.
+def reread(program: Program) -> set[Variable]:
+    """Return variables that elementwise operations compute, and a product and other equations read.
 
-    XLA computes them again for each reader that wants another shape: rows for a product, halves of
-    the rows for the gradient of a matrix. What a forward pass leaves, a backward pass reads; there
-    what convolutions read counts, too, for which DenseNet-121's step takes 0.96 of the time. In a
-    value any elementwise operation is such a reader: what is added to a layer norm that a product
-    reads would compute the norm anew. The encoder takes 0.96 and 0.88 of the time so (batch 1, 8),
-    Swin-T 0.97. In passes of derivatives only products and sums count as readers.
+    XLA computes them again for each reader that needs another shape: rows for a product, halves of
+    the rows for the gradient of a matrix. Products and sums count as readers. In a forward pass
+    results count too, which the backward pass reads, and convolutions: DenseNet-121's step takes
+    0.96 of the time. In a program of values elementwise operations count too, since an addition to
+    a layer norm that a product reads would compute the norm again: the encoder takes 0.96 and 0.88
+    of the time (batch 1, 8), Swin-T 0.97.
     """
     if not runs("in_memory"):
         return set()
     role = program.role
     readers = Counter(variables(program.results) if role == "forward" else ())
     kernels = (PRODUCT, CONVOLUTION) if role == "forward" else (PRODUCT,)
-    chosen: set[Any] = set()
-    products: set[Any] = set()
+    chosen: set[Variable] = set()
+    products: set[Variable] = set()
     for equation in reversed(program.equations):
         name = primitive(equation)
         operands = variables(equation.invars)

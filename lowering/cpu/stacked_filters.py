@@ -1,4 +1,4 @@
-"""Convolutions by one product, of all positions with the filters of all cells, or by a few."""
+"""Convolutions by one product of all positions and cells, or by a product for each cell."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from jax import Array, lax
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
-# Bytes of the sums that one product may leave for all cells. Beyond the caches other kernels are
-# faster. 64 channels of bfloat16 at 56x56 take, in ms, by one product, by one for each
-# cell, and by XLA's own convolution: 0.56, 1.35 and 1.25; 8 of these 22.6, 22.4 and 7.5; 256 at
+# Bytes of the sums that one product of all cells may have. Beyond the caches other kernels are
+# faster. Milliseconds by one product, by one for each cell, and by XLA's convolution: 64 channels
+# of bfloat16 at 56x56 0.56, 1.35 and 1.25; 8 items of these 22.6, 22.4 and 7.5; 256 channels at
 # 14x14 0.45, 0.61 and 1.44.
 _BYTES = 8 << 20
 
 
 def fits(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether all positions are used, and products of all cells stay in the caches."""
+    """Tell whether the stride is 1, and the sums for all cells stay in the caches."""
     *size, _, count = filter.shape
     extents = [n + sum(p) for n, p in zip(x.shape[1:-1], window.padding, strict=True)]
     items = math.prod((len(x), *extents, *size, count))
@@ -29,7 +29,7 @@ def fits(x: Array, filter: Array, window: Window) -> bool:
 
 
 def stacked(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution (N,x...,O): sum what each cell has of a shifted position."""
+    """Compute the convolution (N,x...,O): sum the products of all cells at shifted positions."""
     *size, depth, count = filter.shape
     products = _product(padded(x, window), jnp.moveaxis(filter, -2, 0).reshape(depth, -1), window)
     shifted = (part for _, part in cells(products, size, window.bare))
@@ -37,12 +37,11 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     return functools.reduce(lax.add, parts)
 
 
-# Items that a product of 16 bits sums. Fewer do not pay for rounding its operands.
-DEPTH = 16
+DEPTH = 16  # items that a 16-bit product sums at least, to pay for rounding its operands
 
 
 def is_narrow(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a convolution is of bfloat16 with sums of 32 bits, and deep enough."""
+    """Tell whether a convolution is of bfloat16 with sums in float32, and deep enough."""
     return (
         x.dtype == jnp.bfloat16
         and window.accumulator == jnp.float32
@@ -53,7 +52,7 @@ def is_narrow(x: Array, filter: Array, window: Window) -> bool:
 
 
 def narrow(x: Array, filter: Array, window: Window) -> Array:
-    """Compute the convolution (N,x...,O) by one product, or by one for each cell."""
+    """Compute the convolution (N,x...,O) by one product, or by a product for each cell."""
     if fits(x, filter, window):
         return stacked(x, filter, window)
     parts = cells(x, filter.shape[:-2], window)

@@ -1,11 +1,11 @@
-"""Compute numbers of 16 bits in 32: only what a product reads stays narrow.
+"""Compute numbers of 16 bits in 32 bits; only the operands of products stay narrow.
 
-A CPU rounds to 16 bits in several instructions, after each operation. Products of bfloat16 with
-sums of 32 bits are what it has units for. Between them nothing is rounded, so that results are
-nearer to those of float32 than as written. MobileNetV2 of batch 8 takes 49 ms instead of 86.
+A CPU needs several instructions to round to 16 bits, after each operation. It has units for
+products of bfloat16 with sums in float32. Between products nothing is rounded: results are nearer
+to those of float32 than as written. MobileNetV2 of batch 8 takes 49 ms instead of 86.
 
-What is computed is converted to the 16 bits that it has as written. What computes with it reads
-what was converted.
+A result is converted to the 16 bits that it has as written. Equations that compute with it read the
+32 bits from which it was converted.
 
 A network with real inputs of 32 bits is computed as written: its document asks for fewer bits.
 """
@@ -13,18 +13,28 @@ A network with real inputs of 32 bits is computed as written: its document asks 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.cpu.stacked_filters import DEPTH
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
+from lowering.jaxprs import (
+    CONVOLUTION,
+    PRODUCT,
+    SCAN,
+    Atom,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    bind,
+    primitive,
+)
 from lowering.kernels.precision import is_bfloat16
 from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, rewritten
@@ -35,11 +45,12 @@ _NARROW = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 
 
 def run(program: Program, target: Target) -> Program:
-    """Compute numbers of 16 bits in 32. Arguments and results keep their types.
+    """Compute numbers of 16 bits in 32 bits. Arguments and results keep their types.
 
-    A function with real arguments of 32 bits rounds to 16 because its document says so. It stays as
-    it is, but for the precision of its products, and rounds where XLA would not. A backward pass
-    goes by its results. Convolutions in it are of 32 bits, for which it has kernels.
+    A program with real arguments of 32 bits rounds to 16 bits because its document asks for it. It
+    stays as written, but for the precision of its products, and rounds where XLA would not. For a
+    backward pass the types of its results decide. Its convolutions are computed in 32 bits, for
+    which there are kernels.
     """
     ends = program.results if program.role == "backward" else program.arguments
     real = [v for v in ends if jnp.issubdtype(v.aval.dtype, jnp.floating)]
@@ -49,28 +60,30 @@ def run(program: Program, target: Target) -> Program:
     def widened(program: Program) -> Program:
         return rewritten(program, rules).with_bodies(widened)
 
-    made = widened(program)
-    return made if all_narrow or program.role == "backward" else _rounded(made)
+    widened_program = widened(program)
+    return (
+        widened_program if all_narrow or program.role == "backward" else _rounded(widened_program)
+    )
 
 
 def _rounded(program: Program) -> Program:
-    """Round numbers of bfloat16 that are computed where they are converted to another type.
+    """Round computed numbers of bfloat16 where they are converted to another type.
 
     XLA computes them in 32 bits, and leaves out a conversion to bfloat16 and back.
     """
 
-    def rounded(_: Any, closed: Any) -> Any:
+    def rounded(_: Equation, closed: ClosedJaxpr) -> ClosedJaxpr:
         return _rounded(replace(program, closed=closed)).closed
 
     return rewritten(program, _FROM_BFLOAT16).with_inner(rounded, SCAN, "cond", "while")
 
 
-def _from_bfloat16(matcher: Matcher, equation: Any) -> Any:
+def _from_bfloat16(matcher: Matcher, equation: Equation) -> Any:
     (operand,) = equation.invars
     if not _is_computed(matcher, operand):
         return None
 
-    def function(x: Any) -> list[Any]:
+    def function(x: Array) -> list[Array]:
         bits = jnp.finfo(jnp.bfloat16)
         return [lax.reduce_precision(_wide(x), bits.nexp, bits.nmant)]
 
@@ -82,8 +95,8 @@ _FROM_BFLOAT16 = Rules(
 )
 
 
-def _is_computed(matcher: Matcher, operand: Any) -> bool:
-    """Tell whether an operand is more than an argument, a constant, or what a cast rounded."""
+def _is_computed(matcher: Matcher, operand: Atom) -> bool:
+    """Tell whether an operand is neither an argument, nor a constant, nor the result of a cast."""
     maker = matcher.maker(operand)
     while maker and facts(maker).moves and len(maker.invars) == 1 and not _converts(maker):
         maker = matcher.maker(maker.invars[0])
@@ -92,79 +105,81 @@ def _is_computed(matcher: Matcher, operand: Any) -> bool:
     return maker is not None
 
 
-def _converts(equation: Any) -> bool:
+def _converts(equation: Equation) -> bool:
     return primitive(equation) == "convert_element_type"
 
 
-def computes_narrow(jaxpr: Any) -> bool:
-    """Tell whether numbers of 16 bits are more than moved, or multiplied with sums of 32 bits."""
+def computes_narrow(jaxpr: Jaxpr) -> bool:
+    """Tell whether a function computes in 16 bits, but for moves and products summed in 32 bits."""
     return any(map(_computes_narrow, jaxprs.innermost(jaxpr)))
 
 
-def _computes_narrow(equation: Any) -> bool:
+def _computes_narrow(equation: Equation) -> bool:
     if primitive(equation) == PRODUCT:
         return any(map(_is_narrow, equation.outvars))
     is_kept = facts(equation).moves or primitive(equation) in ("iota", "scatter")
     return not is_kept and any(map(_is_narrow, (*equation.invars, *equation.outvars)))
 
 
-def _is_narrow(x: Any) -> bool:
+def _is_narrow(x: Atom | Array) -> bool:
     return getattr(getattr(x, "aval", x), "dtype", None) in _NARROW
 
 
-def is_of_bfloat16(equation: Any) -> bool:
-    """Tell whether a product is meant to be of bfloat16."""
+def is_of_bfloat16(equation: Equation) -> bool:
+    """Tell whether the precision of a product asks for bfloat16."""
     return is_bfloat16(equation.params.get("precision"))
 
 
 _RULES = Rules(only=lambda e: any(map(_is_narrow, (*e.invars, *e.outvars))) or is_of_bfloat16(e))
 
 
-def _source(matcher: Matcher, operand: Any) -> Any:
-    """Return the 32 bits that an operand of 16 was converted from, or the operand."""
+def _source(matcher: Matcher, operand: Atom) -> Atom:
+    """Return the 32-bit variable that a 16-bit operand was converted from, or the operand."""
     maker = matcher.maker(operand, "convert_element_type") if _is_narrow(operand) else None
     return maker.invars[0] if maker and maker.invars[0].aval.dtype == _WIDE else operand
 
 
-def _wide(x: Any) -> Any:
+def _wide(x: Array) -> Array:
     return jnp.asarray(x, _WIDE) if _is_narrow(x) else x
 
 
-def _computed(matcher: Matcher, equation: Any, function: Callable[..., Any], *read: Any) -> Any:
-    """Compute results by a function of what is read, by default the sources of all operands."""
+def _computed(
+    matcher: Matcher, equation: Equation, function: Callable[..., Iterable[Array]], *operands: Atom
+) -> list[Atom]:
+    """Compute results by a function of operands, by default the sources of the equation's."""
 
-    def results(*x: Any) -> list[Any]:
+    def results(*x: Array) -> list[Array]:
         pairs = zip(function(*x), equation.outvars, strict=True)
         return [jnp.asarray(y, v.aval.dtype) for y, v in pairs]
 
-    return matcher.trace(results, *(read or (_source(matcher, v) for v in equation.invars)))
+    return matcher.trace(results, *(operands or (_source(matcher, v) for v in equation.invars)))
 
 
 @_RULES("nextafter")
-def _leave(matcher: Matcher, equation: Any) -> None:
-    """Leave a function of the bits."""
+def _leave(matcher: Matcher, equation: Equation) -> None:
+    """Leave the equation, whose result depends on the bits of its operands."""
 
 
 @_RULES(by_item=True, reduces=True)
-def _in_32_bits(matcher: Matcher, equation: Any, **params: Any) -> Any:
+def _in_32_bits(matcher: Matcher, equation: Equation, **params: Any) -> Any:
     return _computed(matcher, equation, lambda *x: bind(equation, [*map(_wide, x)], **params))
 
 
 @_RULES(moves=True)
-def _moved(matcher: Matcher, equation: Any) -> Any:
-    """Move 32 bits, unless an operand has many items of 16, or all have 16."""
+def _moved(matcher: Matcher, equation: Equation) -> Any:
+    """Move items in 32 bits, unless a 16-bit operand has several, or all operands have 16 bits."""
     narrow = [v for v in (_source(matcher, v) for v in equation.invars) if _is_narrow(v)]
-    whole = any(math.prod(v.aval.shape) > 1 for v in narrow)
-    stays = whole or len(narrow) == len(equation.invars)
+    has_many = any(math.prod(v.aval.shape) > 1 for v in narrow)
+    stays = has_many or len(narrow) == len(equation.invars)
     return None if stays else _in_32_bits(matcher, equation)
 
 
 @_RULES("convert_element_type")
-def _converted(matcher: Matcher, equation: Any) -> Any:
-    """Convert the source of a converted operand, to 16 bits by 32."""
+def _converted(matcher: Matcher, equation: Equation) -> Any:
+    """Convert the source of an operand instead; other types than float32 go to 16 bits by that."""
     (operand,), (result,) = equation.invars, equation.outvars
     if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
-        return None  # to the other format, whose range or digits are fewer
+        return None  # the other 16-bit format has a smaller range or fewer digits
     source = _source(matcher, operand)
     if source.aval.dtype == result.aval.dtype:
         return source
@@ -174,24 +189,24 @@ def _converted(matcher: Matcher, equation: Any) -> Any:
 
 
 @_RULES(PRODUCT, CONVOLUTION)
-def _product(matcher: Matcher, equation: Any) -> Any:
-    """Multiply in bfloat16 where a product is meant to be and that pays, else in 32 bits."""
+def _product(matcher: Matcher, equation: Equation) -> Any:
+    """Multiply in bfloat16 if the product asks for it and that pays, else in 32 bits."""
     is_meant, is_backward = is_of_bfloat16(equation), matcher.program.role == "backward"
     precision = None if is_meant else equation.params["precision"]
-    own = {"preferred_element_type": _WIDE, "precision": precision}
+    kind = {"preferred_element_type": _WIDE, "precision": precision}
     is_meant |= all(v.aval.dtype == jnp.bfloat16 for v in equation.invars)
     pays = _depth(equation) >= DEPTH and (primitive(equation) == PRODUCT or not is_backward)
     if not (is_meant and pays and profile().multiplies_bfloat16):
-        return _in_32_bits(matcher, equation, **own)
+        return _in_32_bits(matcher, equation, **kind)
 
-    def function(*x: Any) -> list[Any]:
-        return bind(equation, [jnp.asarray(v, jnp.bfloat16) for v in x], **own)
+    def function(*x: Array) -> list[Array]:
+        return bind(equation, [jnp.asarray(v, jnp.bfloat16) for v in x], **kind)
 
     return _computed(matcher, equation, function, *equation.invars)
 
 
-def _depth(equation: Any) -> int:
-    """Return how many items of a product are summed, in a convolution those of a cell."""
+def _depth(equation: Equation) -> int:
+    """Return the number of items that a product sums, for a convolution those of one cell."""
     numbers, (left, right) = equation.params["dimension_numbers"], equation.invars
     if primitive(equation) == CONVOLUTION:
         return right.aval.shape[numbers.rhs_spec[1]]
@@ -200,15 +215,15 @@ def _depth(equation: Any) -> int:
 
 
 @_RULES(SCAN)
-def _loop(matcher: Matcher, equation: Any) -> Any:
-    """Carry and collect 32 bits."""
+def _loop(matcher: Matcher, equation: Equation) -> Any:
+    """Carry and stack 32 bits in a loop."""
     body = matcher.program.body(equation)
 
-    def step(*operands: Any) -> list[Any]:
+    def step(*operands: Array) -> list[Array]:
         pairs = zip(operands, body.arguments, strict=True)
         return [*map(_wide, body(*(jnp.asarray(x, v.aval.dtype) for x, v in pairs)))]
 
-    def loop(*operands: Any) -> list[Any]:
+    def loop(*operands: Array) -> list[Array]:
         constants, start, stacks = jaxprs.scan_parts(equation, operands)
         return jaxprs.scanned(equation, step, constants, [*map(_wide, start)], stacks)
 

@@ -1,9 +1,10 @@
 """3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
 
-Each tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36, all tiles at once
-by 16 matrix products. Factors are 1 and 1/2, so that the error is that of the direct sum.
-One batch of products would first copy its operands: ResNet-18 takes 40 ms instead of 35,
-ResNet-50 94 instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
+A tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36; all tiles together take
+16 matrix products. Factors are 1 and 1/2: the error is that of the direct sum. One batch of
+products would first copy its operands: ResNet-18 takes 40 ms instead of 35, ResNet-50 94 instead of
+85. F(4x4, 3x3) is slower within networks, and less exact.
+
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015).
 """
 
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,13 +23,14 @@ from lowering.cpu.sliding_filter import Window, padded
 from lowering.kernels.windows import extend
 
 # Bytes of transformed inputs and products at a time. Beyond the caches data move slowly: 3x3x64x64
-# windows on 128x128 positions take 24 ms in one part, 6.0 in four, 8.0 directly.
+# windows on 128x128 positions take 24 ms in one part, 6.0 in four parts, 8.0 by `direct`.
 _BLOCK = 8 << 20
 
-# Bytes of sums of rows from which on they are kept. Those of columns are alike then: XLA compiles 8
-# kernels instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s to compile instead of
-# 2.85, 105 ms to run instead of 107; U-Net of batch 8 1.8 instead of 2.8 s, 148 instead of 151 ms.
-# ResNet-50 of batch 1 would take 1.0 s instead of 1.25 if all were, but 44.5 ms instead of 43.2.
+# Bytes of sums of rows from which on these are kept in memory. The sums of columns then share
+# kernels: XLA compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s to
+# compile instead of 2.85, 105 ms to run instead of 107; U-Net of batch 8 1.8 s instead of 2.8, 148
+# ms instead of 151. If all were kept, ResNet-50 of batch 1 would take 1.0 s instead of 1.25, but
+# 44.5 ms instead of 43.2.
 _KEPT = 180_000
 
 
@@ -58,7 +59,7 @@ def winograd(x: Array, filter: Array, window: Window) -> Array:
     return result[:, : rows - 2, : columns - 2]
 
 
-def _block(x: Array, transformed: Sequence[Array], precision: Any) -> Array:
+def _block(x: Array, transformed: Sequence[Array], precision: lax.PrecisionLike) -> Array:
     batch, rows, columns, _ = x.shape
     height, width = rows // 2 - 1, columns // 2 - 1
     products = [
@@ -69,7 +70,7 @@ def _block(x: Array, transformed: Sequence[Array], precision: Any) -> Array:
 
 
 def _filter_transform(filter: Array) -> list[Array]:
-    """Compute G g G^T of each channel: 16 times (C,O)."""
+    """Return the 16 items, each (C,O), of G g G^T of all channels."""
 
     def transform(a: Array, b: Array, c: Array) -> tuple[Array, ...]:
         both = add(a, c)
@@ -80,7 +81,7 @@ def _filter_transform(filter: Array) -> list[Array]:
 
 
 def _input_transform(x: Array, height: int, width: int) -> list[Array]:
-    """Compute B^T d B of each tile: 16 times (N*height*width,C)."""
+    """Return the 16 items, each (N*height*width,C), of B^T d B of all tiles."""
     batch, _, _, depth = x.shape
 
     def rows(i: int) -> Array:
@@ -100,7 +101,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
 
 
 def _output_transform(products: Sequence[Array]) -> Array:
-    """Compute A^T m A of each tile, the tiles put side by side: (N,2*height,2*width,O)."""
+    """Return A^T m A of all tiles, side by side: (N,2*height,2*width,O)."""
 
     def transform(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array]:
         return add(add(a, b), c), sub(sub(b, c), d)

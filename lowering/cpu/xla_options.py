@@ -1,10 +1,9 @@
-"""Choose the compiler's options."""
+"""Choose XLA's options for a program on a CPU."""
 
 from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import numpy as np
 from lowering import jaxprs
 from lowering.contexts import runs
 from lowering.cpu.widening import computes_narrow, is_of_bfloat16
-from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
+from lowering.jaxprs import CONVOLUTION, PRODUCT, ClosedJaxpr, Equation, primitive
 from lowering.machine import profile
 from lowering.program import Program
 
@@ -22,18 +21,18 @@ from lowering.program import Program
 # networks drawn at random, batch 1 and 8, take 0.91 to 1.15 of the time, 1.04 in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# YNNPACK for products: of bfloat16 it computes them in the units for it, Eigen in float32:
-# 6272x512x128 takes 0.52 ms instead of 5.4, in float32 3 by either. All else that YNNPACK may
-# take (no options) is as fast in a transformer, slower in ResNet-50 (177 ms for 159).
+# YNNPACK for products: it computes those of bfloat16 by the processor's units for them, Eigen in
+# float32. 6272x512x128 takes 0.52 ms instead of 5.4; in float32 3 by either. YNNPACK for all that
+# it supports (no options) is as fast in a transformer, slower in ResNet-50 (177 ms instead of 159).
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
-# To write into an array of bfloat16 XLA widens it, and rounds all of it again: 1 ms for 12 heads of
-# 1024 keys of 64 items, where a token's keys are written in 2 us. Without the pass that asks for
-# it they are written in place. It is for functions that compute nothing in 16 bits, as `widening`
-# leaves them: else XLA has no product for them. So it is for none that users write.
+# XLA widens an array of bfloat16 to write into it, and rounds all of it again: 1 ms for 12 heads of
+# 1024 keys of 64 items. Without the pass that asks for this the keys of a token are written in
+# place, in 2 us. XLA then has no product in 16 bits: the option is for functions that compute
+# nothing in 16 bits, as `widening` leaves them, and never for functions that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
-# It computes products and convolutions of 8 bits too, which Eigen does by plain loops: 6272x512x128
+# YNNPACK for products and convolutions of 8 bits, which Eigen computes by plain loops: 6272x512x128
 # takes 0.4 ms instead of 19.5, 3x3 windows at 56x56 of 64 channels 0.23 (1.1 in float32, by Eigen).
 BYTES = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
@@ -42,14 +41,14 @@ BYTES = {
 
 # Loops with vectors of 512 bits instead of LLVM's 256, where they are no slower: EfficientNet-B0
 # takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94, ConvNeXt-T 0.94, an LSTM
-# 0.97, an encoder 0.98, training steps 0.94 to 1.00. A processor without them has its widest.
+# 0.97, an encoder 0.98, training steps 0.94 to 1.00. A processor without them uses its widest.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# Operations in the order that takes the least memory, instead of as many as can be at once: arrays
-# that are gathered from devices are gathered when they are read, not all of them at first.
+# Operations in the order of the least memory, instead of as many as possible at once: arrays are
+# gathered from devices when they are read, not all at the start.
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
-# YNNPACK starts faster: of 100 products of 8x8 items it computes 8 rows in 0.20 ms, Eigen in 0.30.
+# YNNPACK starts faster: 100 products of 8 rows by 8x8 items take 0.20 ms, by Eigen 0.30.
 _TINY = 1 << 20  # multiply-adds
 
 _PRODUCTS = (PRODUCT, CONVOLUTION)
@@ -57,17 +56,17 @@ _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
 
 
 def candidates() -> list[dict[str, str]]:
-    """Return all options that may be the best for a network."""
+    """Return all sets of options that may be the best for a network."""
     return [*map(_widest, (CPU, BFLOAT16, BYTES, {}))] if _knows(CPU | _WIDTH) else [{}]
 
 
 def compiler_options(
     multiply_adds: int, *, bfloat16: bool = False, in_bytes: bool = False, in_place: bool = False
 ) -> dict[str, str]:
-    """Return `jax.jit`'s options for so many multiply-adds; none where jaxlib lacks them.
+    """Return `jax.jit`'s options for a function by its work; none if jaxlib lacks them.
 
-    `bfloat16` tells that most products are of it, `in_bytes` that some are of 8 bits, `in_place`
-    that arrays of bfloat16 are written into, and nothing is computed in them.
+    `bfloat16`: most products are of bfloat16. `in_bytes`: some products are of 8 bits. `in_place`:
+    the function writes into arrays of bfloat16, and computes nothing in 16 bits.
     """
     if not runs("eigen") or not _knows(CPU | _WIDTH):
         return {}
@@ -81,10 +80,10 @@ def compiler_options(
     return _widest(options | _IN_PLACE if in_place and _knows(_IN_PLACE) else options)
 
 
-def of_program(program: Program, call: Any, is_alone: bool) -> dict[str, str]:
-    """Return `jax.jit`'s options for a call, split of a program before its passes.
+def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
+    """Return `jax.jit`'s options for a call, and for the program that it was before passes.
 
-    What else is compiled if it is not alone may compute in 16 bits.
+    A call that is not alone is compiled with other functions, which may compute in 16 bits.
     """
     narrow = total = 0
     for equation, times in jaxprs.repeated(program.closed.jaxpr):
@@ -106,7 +105,7 @@ def of_program(program: Program, call: Any, is_alone: bool) -> dict[str, str]:
     return compiler_options(total, bfloat16=is_narrow, in_bytes=in_bytes, in_place=in_place)
 
 
-def _multiply_adds(equation: Any) -> int:
+def _multiply_adds(equation: Equation) -> int:
     (left, right), (result,) = (v.aval for v in equation.invars), equation.outvars
     numbers = equation.params["dimension_numbers"]
     if primitive(equation) == CONVOLUTION:
@@ -117,7 +116,7 @@ def _multiply_adds(equation: Any) -> int:
 
 
 def in_order() -> dict[str, str]:
-    """Return `jax.jit`'s options for the least memory; none where jaxlib lacks them."""
+    """Return `jax.jit`'s options for the least memory; none if jaxlib lacks them."""
     return _IN_ORDER if _knows(_IN_ORDER) else {}
 
 

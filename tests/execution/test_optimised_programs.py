@@ -439,7 +439,7 @@ def test_one_row_of_parameters_does_not_make_a_matrix_one() -> None:
     row, matrix = plain(random(1, 1024), True), plain(random(1024, 1024))
     program = Program(jax.make_jaxpr(jnp.matmul)(row.array, matrix.array))
     (product,) = layouts.evaluated(program, [row, matrix])
-    assert not product.known
+    assert not product.is_early
 
 
 def test_one_row_by_a_large_matrix_reads_its_rows_as_they_are() -> None:
