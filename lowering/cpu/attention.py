@@ -30,9 +30,9 @@ ATTENTION = jaxprs.region("attention")
 # Fewer queries or keys do not fill vectors.
 FEW = 32
 
-# From so many bytes of keys on few queries do not read the keys that masks hide, if the keys' dtype
-# is narrow. A step of GPT-2 at position 128 of 1024 takes 18.2 ms instead of 21.6 in bfloat16, 24.9
-# instead of 24.7 in float32; at position 900 it takes 21.6 instead of 21.6, 26.6 instead of 24.8.
+# If there are so many bytes of keys, of a narrow dtype, few queries skip the keys that masks hide.
+# A step of GPT-2 at position 128 of 1024 takes 18.2 ms instead of 21.6 in bfloat16, 24.9 instead of
+# 24.7 in float32; at position 900 it takes 21.6 instead of 21.6, 26.6 instead of 24.8.
 _MANY = 1 << 20
 _NARROW = 2  # bytes
 
@@ -167,7 +167,7 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply along the last axis of the left operand; many rows of it come last in memory."""
+    """Multiply along the last axis of `left`; if it has many rows, these are last in memory."""
     count, kind = right.ndim - 2, kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
     last, other = (left.ndim - 1,), (right.ndim + along,)

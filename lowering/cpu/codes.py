@@ -159,9 +159,8 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
         sides = dict(zip(places, padding, strict=True))
         edges = [(*sides.get(axis, (0, 0)), 0) for axis in range(codes.ndim)]
         codes, padding = lax.pad(codes, np.array(x.zero, BYTE), edges), [(0, 0)] * len(padding)
-    needs_sums = (
-        filter.zero or filter.start is not None
-    )  # by another output channel, whose filter is ones
+    # Another output channel, whose filter is ones, computes the sums of the covered codes.
+    needs_sums = filter.zero or filter.start is not None
     parts = [filter.codes, *([jnp.ones(ones, BYTE)] if needs_sums else [])]
     total = lax.conv_general_dilated(
         codes,

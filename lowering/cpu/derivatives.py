@@ -72,7 +72,7 @@ def _by_cells(
     positions = gradient.shape[1:-1]
     if window.accumulator is not None:
         x, gradient = x.astype(window.accumulator), gradient.astype(window.accumulator)
-    if groups == 1:  # and one cell
+    if groups == 1:  # then there is one cell
         ((_, part),) = cells(x, size, window, positions)
         left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
         total = over_rows(left, right, window.precision, alone=alone)

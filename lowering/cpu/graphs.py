@@ -31,7 +31,7 @@ def sums_of_codes(graph: Graph) -> frozenset[str]:
         return frozenset()
     try:
         return frozenset(_found(graph))
-    except Exception:  # for example of a reshape that does not fit the extent 1
+    except Exception:  # a reshape, for example, may not fit the extent 1
         return frozenset()
 
 

@@ -47,7 +47,11 @@ def _products(program: Program) -> list[str]:
 
 
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Read a tensor by its codes if a product does, or if products exist and several read it."""
+    """Compute a tensor from its codes where that saves reading real numbers.
+
+    It does if a product reads the codes, or if the program has products of codes and several
+    equations read the tensor.
+    """
     x, level, step, start = equation.invars
     uses, (result,) = matcher.program.uses, equation.outvars
     if level.aval.dtype == BYTE and (uses[level] > 1 or (has_products and uses[result] > 1)):

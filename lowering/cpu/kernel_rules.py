@@ -49,9 +49,9 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
 
 _MANY = 16 << 10  # items whose sum is worth a product
 
-# Most sums of one tensor that are. Microseconds by reduction and by products, for 128 sums over 16
-# rows of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212 and 323, for
-# 1024 over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
+# Sums of one tensor; more are not worth products. Microseconds by reduction and by products, for
+# 128 sums over 16 rows of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212
+# and 323, for 1024 over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
 _FEW = 128
 
 

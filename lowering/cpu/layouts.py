@@ -88,13 +88,12 @@ def evaluated(
         results = None if rule is None else rule(program, equation, *views)
         if results is None:  # the equation takes tensors in their own layout
             results = list(map(plain, jaxprs.bind(equation, list(map(tensor, views)))))
-        pairs = zip(
-            equation.outvars, results if isinstance(results, list) else [results], strict=True
-        )
+        results = results if isinstance(results, list) else [results]
+        pairs = zip(equation.outvars, results, strict=True)
         arrays = [(x, in_memory(full_array(x)) if v in stored else x.array) for v, x in pairs]
         return [replace(x, array=array, is_early=is_early) for x, array in arrays]
 
-    # Parameters first: then the matrices of later products are computed already.
+    # Early variables are first: the matrices of products are then computed already.
     return program.known_first().evaluated(arguments, compute, lambda x: plain(x, True))
 
 
@@ -126,9 +125,8 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
         constants: list[Array], carry: list[Array], items: list[View]
     ) -> tuple[list[Array], list[View]]:
         constant_views = [plain(x, body.prepares) for x in constants]
-        results = evaluated(
-            body, [*constant_views, *(plain(x) for x in carry), *items], reread(body)
-        )
+        arguments = [*constant_views, *map(plain, carry), *items]
+        results = evaluated(body, arguments, reread(body))
         return list(map(tensor, results[:carried])), list(map(laid_out, results[carried:]))
 
     constants, start = (list(map(tensor, x)) for x in (views[:count], views[count:][:carried]))

@@ -104,7 +104,7 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 
 def _placed(array: NDArray[np.generic]) -> Array:
-    """Put an array on the first CPU; threads have no default device, which would be it."""
+    """Put an array on the first CPU: whichever thread computes with it does so there."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 

@@ -46,7 +46,7 @@ def row_of(shape: tuple[int, ...]) -> int:
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
-    """Tell whether loops over an array (N,X...,C) may be over rows, and are best over rows."""
+    """Tell whether loops over an array (N,X...,C) may go over rows, and are faster then."""
     return program.role == "value" and program.is_alone and row_of(shape) > 0
 
 
@@ -57,7 +57,7 @@ def in_rows(x: Array, count: int) -> Array:
 
 
 def apart_in_rows(x: Array) -> Array:
-    """Return the array; if its channels are narrow, loops over rows compute it for any reader."""
+    """Return the array, computed by loops over rows if its channels are narrow."""
     count = row_of(x.shape)
     return apart(in_rows(x, count)).reshape(x.shape) if count else x
 

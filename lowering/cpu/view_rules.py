@@ -40,15 +40,12 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     order = common_order(views)
     arrays = [arranged(view, order) if view.order else view.array for view in views]
     full = [x.shape for x in arrays if x.ndim]
-    if (
-        primitive(equation) in ("add_any", "select_n", "clamp") and full
-    ):  # they take one shape, or scalars
+    # These take operands of one shape, or scalars.
+    if primitive(equation) in ("add_any", "select_n", "clamp") and full:
         widest = tuple(map(max, zip(*full, strict=True)))
         arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
-    are_early, shape = (
-        [view.is_early for view in views],
-        max(map(jnp.shape, arrays), key=math.prod),
-    )
+    are_early = [view.is_early for view in views]
+    shape = max(map(jnp.shape, arrays), key=math.prod)
     if order != tuple(sorted(order)) and not all(are_early) and may_be_in_rows(program, shape):
         array = _by_rows(equation, arrays, are_early, shape)
         if array is not None:
@@ -94,7 +91,7 @@ def _broadcast_in_dim(
         return None
     rank, axes = len(equation.params["shape"]), equation.params["broadcast_dimensions"]
     new = tuple(axis for axis in range(rank) if axis not in axes)
-    # A plain tensor stays plain: so the operands of a matrix's gradient are.
+    # A plain tensor stays plain: the gradient of a matrix multiplies plain tensors.
     if view.is_plain and list(axes) == sorted(axes):
         return view_of(equation, lax.expand_dims(view.array, new), tuple(range(rank)))
     # New axes go in front: while their extent is 1 their position does not matter.

@@ -61,9 +61,8 @@ def run(program: Program, target: Target) -> Program:
         return rewritten(program, rules).with_bodies(widened)
 
     widened_program = widened(program)
-    return (
-        widened_program if all_narrow or program.role == "backward" else _rounded(widened_program)
-    )
+    rounds = not all_narrow and program.role != "backward"
+    return _rounded(widened_program) if rounds else widened_program
 
 
 def _rounded(program: Program) -> Program:
@@ -176,7 +175,7 @@ def _moved(matcher: Matcher, equation: Equation) -> Any:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Any:
-    """Convert the source of an operand instead; other types than float32 go to 16 bits by that."""
+    """Convert the 32-bit source of an operand; other types become 16 bits by way of float32."""
     (operand,), (result,) = equation.invars, equation.outvars
     if _is_narrow(operand) and _is_narrow(result) and operand.aval.dtype != result.aval.dtype:
         return None  # the other 16-bit format has a smaller range or fewer digits
@@ -216,7 +215,7 @@ def _depth(equation: Equation) -> int:
 
 @_RULES(SCAN)
 def _loop(matcher: Matcher, equation: Equation) -> Any:
-    """Carry and stack 32 bits in a loop."""
+    """Make a loop carry and stack numbers of 32 bits."""
     body = matcher.program.body(equation)
 
     def step(*operands: Array) -> list[Array]:

@@ -145,8 +145,8 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # 0 makes each output channel a group if `output_shape` has their number, else each input
-    # channel: the deconvolution that reverses a plane-wise `conv` has the groups of that.
+    # 0 makes each output channel a group if `output_shape` tells their number, as the reverse of a
+    # plane-wise `conv` needs it, else each input channel.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups

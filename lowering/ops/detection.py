@@ -145,8 +145,8 @@ def sorted_suppression(
 
     With `sorts` the rows of all batches and classes are sorted by falling score. Rows behind the
     last hold -1. With `sigma` above 0 overlap lowers the score of a box, which stays (`softened`).
-    With `rotation` a box is centre x, y, width, height and an angle in radians, which is from x to
-    y if "clockwise".
+    With `rotation` a box is centre x, y, width, height and an angle in radians; a "clockwise" angle
+    turns from x to y.
     """
     x, most = jnp.asarray(scores), max_output_boxes_per_class
     if most == 0 or x.size == 0:
@@ -220,4 +220,4 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
     number = jnp.sum(filled, keepdims=True)
     first = jnp.where(filled, first, first[number - 1])
     items = jnp.moveaxis(rows[first], 0, axis)
-    return items, *(numbers.astype(jnp.int32) for numbers in (first, inverse, often, number))
+    return items, *(array.astype(jnp.int32) for array in (first, inverse, often, number))

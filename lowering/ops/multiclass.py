@@ -78,7 +78,7 @@ def _ranked(
 
     `place` [batch,classes,most] indexes `boxes` [batch,classes or 1,n,4]; its score in `values` is
     -inf where there is no box. The `keep` best of each image remain. They are sorted by image and
-    then by `order`, or with `across` by `order` alone. Rows behind the last hold -1.
+    then by `order`, or with `across` by `order` and then by image. Rows behind the last hold -1.
     """
     batch = len(place)
     label, values, indices = (x.reshape(batch, -1) for x in (label, values, indices))

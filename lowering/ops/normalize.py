@@ -33,7 +33,7 @@ def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) ->
 
 
 def _root(squares: Array) -> Array:
-    # The derivative of sqrt at 0 is infinite, and would spoil the gradient even if not selected.
+    # The derivative of sqrt at 0 is infinite: a selection of another value would make it NaN.
     zero = squares == 0
     return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squares)))
 
