@@ -1,4 +1,4 @@
-"""Rules that choose kernels on views, for products, sums, windows and convolutions."""
+"""Choose kernels on views by rules, for products, sums, windows and convolutions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that move axes of views; an equation without a rule takes tensors in their own layout."""
+"""Move axes of views by rules; an equation without a rule takes tensors in their own layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops that repeat a graph until a condition that it computes is false, and branches.
+"""Loops, which repeat a graph until a condition that it computes is false, and branches.
 
 `loop` takes
 

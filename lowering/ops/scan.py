@@ -1,4 +1,4 @@
-"""Scans that repeat a graph along an axis.
+"""The repetition of a graph along an axis.
 
 `scan` takes three arrays of tensors and these attributes:
 

@@ -1,4 +1,4 @@
-"""Operations that rearrange or cast items of any dtype (spec 4.5)."""
+"""Rearrangements and casts of items of any dtype (spec 4.5)."""
 
 from __future__ import annotations
 
