@@ -1,4 +1,4 @@
-"""What other rooms of the package ask of a model, besides what its users have."""
+"""Gives other rooms of the package access to a model's internals."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 import jax
 
 from lowering.graph import Graph, Value
+from nnef_jax.execution.definition import Inputs
 from nnef_jax.execution.probe import Probe
+from nnef_jax.execution.run_options import Params
 from nnef_jax.network import Network
 from nnef_jax.runnable import Runnable, execution_of
 
 _Model = TypeVar("_Model", bound=Runnable)
-_NOTHING: Mapping[str, Any] = {}
+_ByLabel = Mapping[str, Any]  # arrays or types
+_NOTHING: Mapping[str, object] = {}
 
 
 def network_of(model: Runnable) -> Network:
@@ -21,35 +24,38 @@ def network_of(model: Runnable) -> Network:
     return execution_of(model).network
 
 
-def graph_for(model: Runnable, inputs: Sequence[Any]) -> Graph:
-    """Return the graph for inputs of these shapes: all extents are known."""
+def graph_for(model: Runnable, inputs: Inputs) -> Graph:
+    """Return the graph for the shapes of these inputs, without open extents."""
     return network_of(model).specialise([x.shape for x in inputs])
 
 
 def stored(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays by label, where they are: numpy's until they are put on a device."""
+    """Return all arrays by label without a copy: numpy's until they are put on a device."""
     return execution_of(model).arrays.by_label
 
 
 def bind(
-    model: Runnable, args: Sequence[Any], kwargs: Mapping[str, Any] = _NOTHING, time_axes: int = 0
+    model: Runnable,
+    args: Sequence[object],
+    kwargs: Mapping[str, object] = _NOTHING,
+    time_axes: int = 0,
 ) -> list[Any]:
     """Return the inputs of a call in the order of the graph. Raises InputError as a call does."""
     return execution_of(model).bind(tuple(args), kwargs, time_axes)
 
 
-def types_of(model: Runnable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-    """Return the types of the inputs of a call, or the declared ones without any."""
+def types_of(model: Runnable, args: Sequence[object], kwargs: Mapping[str, object]) -> list[Any]:
+    """Return the types of a call's inputs, which are arrays or types; declared ones if none."""
     return execution_of(model).types(tuple(args), kwargs)
 
 
-def checked_params(model: Runnable, params: Any) -> Any:
-    """Return parameters that fit the model, on its devices. Raises InputError."""
+def checked_params(model: Runnable, params: Params) -> Any:
+    """Return checked parameters on the model's devices. Raises InputError if they do not fit."""
     return execution_of(model).check_params(params)
 
 
-def packed(model: Runnable, outputs: Sequence[Any]) -> Any:
-    """Return the result of a call with these outputs."""
+def packed(model: Runnable, outputs: Inputs) -> Any:
+    """Return a call's result with these outputs: the only one, or a namedtuple."""
     return execution_of(model).packed(outputs)
 
 
@@ -60,39 +66,39 @@ def without_mesh(model: _Model) -> _Model:
     return model if alone is execution else type(model)(alone)
 
 
-def for_one_call(model: _Model, inputs: Sequence[Any]) -> _Model:
-    """Return the model that answers a single call soonest: mostly the network as written."""
+def for_one_call(model: _Model, inputs: Inputs) -> _Model:
+    """Return the model for which compilation and one call together take the least time."""
     return type(model)(execution_of(model).for_one_call(inputs))
 
 
-def compiled(
-    model: Runnable, entry: str, state: Mapping[str, Any], inputs: Sequence[Any]
-) -> jax.stages.Compiled:
-    """Return the compiled program of an entry, "outputs", "step" or "scan"."""
+def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> jax.stages.Compiled:
+    """Return the compiled program of an entry: "outputs", "step" or "scan"."""
     execution = execution_of(model)
     return execution.compiled(getattr(execution, entry), state, inputs)
 
 
-def inside(model: Runnable, args: Sequence[Any], kwargs: Mapping[str, Any], probe: Probe) -> Any:
-    """Return the result of a call that looks into the network."""
+def inside(
+    model: Runnable, args: Sequence[object], kwargs: Mapping[str, object], probe: Probe
+) -> Any:
+    """Return the result of a call with a probe."""
     return execution_of(model).call(tuple(args), kwargs, probe=probe)
 
 
-Evaluation = Callable[..., dict[Value, Any]]  # of the arguments of `Definition.tensors`
+Evaluation = Callable[..., dict[Value, Any]]  # has the parameters of `Definition.tensors`
 
 
 def evaluation(model: Runnable) -> Evaluation:
-    """Return the function from a graph, params, state and inputs to the tensors of the graph."""
+    """Return the function from a graph, params, state and inputs to the graph's tensors."""
     return execution_of(model).definition.tensors
 
 
 def cycle_of(model: Runnable) -> Callable[..., Any]:
-    """Return a cycle as a function of params, state, inputs and a probe, which nobody compiles."""
+    """Return a cycle as a function of params, state, inputs and a probe, not compiled."""
     return execution_of(model).definition.cycle
 
 
 def arrays_read(
-    model: Runnable, inputs: Sequence[Any], probe: Probe
+    model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the parameters that a cycle with a probe reads, and the initial state."""
     execution = execution_of(model)

@@ -28,7 +28,7 @@ def kept(given: str | None) -> Generator[str | None]:
         yield None
         return
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "what was compiled is not kept")
+        warnings.filterwarnings("ignore", "compiled code is not kept")
         yield folder
     cache_folder.trim(folder, MOST)
 

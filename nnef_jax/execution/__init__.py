@@ -1,7 +1,7 @@
-"""Runs networks that were read.
+"""Runs a network on a model's arrays.
 
-`definition` is what is run: the network as pure functions, whose ways in are an `entry` each.
-`arrays` are a model's, on devices or a mesh. `executables` are what is kept: compiled functions, in
-memory and in a `disk_cache`. `execution` runs the first on the second by the third. What reads a
-document, or knows a format, belongs elsewhere.
+`definition` has the network as pure functions; an `entry` is one of them as a call, a step or a
+scan. `arrays` has the parameters and states, on devices or a mesh. `executables` has the compiled
+functions, cached in memory and in a `disk_cache`. `execution` runs a definition on arrays by
+executables. Code that reads documents, or knows a format, belongs elsewhere.
 """

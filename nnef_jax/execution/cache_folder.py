@@ -1,7 +1,7 @@
-"""The files in a folder of a `DiskCache`, and the folder of the user's that the command line has.
+"""Lists and removes the files of a cache folder, and locates the user's one.
 
-Only files that are named as entries are ever counted or removed. Other processes may use the folder
-meanwhile: they make again what is gone, and a mapped file stays until nobody has it open.
+Only files whose names are those of entries are counted or removed. Other processes may use the
+folder at the same time: they make removed entries again, and a mapped file lasts while it is open.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _NAME = re.compile(r"[0-9a-f]{64}\.(?:xla|bin)|machine-[0-9a-f]{16}\.json")
 
 
 class CachedFile(NamedTuple):
-    """A file of a cache: when it was last found or made, its bytes, and where it is."""
+    """A file of a cache folder."""
 
-    used: float
-    size: int
+    used: float  # seconds since the epoch: when an entry was last read or written
+    size: int  # bytes
     path: str
 
 
 def users_folder() -> str:
-    """Return where this system has the user's cache of nnef_jax, whether or not it is there."""
+    """Return the path of the user's cache folder for nnef_jax; it need not exist."""
     return platformdirs.user_cache_dir("nnef-jax", appauthor=False)
 
 
 def has_users() -> bool:
-    """Tell whether the system has a folder for the user's caches, as a bare container has not."""
+    """Tell whether the system has a folder for the user's caches; a bare container has none."""
     return os.path.isdir(platformdirs.user_cache_dir())
 
 
 def prepare(folder: str) -> str:
-    """Make a folder for its owner alone where there is none; say why it is of no use, or ''."""
+    """Make a folder with mode 0700 if there is none; return its `objection`."""
     try:
         if os.path.isabs(folder):
             os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -49,7 +49,10 @@ def prepare(folder: str) -> str:
 
 
 def objection(folder: str) -> str:
-    """Say why a folder is of no use, or ''. One that others may write to is: its files are code."""
+    """Return the reason why a folder cannot be a cache, or ''.
+
+    Other users must not be able to write to it: its files contain code that is run.
+    """
     if not os.path.isabs(folder):
         return "it is no absolute path"
     try:
@@ -58,7 +61,7 @@ def objection(folder: str) -> str:
         return str(getattr(error, "strerror", None) or error)
     if not stat.S_ISDIR(status.st_mode):
         return "it is not a folder"
-    if hasattr(os, "geteuid"):  # not on Windows, where it is in the user's profile
+    if hasattr(os, "geteuid"):  # Windows has none; there the folder is in the user's profile
         if status.st_uid != os.geteuid():
             return "it belongs to another user"
         if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -67,7 +70,7 @@ def objection(folder: str) -> str:
 
 
 def entries(folder: str) -> list[CachedFile]:
-    """Return the files of the cache in a folder, those that were not used for longest first."""
+    """Return the files of the cache in a folder, the least recently used first."""
     return sorted(_entries(folder))
 
 
@@ -81,9 +84,9 @@ def _entries(folder: str) -> Iterator[CachedFile]:
 
 
 def trim(folder: str, most: int) -> list[CachedFile]:
-    """Remove the files that were not used for longest until `most` bytes are left; return them.
+    """Remove the least recently used files until at most `most` bytes are left; return them.
 
-    What cannot be removed is left, and counts: on Windows a file that somebody has open.
+    A file that cannot be removed stays, and counts: on Windows one that is open.
     """
     files = entries(folder)
     total = sum(entry.size for entry in files)
@@ -99,7 +102,7 @@ def trim(folder: str, most: int) -> list[CachedFile]:
 
 
 def clear(folder: str) -> list[CachedFile]:
-    """Remove all files of the cache, and what killed writers left; return those that are gone."""
+    """Remove all files of the cache; return them. Temporary files of killed writers go too."""
     with suppress(OSError):
         temporaries.sweep(folder)
     return trim(folder, -1)

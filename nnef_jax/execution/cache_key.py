@@ -1,4 +1,4 @@
-"""Names a compiled function by all that it depends on."""
+"""Computes the key of a compiled function: a digest of everything that the function depends on."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import ml_dtypes
 import numpy as np
 from jaxlib.version import __version__ as jaxlib_version
+from numpy.typing import ArrayLike
 
 import lowering
 import nnef_jax
@@ -22,37 +23,38 @@ from lowering import processor
 from lowering.graph import Graph, Value
 
 if TYPE_CHECKING:
+    from nnef_jax.execution.places import Device
     from nnef_jax.network import Network
 
-# Words in the names of jax's settings for what it reports, where it keeps things, and which devices
-# it finds or takes by default. All other settings are part of the key, new ones too.
+# Words in the names of jax's settings for logs, cache folders and the choice of devices. All other
+# settings are part of the key, also those that a later jax adds.
 _IRRELEVANT = re.compile("cache|cross_host|default_device|dump|_log|platform|traceback|visible")
 
 
-def key_of(graph: Graph, device: Any, *others: object) -> str:
-    """Return the key of what is compiled of a graph for a device.
+def key_of(graph: Graph, device: Device, *conditions: object) -> str:
+    """Return the key of an executable for a graph on a device, compiled under `conditions`.
 
-    The graph tells more than the document: what of the data its structure depends on, say. Others
-    tell by their repr what else there is to know.
+    The graph, not the document, is part of the key: a graph's structure may depend on data, too.
+    Conditions are compared by their repr.
     """
     place = device.platform, device.device_kind, device.id, device.client.platform_version
-    told = *_environment(), *map(repr, (*place, *others)), *described(graph)
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()
+    texts = *_environment(), *map(repr, (*place, *conditions)), *described(graph)
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()
 
 
 def digest_of_graph(graph: Graph) -> str:
-    """Return the sha256 of all of a graph that its results depend on, the same in any process."""
+    """Return the sha256 of everything in a graph that affects results, equal in all processes."""
     return hashlib.sha256("\0".join(described(graph)).encode()).hexdigest()
 
 
 def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator[str]:
-    """Tell all of a graph that its results depend on, and the names, which profiles show.
+    """Yield texts of everything in a graph that affects results, and of names: profiles show these.
 
-    `numbers` are those of the values that a graph around it has told.
+    `numbers` are the numbers of the values of the graph that contains this one.
     """
     numbers = {} if numbers is None else numbers
 
-    def shown(item: Any) -> str:
+    def shown(item: object) -> str:
         match item:
             case Value():
                 return f"{item.name!r}%{numbers.setdefault(item, len(numbers))}:{item.type}"
@@ -77,12 +79,12 @@ def _environment() -> Iterator[str]:
     yield from _installation()
     for name, value in sorted(jax.config.values.items()):
         if not _IRRELEVANT.search(name):
-            # The attribute is what holds in this thread; some settings have none.
+            # The attribute is the value in this thread; some settings have no attribute.
             yield f"{name}={getattr(jax.config, name, value)!r}"
 
 
-def content_of(network: Network, unread: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return the content of a network and more arrays for comparison: a digest, and objects."""
+def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[object, ...]:
+    """Return a digest of a network and of the unread arrays, and the objects that have none."""
     reading = network.options
     shapes = sorted((name, *shape) for name, shape in reading.input_shapes.items())
     fixed = reading.values.items()
@@ -90,25 +92,25 @@ def content_of(network: Network, unread: Mapping[str, Any]) -> tuple[object, ...
     extents = sorted(reading.extents.items())
     limits = reading.meter.limits
     settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
-    told = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
-    for label, array in sorted(unread.items()):
+    texts = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
+    for label, array in sorted(unread.items(), key=lambda item: item[0]):
         x = np.asarray(array)
-        told += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
+        texts += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
     objects: list[object] = []
     for item in network.frontend.content():
         if isinstance(item, str | bytes):
             content = item if isinstance(item, bytes) else item.encode()
-            told.append(hashlib.sha256(content).hexdigest())
+            texts.append(hashlib.sha256(content).hexdigest())
         else:
             objects.append(item)
     for name in sorted(reading.rules):
         rule = reading.rules[name]
         objects += name, rule.infer, rule.lower, rule.work
-    return hashlib.sha256("\0".join(told).encode()).hexdigest(), *objects
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest(), *objects
 
 
 def compiler_versions() -> tuple[str, ...]:
-    """Return the versions of what compiles, and its flags."""
+    """Return the versions of jax and jaxlib, and the compiler's flags."""
     return jax.__version__, jaxlib_version, _flags("XLA_FLAGS"), _flags("LIBTPU_INIT_ARGS")
 
 
@@ -123,13 +125,13 @@ def _flags(variable: str) -> str:
 
 @cache
 def _installation() -> tuple[str, ...]:
-    """Return the versions and sources that trace and pickle, and the processor of machine code."""
+    """Return versions of packages and of Python, the state of the sources, and the processor."""
     versions = (nnef_jax.__version__, sys.version, np.__version__, ml_dtypes.__version__)
     return *versions, *_sources(), *processor()
 
 
 def _sources() -> Iterator[str]:
-    """Tell the state of the sources, since they may be edited between two versions."""
+    """Yield size and time of each source file: sources may change without the version."""
     for package in (nnef_jax, lowering):
         for folder, _, names in os.walk(os.path.dirname(package.__file__ or "")):
             for name in sorted(names):

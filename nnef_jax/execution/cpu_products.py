@@ -1,4 +1,4 @@
-"""Tells which products a CPU computes in other types than the network says, for summaries."""
+"""Lists the products that a CPU computes in other types than the network's, for summaries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def in_integers(
     definition: Definition, graph: Graph, platform: str | None = None
 ) -> frozenset[str]:
-    """Return the names of operations that a platform, by default jax's, computes in integers."""
+    """Return the names of operations that a platform computes in integers; by default jax's."""
     target = definition.target(platform or default_platform())
     if target.in_integers is None or target.rates is None:
         return frozenset()
@@ -22,7 +22,7 @@ def in_integers(
 
 
 def remarks(definition: Definition, graph: Graph) -> list[str]:
-    """Tell which products jax's device computes in more bits than the network has."""
+    """Return a line for each type whose products jax's default device computes in float32."""
     target = definition.target(default_platform())
     if (names := target.in_integers) is None or (rates := target.rates) is None:
         return []

@@ -1,10 +1,11 @@
-"""Compiled networks kept in a folder, so that other processes need neither trace nor compile them.
+"""Caches compiled networks in a folder: other processes need not trace or compile them.
 
-KEY.xla holds the executables of both parts of a split, as jax's `serialize_executable` makes them.
-KEY.bin holds a value that a first part computed, by how and of which parameters: executables of
-several shapes, and networks, share it. Both are checked files: damaged ones, and those under
-another's name, are made again. Nothing is removed here, but anything may be, at any time; a file
-that is read gets the time as its modification time, to tell by.
+KEY.xla holds the executables of both parts of a split, serialised by jax's `serialize_executable`.
+KEY.bin holds a prepared value. Its key is a digest of its recipe and of the parameters, so that
+executables for several shapes, and several networks, share it.
+
+Both are checked files: a damaged or renamed one is made again. This module removes no file. Others
+may remove any at any time; reading a file sets its modification time, which shows its last use.
 """
 
 from __future__ import annotations
@@ -30,18 +31,20 @@ from nnef_jax.execution import checked_file
 from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.places import Device
 
+_Tree = Any  # a PyTreeDef of jax, which is no type to a type checker
+
 
 class DiskCache:
-    """A folder of compiled functions by key.
+    """A folder of compiled functions and prepared values by key.
 
     Its files hold pickled objects and machine code: whoever can write to the folder can run code in
-    the processes that read it. It is made for its owner alone (mode 0700).
+    the processes that read it. It is made with mode 0700, for its owner only.
 
-    Many processes may use it at once, since files appear whole or not at all. Where nothing can be
-    written (a read-only folder, a full disk) it serves with what it has: one warning tells that
-    something else was compiled and not kept.
+    Many processes may use it at once: files are written atomically. If nothing can be written (a
+    read-only folder, a full disk), existing files are used, and one warning says that a new one
+    was not written.
 
-    Raises InputError where the folder cannot be made or read.
+    Raises InputError if the folder cannot be made or read.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -62,25 +65,34 @@ class DiskCache:
         key: str,
         device: Device,
         parameters: Sequence[jax.Array],
-        arguments: Sequence[Any],
-        tree: Any,
-        make: Callable[[], tuple[Split, Any]],
+        arguments: Sequence[object],
+        tree: _Tree,
+        make: Callable[[], tuple[Split, jax.stages.Wrapped]],
         values_of: Callable[[Preparing], tuple[jax.Array, ...]],
     ) -> tuple[jax.stages.Compiled, Preparing]:
-        """Return the compiled call of a split, and what prepares parameters for it.
+        """Return the compiled call of a split, and the part that prepares parameters for it.
 
-        They are for the device, which is the default one now, and come from the folder if it has
-        them. Otherwise they are put there: `make` gives the split, with `jax.jit` of its call,
-        which takes `arguments` like these after `values_of` the split, and returns a `tree`.
+        Both are loaded from the folder, or compiled for the device and stored there. The device
+        must be the default one.
+
+        Args:
+            key: digest of everything that the executables depend on.
+            device: where they run.
+            parameters: the model's arrays.
+            arguments: arrays, or their types, of a call.
+            tree: the structure of the call's result.
+            make: the function that returns the split, and its call as a jitted function of the
+                prepared values and `arguments`.
+            values_of: the function from a split to its prepared values.
         """
         path = self._path(key, "xla")
-        # The types of the result may be of this process alone, so that an entry does not hold them.
+        # The entry does not hold the tree: its types, as namedtuples, may exist in one process.
         entry = _read(path, device, tree)
         if entry is not None:
             _mark_used(path)
             first, load = entry
-            with suppress(Exception):  # jaxlib raises anything for what it cannot load
-                # Beside the digest of the parameters; each takes ResNet-50 0.1 s.
+            with suppress(Exception):  # jaxlib may raise any exception for code it cannot load
+                # In parallel with the digest of the parameters; each takes 0.1 s for ResNet-50.
                 with ThreadPoolExecutor(1) as pool:
                     loading = pool.submit(load)
                     values_of(first)
@@ -91,16 +103,16 @@ class DiskCache:
         return call, parts
 
     def has(self, key: str) -> bool:
-        """Tell whether there is an entry for a key; it may still be a damaged one."""
+        """Tell whether there is a file for a key; it may be damaged."""
         return os.path.exists(self._path(key, "xla"))
 
     def computed(
         self, parts: Preparing, chosen: Sequence[int], parameters: Sequence[jax.Array]
     ) -> list[jax.Array]:
-        """Return some of the values that parts compute, on a CPU from files that have them.
+        """Return the prepared values of the `chosen` indices, on a CPU from files if there are any.
 
-        To compute all takes longer there (ResNet-50, 0.2 s) than to tell by a digest of the
-        parameters that they are known (0.05 s), and to check the files (0.025 s).
+        For ResNet-50 computing all takes 0.2 s, the digest of the parameters 0.05 s, and reading
+        and checking the files 0.025 s.
         """
         if any(device.platform != "cpu" for x in parameters for device in x.devices()):
             return parts.computed(chosen, parameters)
@@ -129,15 +141,14 @@ class DiskCache:
         return values
 
     def _keep(self, write: Callable[[], None]) -> None:
-        """Write a file; a full disk, say, or executables that cannot be stored, are a warning."""
+        """Write a file; any error, as of a full disk, is a warning."""
         try:
             write()
         except Exception as error:
             if not self._has_warned:
                 self._has_warned = True
                 warnings.warn(
-                    f"what was compiled is not kept in cache_dir '{self.directory}': "
-                    f"{_reason(error)}",
+                    f"compiled code is not kept in cache_dir '{self.directory}': {_reason(error)}",
                     stacklevel=2,
                 )
 
@@ -146,17 +157,17 @@ class DiskCache:
 
 
 def _mark_used(path: str) -> None:
-    with suppress(OSError):  # in a read-only folder, say
+    with suppress(OSError):  # a read-only folder
         os.utime(path)
 
 
 def _reason(error: Exception) -> object:
-    """Return the system's words for an error without the path, which may be a temporary one."""
+    """Return the system's message for an error, without the path: it may be a temporary file's."""
     return getattr(error, "strerror", None) or error
 
 
 def _folder(directory: str | os.PathLike[str]) -> str:
-    """Return the absolute path of a folder that can be read; make it where there is none."""
+    """Return the absolute path of a readable folder, made if there is none. Raises OSError."""
     name = os.fsdecode(directory)
     if not name:
         raise ValueError("it is empty")
@@ -171,17 +182,17 @@ def _folder(directory: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FirstPart:
-    """The part of a split that prepares parameters.
+    """The part of a split that prepares parameters, read from a file.
 
-    What numpy does not compute is an executable, loaded when it is asked for.
+    It runs an executable that is loaded at its first use, or numpy if there is none.
     """
 
     sources: Sequence[int | None]
     recipe: Recipe
     load: Callable[[], jax.stages.Compiled] | None
 
-    def computed(self, chosen: Sequence[int], parameters: Sequence[Any]) -> list[jax.Array]:
-        """Compute some of the values that are no parameters, by index, outside of any trace."""
+    def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
+        """Compute the prepared values of the `chosen` indices, outside of any trace."""
         if self.load is None:
             return self.recipe.computed(chosen, parameters)
         values = self.load()(list(parameters))
@@ -198,30 +209,30 @@ def _write(
     checked_file.write_checked(path, [content])
 
 
-def _stored(part: jax.stages.Compiled) -> tuple[bytes, Any]:
-    """Return the code of an executable and the tree of its arguments, which are pickled."""
+def _stored(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
+    """Return the code of an executable and the tree of its arguments, to be pickled."""
     code, arguments, _ = serialize_executable.serialize(part)
     return code, arguments
 
 
 def _read(
-    path: str, device: Device, tree: Any
+    path: str, device: Device, tree: _Tree
 ) -> tuple[_FirstPart, Callable[[], jax.stages.Compiled]] | None:
-    """Return the first part, and what loads the second."""
-    # Not mapped: machine code that changed after the check would take the process along.
+    """Return the first part, and a function that loads the second; None for a damaged file."""
+    # Not mapped: machine code that changed after the check might crash the process.
     content = checked_file.read_checked(path, mapped=False)
     if content is None:
         return None
     try:
         sources, recipe, first, call = pickle.loads(content)
         values = jax.tree.structure([0] * sources.count(None))
-    except Exception:  # pickle raises anything for what is not its own
+    except Exception:  # pickle may raise any exception for another program's bytes
         return None
     load = None if first is None else cache(lambda: _loaded(first, values, device))
     return _FirstPart(sources, recipe, load), partial(_loaded, call, tree, device)
 
 
-def _loaded(part: tuple[bytes, Any], tree: Any, device: Device) -> jax.stages.Compiled:
+def _loaded(part: tuple[bytes, _Tree], tree: _Tree, device: Device) -> jax.stages.Compiled:
     return serialize_executable.deserialize_and_load(
         *part, tree, backend=device.client, execution_devices=[device]
     )

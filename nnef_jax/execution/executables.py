@@ -1,10 +1,10 @@
-"""What is kept of a definition, for any arrays: compiled functions, in memory and on disk."""
+"""Compiles a definition's entries, and caches the executables in memory and on disk."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from lowering.graph import Graph, Value
 from nnef_jax.errors import NnefError
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
-from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.definition import Arrays, Definition
 from nnef_jax.execution.entry import Entry, Lists
 from nnef_jax.execution.places import Place, computing_at, is_traced
 from nnef_jax.execution.run_options import RunOptions
@@ -30,38 +30,38 @@ if TYPE_CHECKING:
     from nnef_jax.execution.disk_cache import DiskCache
 
 
-# Of a choice by trial: seconds for all candidates together, and runs of each at most.
-_TIME = 1.0
-_RUNS = 20
+_TIME = 1.0  # seconds for timing all candidates of compiler options
+_RUNS = 20  # of each candidate at most
 
 
 @dataclass(eq=False)
 class Store:
-    """What is made of a network by some options.
+    """Caches of one network with certain options.
 
     Args:
         compiled: executables, by entry, place and shapes.
-        functions: of any parameters, and options for what is around them.
+        functions: jitted functions of any parameters, by entry; compiler options, by platform.
     """
 
     compiled: Once
     functions: Once
 
-    def keep(self, other: Store) -> None:
-        """Add the entries of another store."""
-        for mine, its in ((self.compiled, other.compiled), (self.functions, other.functions)):
-            for key, value in [*its.values.items()]:
-                mine.keep(key, value)
+    def add(self, other: Store) -> None:
+        """Add the values of another store."""
+        for cache, source in ((self.compiled, other.compiled), (self.functions, other.functions)):
+            for key, value in [*source.values.items()]:
+                cache.keep(key, value)
 
 
 Stores = WeakValueDictionary[RunOptions, Store]
 
 
 class Executables:
-    """Compiles entries of a definition for places and shapes, or takes them from a folder.
+    """Compiles entries of a definition for places and shapes, or loads them from a folder.
 
-    It keeps as many as the options say, those that were used last. To jax it is the static part of
-    a model: it is compared as its definition is, and pickles without executables.
+    The option `max_executables` bounds the cache; the least recently used ones are dropped. To jax
+    this object is the static part of a model: it compares by its definition, and pickles without
+    executables.
     """
 
     def __init__(self, definition: Definition, stores: Stores | None = None) -> None:
@@ -88,18 +88,18 @@ class Executables:
         return repr(self.definition)
 
     def under(self, definition: Definition) -> Executables:
-        """Return the executables of the same network by other options.
+        """Return the executables of the same network with other options.
 
-        Those of equal options share a store. Another limit alone compiles nothing again.
+        Equal options share a store. If only `max_executables` differs, the store is copied.
         """
         other, options = Executables(definition, self._stores), definition.options
         before = replace(self.definition.options, max_executables=options.max_executables)
         if other._store is not self._store and before == options:
-            other._store.keep(self._store)
+            other._store.add(self._store)
         return other
 
     def sharing(self, definition: Definition) -> Executables:
-        """Return the same for a definition whose network has other arrays that nothing reads."""
+        """Return the same executables for a definition that differs in its unread arrays."""
         if definition is self.definition:
             return self
         other = Executables.__new__(Executables)
@@ -108,16 +108,19 @@ class Executables:
 
     @property
     def starts(self) -> Any:
-        """Return the function that computes what variables start with, which jax compiles."""
+        """Return the jitted function that computes the initial values of variables."""
         starts = self.definition.starts
         return self._store.functions.get("starts", lambda: jax.jit(starts, static_argnums=2))
 
     def jitted(self, entry: Entry) -> Any:
-        """Return the entry as a function that jax compiles, within what a caller compiles too."""
+        """Return the entry as a jitted function, which may be called within a trace."""
         return self._store.functions.get(entry.name, lambda: entry.jitted())
 
     def alone(self, entry: Entry) -> Any:
-        """Return the same with the options of a mesh, for where no caller compiles it."""
+        """Return the entry as a jitted function with the mesh's compiler options.
+
+        jax refuses such options within a trace.
+        """
         layout = self.definition.layout
         options = layout.compiler_options if layout else None
         if not options:
@@ -125,7 +128,10 @@ class Executables:
         return self._store.functions.get((entry.name, "alone"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
-        """Return the compiler's options for functions around `outputs`, open extents closed."""
+        """Return compiler options for a user's functions that call `outputs`.
+
+        They are those of a call with an example's extents.
+        """
         definition, layout = self.definition, self.definition.layout
 
         def make() -> dict[str, str]:
@@ -137,7 +143,7 @@ class Executables:
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
                 inputs = [_type(value) for value in graph.inputs]
                 parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
-            except NnefError:  # there is no such example
+            except NnefError:  # the network has no example extents
                 return {}
             return parts.options(False)
 
@@ -148,19 +154,26 @@ class Executables:
     def get(
         self,
         entry: Entry,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         arguments: Lists,
         place: Place,
         key: Hashable,
         *,
         keeps_values: bool,
     ) -> partial[Any]:
-        """Return an entry's executable, applied to what is prepared of a model's arrays.
+        """Return an entry's executable, bound to the prepared values of a model's arrays.
 
-        It takes the lists of a call, for which it is compiled once for all threads; the `key` tells
-        entry, place and shapes. On disk it `keeps_values` that are prepared.
+        It takes the lists of a call. It is compiled once, whichever threads ask for it.
+
+        Args:
+            entry: the kind of call.
+            arrays: the model's parameters, and its state if the entry takes none.
+            arguments: the lists of a call, for whose types it is compiled.
+            place: where it runs.
+            key: the entry, the place and the shapes.
+            keeps_values: whether prepared values are stored on disk.
         """
-        held: list[Any] = []  # what is prepared is kept while somebody holds it
+        held: list[Any] = []  # the cache of prepared values has weak references
         parameters = [*arrays.values()]
 
         def values_of(parts: Preparing) -> tuple[jax.Array, ...]:
@@ -178,7 +191,7 @@ class Executables:
                     name, place.device, parameters, arguments, tree, parts_and_jit, values_of
                 )
             parts, run = parts_and_jit()
-            if not is_traced():  # jax would compile it for each thread
+            if not is_traced():  # compiled here once: several threads would each compile it
                 run.lower(values_of(parts), *arguments).compile()
             return run, parts
 
@@ -186,10 +199,8 @@ class Executables:
             run, parts = self._store.compiled.get(key, make)
             return partial(run, values_of(parts))
 
-    def is_on_disk(
-        self, entry: Entry, arrays: Mapping[str, Any], arguments: Lists, place: Place
-    ) -> bool:
-        """Tell whether the folder has what would be compiled for a place."""
+    def is_on_disk(self, entry: Entry, arrays: Arrays, arguments: Lists, place: Place) -> bool:
+        """Tell whether the folder has the executable for these arguments."""
         disk, graph = self._disk_for(place), entry.specialised(arrays, arguments)
         if disk is None:
             return False
@@ -198,15 +209,15 @@ class Executables:
     def lower(
         self,
         entry: Entry,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         arguments: Lists,
         platform: str,
         devices: int = 1,
     ) -> tuple[Split, Callable[..., Any]]:
-        """Lower an entry for devices of a platform: return its two parts, and the call.
+        """Lower an entry for devices of a platform; return the split, and its call.
 
-        The call takes prepared values and `arguments`. Arrays and arguments may be types: nothing
-        is compiled, nor need such a device be there.
+        The call takes prepared values and `arguments`. Arrays and arguments may be types. Nothing
+        is compiled, so the host needs no such device.
         """
         definition = self.definition
         function, parameters = entry.of_lists([*arrays]), [*arrays.values()]
@@ -220,7 +231,7 @@ class Executables:
             program = differentiable(program) if definition.optimize else program
             parts = lower(program, definition.target(platform, devices))
 
-            def call(values: Sequence[Any], *arguments: Any) -> Any:
+            def call(values: Sequence[jax.Array], *arguments: Sequence[jax.Array]) -> Any:
                 results = parts.call(values, jax.tree.leaves(arguments))
                 return jax.tree.unflatten(jax.tree.structure(shapes), results)
 
@@ -231,11 +242,11 @@ class Executables:
     def _in_parts(
         self,
         entry: Entry,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         arguments: Lists,
         place: Place,
-    ) -> tuple[Split, Any]:
-        """Return the parts of an entry, and `jax.jit` of its call, with options that suit it."""
+    ) -> tuple[Split, jax.stages.Wrapped]:
+        """Return the split of an entry, and its call jitted with compiler options for it."""
         definition, platform = self.definition, place.device.platform
         parts, call = self.lower(entry, arrays, arguments, platform, place.devices)
         options = parts.options(True)
@@ -243,7 +254,7 @@ class Executables:
         if candidates:
             values = prepared(parts, [*arrays.values()], place)
             options = _by_trial(call, (values, *arguments), candidates())
-        donated = (2,) if entry.donates else ()  # the states
+        donated = (2,) if entry.donates else ()  # position of the states
         run: Any = _in_trace_only(call, entry.title)
         return parts, jax.jit(run, donate_argnums=donated, compiler_options=options)
 
@@ -254,7 +265,7 @@ class Executables:
         self,
         entry: Entry,
         graph: Graph,
-        arrays: Mapping[str, Any],
+        arrays: Arrays,
         arguments: Lists,
         place: Place,
         *,
@@ -274,19 +285,19 @@ class Executables:
 
 
 def _by_trial(
-    call: Callable[..., Any], arguments: Sequence[Any], candidates: Sequence[dict[str, str]]
+    call: Callable[..., object], arguments: Sequence[object], candidates: Sequence[dict[str, str]]
 ) -> dict[str, str]:
-    """Return the options by which a call takes the least time."""
+    """Return the compiler options with which a call takes the least time."""
 
-    def compiled(options: dict[str, str]) -> Callable[[], Any]:
+    def compiled(options: dict[str, str]) -> Callable[[], object]:
         run: Any = jax.jit(call, compiler_options=options)
         return partial(run.lower(*arguments).compile(), *arguments)
 
     return candidates[fastest(list(map(compiled, candidates)))]
 
 
-def fastest(runs: Sequence[Callable[[], Any]]) -> int:
-    """Return the index of the function that takes the least time, called in turns."""
+def fastest(runs: Sequence[Callable[[], object]]) -> int:
+    """Return the index of the function whose shortest call is the shortest; they are alternated."""
     for run in runs:
         jax.block_until_ready(run())
     best = [math.inf] * len(runs)
@@ -301,14 +312,14 @@ def fastest(runs: Sequence[Callable[[], Any]]) -> int:
     return best.index(min(best))
 
 
-def _in_trace_only(run: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function under a name, which is compiled or fails, but never computes.
+def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
+    """Return a function with a name that raises RuntimeError outside of a trace.
 
-    To find a NaN, or where `jax.disable_jit` holds, jax computes a jitted function by each of its
-    primitives: it must then be the network as it is written, whose operations have names.
+    To find a NaN, and under `jax.disable_jit`, jax runs the primitives of a jitted function one by
+    one. The network as written must be run then, whose operations have names.
     """
 
-    def in_trace(*arguments: Any) -> Any:
+    def in_trace(*arguments: object) -> object:
         leaves = jax.tree.leaves(arguments)
         if leaves and not any(isinstance(x, Tracer) for x in leaves):
             raise RuntimeError(f"{name} is for jax to trace")

@@ -1,8 +1,8 @@
-"""Runs a definition on a model's arrays, which are on the devices that compute with them."""
+"""Runs a definition on a model's arrays by cached executables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -16,28 +16,27 @@ from jax.core import Tracer
 from lowering import total
 from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
-from nnef_jax.execution.arrays import Arrays
-from nnef_jax.execution.definition import Definition
+from nnef_jax.execution.arrays import Arrays, Leaves
+from nnef_jax.execution.definition import Definition, Inputs
 from nnef_jax.execution.entry import Entry, Lists, results_of
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import Place, default_platform, is_explicit, is_traced, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
-from nnef_jax.execution.run_options import Prepared, RunOptions
+from nnef_jax.execution.run_options import Params, Prepared, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
 
-# Multiply-adds of a call beyond which the kernels for CPUs may gain more than they take to compile:
-# on two cores they gain 0.04 s in a billion (ResNet-18) to 0.3 s (MobileNetV2), and take
-# 4 s and 1 s of processor time.
+# Multiply-adds of a call from which kernels for CPUs may gain more than their compilation costs. On
+# two cores they gain 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in a billion multiply-adds. Their
+# compilation takes 4 s and 1 s of processor time.
 _LONG = 10_000_000_000
 
-ByLabel = Mapping[str, Any]
-Inputs = Sequence[Any]
+ByLabel = Mapping[str, Any]  # arrays, tracers or types
 
 
 class Execution:
-    """Runs a `definition` on `arrays`, by `executables` that are kept."""
+    """Runs a `definition` on `arrays`, by cached `executables`."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
         definition = self.definition = arrays.definition
@@ -46,8 +45,8 @@ class Execution:
         self.network = definition.network
         self.bind, self.types = definition.bind, definition.types
         self.check_params, self.check_state = definition.check_params, definition.check_state
-        self._within = Once()  # for functions that a caller compiles, by entry
-        # Executables on these arrays: by entry, place and shapes, and by the types of inputs.
+        self._within = Once()  # functions for use in a caller's trace, by entry
+        # Bound executables, by entry, place and shapes, and again by the types of inputs.
         self._recent = Once(definition.options.max_executables)
 
     @property
@@ -57,17 +56,17 @@ class Execution:
 
     @property
     def map(self) -> Entry:
-        """Return the entry of cycles from the initial state, for items along inputs' first axis."""
+        """Return the entry of a cycle from the initial state for each item along the first axis."""
         return Entry(self.definition, "map")
 
     @property
     def step(self) -> Entry:
-        """Return the entry of a cycle from a state, which gives the next one too."""
+        """Return the entry of a cycle from a state, which returns the next state too."""
         return Entry(self.definition, "step")
 
     @property
     def scan(self) -> Entry:
-        """Return the entry of many cycles from a state, for items along inputs' first axis."""
+        """Return the entry of successive cycles from a state, for items along the first axis."""
         return Entry(self.definition, "scan")
 
     @cached_property
@@ -77,18 +76,18 @@ class Execution:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Execution:
-        """Return one on arrays, for whose definition nothing is kept yet."""
+        """Return the execution on some arrays, with an empty cache of executables."""
         return cls(Executables(arrays.definition), arrays)
 
     @classmethod
     def loaded(cls, network: Network, options: RunOptions) -> Execution:
-        """Return one that runs a network on the data that it has."""
+        """Return the execution of a network on its own data."""
         return cls.of(Arrays.of(Definition(network, options), network.data))
 
     def on(
-        self, leaves: Any, unread: ByLabel | None = None, *, state_is_given: bool = False
+        self, leaves: Leaves, unread: ByLabel | None = None, *, state_is_given: bool = False
     ) -> Execution:
-        """Return one on other parameters and states, sharing what is compiled."""
+        """Return the execution on other parameters and states, sharing the executables."""
         definition = self.definition.with_unread(unread or {})
         is_given = state_is_given or self.arrays.state_is_given
         return Execution(self.executables, Arrays(definition, leaves, state_is_given=is_given))
@@ -100,20 +99,20 @@ class Execution:
         return self._of(definition, network.data, are_given=self.arrays.are_given)
 
     def over(self, layout: Layout) -> Execution:
-        """Return the same on a mesh."""
+        """Return the same execution on a mesh."""
         return Execution.of(self.arrays.over(layout))
 
     def with_options(self, options: RunOptions) -> Execution:
-        """Return one that runs the same on the same arrays, in another way."""
+        """Return the execution on the same arrays with other options."""
         definition = self.definition.with_options(options)
         return Execution(self.executables.under(definition), self.arrays.under(definition))
 
     def literal(self) -> Execution:
-        """Return one on the same arrays without passes, and without a mesh."""
+        """Return the execution on the same arrays without passes and without a mesh."""
         return self.alone().with_options(replace(self.definition.options, optimize=False))
 
     def alone(self) -> Execution:
-        """Return one on the same arrays, without a mesh."""
+        """Return the execution on the same arrays without a mesh."""
         if self.definition.layout is None:
             return self
         params, state = self.arrays.leaves()
@@ -127,9 +126,10 @@ class Execution:
         )
 
     def for_one_call(self, inputs: Inputs) -> Execution:
-        """Return the execution that answers a single call soonest: mostly the network as written.
+        """Return the execution for which compilation and one call together take the least time.
 
-        One that is compiled already is faster, and one whose call takes long.
+        It is the network as written, without passes. An executable on disk, and passes for a call
+        that takes long, are faster.
         """
         if default_platform() != "cpu":
             return self
@@ -141,31 +141,31 @@ class Execution:
         graph = self.network.specialise([x.shape for x in inputs])
         return self if total(graph) > _LONG else self.literal()
 
-    def executable_for(self, inputs: tuple[Any, ...]) -> partial[Any] | None:
-        """Return the executable of the outputs for inputs of these types, or None.
+    def executable_for(self, inputs: tuple[object, ...]) -> partial[Any] | None:
+        """Return the executable of `outputs` that an earlier call with such types used, or None.
 
-        They need no binding, which takes up to 30 us with the search for what is compiled.
+        Its inputs need no binding. Binding and the choice of an executable take up to 30 us.
         """
         if forks.is_without_threads:
-            return None  # `run` says why
+            return None  # `run` raises the error
         recent = self._recent.values
         try:
             types = _types(inputs)
             executable = recent.get(types)
-            if executable is not None and len(recent) > 2:  # keys of a single executable
+            if executable is not None and len(recent) > 2:  # a single executable has two keys
                 recent.move_to_end(types)
             return executable
-        except (AttributeError, TypeError, KeyError):  # no arrays, or it has just gone
+        except (AttributeError, TypeError, KeyError):  # no arrays, or another thread removed it
             return None
 
     def call(
         self,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         kwargs: ByLabel,
-        params: ByLabel | Prepared | None = None,
+        params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run a call of the network, or a first cycle, on inputs by position and by name."""
+        """Run a cycle from the initial state on inputs by position and by name."""
         return self.run(self.outputs, {}, self.bind(args, kwargs), params, probe)
 
     def run(
@@ -173,14 +173,14 @@ class Execution:
         entry: Entry,
         state: ByLabel,
         inputs: Inputs,
-        params: ByLabel | Prepared | None = None,
+        params: Params | None = None,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run the network on a state, if the entry takes one, and inputs.
+        """Run the network on inputs, and on a state if the entry takes one.
 
-        Without `params` it runs on the model's, on the device that the arrays are committed to. A
-        call by itself is an executable, applied to what is prepared for it. Otherwise it is a
-        function of all that it depends on.
+        Without `params` it uses the model's, on the device to which the arrays are committed. A
+        call outside of traces, without `params` and a probe, is an executable that is bound to
+        prepared values. Any other is a jitted function of parameters, state and inputs.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -203,23 +203,23 @@ class Execution:
             self._recent.keep(_types(arrays), executable)
         try:
             return executable(*arguments)
-        except ValueError:  # inside a function that jax compiles others may have no options
+        except ValueError:  # within a trace jax refuses functions with compiler options
             if not is_traced():
                 raise
             return self._inside(entry, state, inputs)
 
     def _is_inside(self) -> bool:
-        """Tell whether jax traces now, and the model's arrays have values there."""
+        """Tell whether jax traces now, and the model's arrays are not tracers."""
         return is_traced() and not self.arrays.are_traced
 
     def _inside(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
-        """Run an entry in a function that the caller compiles, parameters prepared for that."""
+        """Run an entry in the caller's trace; parameters are prepared where it is lowered."""
         for_calls = self.arrays.for_calls
         run = self._within.get(entry.name, lambda: entry.jitted(None, lambda _: for_calls()))
         return run(None, self._before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
-        """Return the compiled program of a call with such arrays, as jax has it."""
+        """Return jax's compiled program of a call with such arrays."""
         arguments = entry.arguments(state, inputs)
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
@@ -230,12 +230,12 @@ class Execution:
         call: Any = executable.func
         if isinstance(call, jax.stages.Compiled):
             return call
-        return call.lower(*executable.args, *arguments).compile()  # which jax has after a run
+        return call.lower(*executable.args, *arguments).compile()  # from jax's cache after a run
 
-    def _place(self, arrays: Sequence[Any]) -> Place | None:
-        """Return where jax computes with these arrays of a call, None where jax is to find it.
+    def _place(self, arrays: Inputs) -> Place | None:
+        """Return the place where jax computes with the arrays of a call, None if jax decides.
 
-        The user may want nothing compiled, or to know which operation computes a NaN.
+        jax decides if the user disabled compilation, or looks for the operation that computes NaN.
         """
         if is_watched() or any(isinstance(x, Tracer) for x in arrays):
             return None
@@ -252,7 +252,7 @@ class Execution:
         return self._recent.keep(key, executable)
 
     def _read_by(self, entry: Entry, place: Place) -> dict[str, Any]:
-        # The initial state is an argument too: no stored data are part of what is compiled.
+        # The initial state is an argument too: no data of the network are part of an executable.
         params = self.arrays.parameters(place.where)
         return params if entry.takes_state else params | self.arrays.initial_state(place.where)
 
@@ -262,7 +262,7 @@ class Execution:
     def _captured(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
-        """Return the parameters that a run reads, also those that only captured tensors do."""
+        """Return the parameters that a run reads, including those for captured tensors only."""
         items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
         labels = self.definition.labels_read(items, probe, self._before(entry, state))
         return self.arrays.select(labels)
@@ -270,20 +270,19 @@ class Execution:
     def _computed(
         self,
         entry: Entry,
-        params: ByLabel | Prepared,
+        params: Params,
         state: ByLabel,
         inputs: Inputs,
         probe: Probe = NOTHING,
     ) -> Any:
-        """Run the network as a function of all that it depends on.
+        """Run the network as one jitted function of parameters, state, inputs and probe.
 
-        It is compiled as a whole also where the caller compiles nothing. JAX would compile each
-        primitive by itself: 236 for ResNet-18, in 15 s, where all of it takes 7. Within a function
-        that the caller compiles it is a call, which XLA inlines.
+        Without jit, jax would compile each primitive by itself: 236 for ResNet-18 in 15 s, instead
+        of 7 s for the network as a whole. Within a caller's trace it is a call, which XLA inlines.
         """
         arguments = params, self._before(entry, state), inputs, probe
         run, alone = self.executables.jitted(entry), self.executables.alone(entry)
-        if alone is not run and not is_traced():  # asking leaves a trace
+        if alone is not run and not is_traced():  # the test adds an equation to a trace
             run = alone
         try:
             return run(*arguments)
@@ -293,12 +292,12 @@ class Execution:
             for name in blamed:
                 error.add_note(f"{name} has one already")
             if entry.time_axes and not blamed:
-                with jax.disable_jit():  # to jax a scan is one operation, which has no NaN in it
+                with jax.disable_jit():  # otherwise jax does not look into a scan
                     self.executables.jitted(entry)(*arguments)
             raise
 
     def _arrays_to_blame(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
-        """Return which arrays have what jax looks for before the network runs."""
+        """Return the names of arrays that contain a NaN or infinity before the network runs."""
         config: Any = jax.config
         signs = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
         names = [value.name for value in self.network.graph.inputs]
@@ -312,9 +311,9 @@ class Execution:
         ]
 
     def prepare(self, params: ByLabel, inputs: Inputs, before: ByLabel | None = None) -> Prepared:
-        """Return parameters, and beside them the prepared values of a cycle of these types.
+        """Return parameters with the values that are prepared for a cycle on inputs of these types.
 
-        Its state is `before`, by default the initial one.
+        The cycle's state is `before`, by default the initial one.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -325,7 +324,7 @@ class Execution:
         if state is None:
             state = self.arrays.initial_state() if self.network.graph.states else {}
         functions = {definition.cycle: inputs}
-        # How many cycles there are makes no difference.
+        # The number of cycles does not affect prepared values.
         if state and inputs and not self.network.changing:
             several = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
             functions[definition.cycles] = several
@@ -333,13 +332,14 @@ class Execution:
         values = {f.__name__: prepare(platform, f, params, state, x) for f, x in functions.items()}
         return Prepared(params, values, definition)
 
-    def first_state(self, inputs: Callable[[], Sequence[Any]]) -> dict[str, jax.Array]:
-        """Return the state before a first cycle, whose inputs or their types are asked for.
+    def first_state(self, inputs: Callable[[], Inputs]) -> dict[str, jax.Array]:
+        """Return the state before the first cycle.
 
-        Raises InputError where a variable starts with what is computed of one that is a type.
+        `inputs` is called only if an initial value is computed from inputs. It returns the arrays
+        of the first cycle, or their types. Raises InputError if a type stands for a needed array.
         """
         stored, network = dict(self.arrays.initial_state()), self.network
-        if self.definition.options.donate_state:  # a step takes its memory for the next one
+        if self.definition.options.donate_state:  # a step overwrites the memory of its state
             stored = {label: jnp.array(x, copy=True) for label, x in stored.items()}
         if not network.computed_starts:
             return stored
@@ -350,14 +350,14 @@ class Execution:
         for name, x in named.items():
             if isinstance(x, jax.ShapeDtypeStruct):
                 raise InputError(
-                    f"the state starts with what the network computes of input '{name}'",
+                    f"the initial state is computed from input '{name}'",
                     hint="give the inputs of the first cycle: model.init_state(x)",
                 )
         computed = self.executables.starts(self.arrays.parameters(), stored, graph, named)
         return {s.label: {**stored, **computed}[s.label] for s in graph.states}
 
 
-def _types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+def _types(arrays: Inputs) -> tuple[Any, ...]:
     """Return the key of the executable for arrays of numpy or jax."""
     default: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     types = [

@@ -1,6 +1,7 @@
-"""Tells whether this process was forked after jax had run: threads of its runtime are not in it.
+"""Detects that this process was forked after jax had run, and refuses to compute in it.
 
-A computation may wait for them for ever. The package imports this at once, to see the fork.
+The forked process lacks the threads of jax's runtime, and a computation may wait for them for ever.
+The package imports this module first, to observe every fork.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ is_without_threads = False
 
 def _note() -> None:
     global is_without_threads
-    # There is no public name for it, and asking by one would begin to run what has not.
+    # A private name: a public function for the same would start jax's runtime.
     bridge = sys.modules.get("jax._src.xla_bridge")
     is_without_threads = bool(getattr(bridge, "_backends", None))
 
@@ -24,7 +25,7 @@ if hasattr(os, "register_at_fork"):  # Windows does not fork
 
 
 def refuse() -> NoReturn:
-    """Raise UnsupportedError, where a computation may wait for ever."""
+    """Raise UnsupportedError, since a computation may wait for ever."""
     from nnef_jax.errors import UnsupportedError
 
     raise UnsupportedError(

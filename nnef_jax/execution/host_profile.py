@@ -1,8 +1,8 @@
-"""The profile of the host: measured once, kept in a folder, found there by other processes.
+"""Measures the host's rates once, and stores them in a folder for other processes.
 
-machine-KEY.json holds the rates, for people to read, and what they are of: the processor, its
-threads, and what compiles. It is measured where it can be kept, and nowhere else. A file that is
-damaged, or another host's, is made again. One that says something wrong costs time alone.
+machine-KEY.json holds the rates and the host's identity: the processor, the number of threads, and
+the versions of the compiler. The host is measured only if the file can be written. A file that is
+damaged, or that of another host, is made again. Wrong rates cost time but change no result.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from nnef_jax.execution.cache_key import compiler_versions
 from nnef_jax.execution.run_options import RunOptions
 from nnef_jax.storage import files, protected_files
 
-# Multiply-adds of a network that is worth the second in which the host is measured.
-_LARGE = 10_000_000
+_LARGE = 10_000_000  # multiply-adds; measuring takes a second, too long for smaller networks
 
-_SWITCH = "NNEF_JAX_MEASURE"  # with 0 all of a process chooses by the shipped profile
+_SWITCH = "NNEF_JAX_MEASURE"  # 0: the process uses the shipped profile
 _LONGEST = 1 << 16  # bytes of a file
 
 _profiles: dict[str | None, MachineProfile] = {}  # by folder, None for the user's
 _lock = threading.Lock()
-_WAIT = 5.0  # seconds at most for another thread that measures, whatever keeps it
+_WAIT = 5.0  # seconds to wait at most while another thread measures
 
 
 def rates(
     graph: Graph, options: RunOptions, platform: str, *, measures: bool = True
 ) -> MachineProfile:
-    """Return the rates that hold in this context, else the host's for CPUs, else the shipped.
+    """Return the rates that passes choose by.
 
-    The host's are measured for a large graph; small ones take them where they are known. They are
-    kept in the folder of the options, by default the user's.
+    They are the rates set by a context (`held_profile`), or else on a CPU the host's, or else the
+    shipped ones. The host's rates are read from the folder of the options, by default the user's. A
+    large graph has them measured if they are not there.
     """
     if held := held_profile():
         return held
@@ -64,21 +64,21 @@ def rates(
 
 
 def may_measure() -> bool:
-    """Tell whether the environment lets the host be measured."""
+    """Tell whether the environment variable NNEF_JAX_MEASURE allows measuring the host."""
     return os.environ.get(_SWITCH) != "0"
 
 
 def read(folder: str | None = None) -> MachineProfile | None:
-    """Return the host's profile that is kept in a folder, by default the user's, or None."""
+    """Return the host's profile from a folder, by default the user's; None if it is not there."""
     if folder not in _profiles and (path := path_in(folder)) and (profile := _read(path)):
         _profiles[folder] = profile
     return _profiles.get(folder)
 
 
 def measure(folder: str | None = None) -> MachineProfile | None:
-    """Measure the host, and keep its profile in a folder; None where it cannot be kept.
+    """Measure the host, and write its profile to a folder; return None if it cannot be written.
 
-    Threads that ask for it at a time get the same. One waits a few seconds at most.
+    Threads that call this at the same time get the same profile. A thread waits 5 s at most.
     """
     path = path_in(folder)
     if path is None or cache_folder.prepare(parent := os.path.dirname(path)):
@@ -92,11 +92,11 @@ def measure(folder: str | None = None) -> MachineProfile | None:
 
 
 def _measure_and_write(path: str) -> MachineProfile:
-    """Measure the host, and return what is in the file now; the shipped profile where that fails.
+    """Measure the host, and write and return its profile; return the shipped one if that fails.
 
-    Other processes would choose otherwise than this one by what is not kept.
+    A profile that is not written is not used: other processes would choose by other rates.
     """
-    with suppress(Exception):  # XLA raises anything where it lacks an option
+    with suppress(Exception):  # XLA may raise any exception if it lacks an option
         profile = _measured()
         content = {**asdict(profile), "host": list(_host())}
         with files.replacing(path, overwrite=True) as file:
@@ -108,7 +108,7 @@ def _measure_and_write(path: str) -> MachineProfile:
 def _measured() -> MachineProfile:
     measure = target_of("cpu").measure
     assert measure is not None
-    # In a thread of its own nothing is traced, and nobody looks for NaN.
+    # Tracing, and the search for NaN, are states of the caller's thread.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(measure, threads()).result()
 
@@ -116,7 +116,7 @@ def _measured() -> MachineProfile:
 def path_in(folder: str | None = None) -> str | None:
     """Return the path of the host's profile in a folder, by default the user's.
 
-    Return None where the system has no folder for the user's caches, as a bare container.
+    Return None if the system has no folder for the user's caches, as in a bare container.
     """
     if folder is None:
         if not cache_folder.has_users():
@@ -127,14 +127,14 @@ def path_in(folder: str | None = None) -> str | None:
 
 
 def _host() -> tuple[str, ...]:
-    """Return the identity of a host, and of the compiler for it."""
+    """Return the identity of the host and its compiler: a profile is for these only."""
     names = ",".join((*MachineProfile.names(), *Costs.names()))
     return *processor(), f"threads: {threads()}", *compiler_versions(), f"rates: {names}"
 
 
 @cache
 def threads() -> int:
-    """Return how many threads may compute at a time: the process's cores, or its quota of them."""
+    """Return the number of threads that can compute at a time: the process's cores or quota."""
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
     else:
@@ -143,7 +143,7 @@ def threads() -> int:
 
 
 def quota(root: str = "/sys/fs/cgroup") -> int:
-    """Return how many cores the control group of a container lets it use, of either version."""
+    """Return the number of cores that the control group allows, of version 1 or 2, rounded up."""
     for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):
         with suppress(OSError, ValueError, ArithmeticError):  # "max" is a ValueError, too
             texts = [Path(root, name).read_text("ascii") for name in names]
@@ -154,7 +154,7 @@ def quota(root: str = "/sys/fs/cgroup") -> int:
 
 
 def _read(path: str) -> MachineProfile | None:
-    """Return the profile in a file, or None where there is none of this host."""
+    """Return the profile in a file; None if there is none, or it is not this host's."""
     try:
         with protected_files.unnoted(), files.open_regular(path, ArchiveError) as file:
             content = json.loads(file.read(_LONGEST))
@@ -163,19 +163,19 @@ def _read(path: str) -> MachineProfile | None:
         profile = _profile(content)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
-    with suppress(OSError):  # in a read-only folder, say
-        os.utime(path)  # it was used
+    with suppress(OSError):  # a read-only folder
+        os.utime(path)  # records the last use
     return profile
 
 
 def _profile(content: Mapping[str, Any]) -> MachineProfile:
-    """Return a profile of the fields of its file; raise TypeError or ValueError for others."""
+    """Return the profile from a file's fields. Raises TypeError or ValueError for wrong fields."""
     costs: Any = Costs(**content["costs"])
     profile = MachineProfile(**{**content, "costs": costs})
     rates = [getattr(profile, name) for name in MachineProfile.names()]
     rates += [getattr(costs, name) for name in Costs.names()]
     if not all(type(x) is float and 0 < x < math.inf for x in rates):
-        raise ValueError("a rate is no positive number")
+        raise ValueError("a rate is not a positive number")
     if type(profile.threads) is not int or profile.threads < 1:
-        raise ValueError("threads are no positive number")
+        raise ValueError("threads is not a positive number")
     return profile

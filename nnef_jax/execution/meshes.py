@@ -1,8 +1,8 @@
-"""Runs networks over meshes of devices: where arrays are put, and how results are sharded.
+"""Puts a model's arrays on a mesh of devices, and says how results are sharded.
 
-What is inside a network XLA's partitioner shards, as in any jit. Where axes of a mesh are Explicit,
-types tell how arrays are sharded, and an operation must be told what it cannot tell by itself. A
-network knows of no mesh, so that such axes are Auto within it.
+XLA's partitioner shards the tensors inside a network, as in any jit. Explicit axes of a mesh are
+part of the types of arrays, and some operations must be told the sharding of their result. A
+network's operations are not, so such axes are Auto within a network.
 """
 
 from __future__ import annotations
@@ -25,27 +25,28 @@ from lowering.graph import Value
 from nnef_jax.call_arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.places import Place, is_explicit
-from nnef_jax.execution.run_options import Prepared
+from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.network import Network
 
 if TYPE_CHECKING:  # importing it takes a while
     from lowering import Division
 
 _FREE = PartitionSpec.UNCONSTRAINED
+_Names = str | tuple[str, ...] | None  # mesh axes for one axis of an array, in a PartitionSpec
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Says where a model lives: on a mesh, its batch and its parameters sharded along axes of it.
+    """The mesh of a model, and the mesh axes along which its batch and parameters are sharded.
 
     Args:
         mesh: the devices.
-        batch: names of axes of the mesh, along which a batch is sharded.
-        axis: the axis of inputs, states and outputs that is the batch. An array has the batch if it
-            has as many items there as the first input that has the axis.
-        specs: how parameters are sharded, by label; others are whole on each device.
-        along: names of axes of the mesh along which products are divided.
-        divisions: how parameters are divided for that, by label.
+        batch: names of mesh axes along which a batch is sharded.
+        axis: the batch axis of inputs, states and outputs. An array has the batch if its extent
+            there is that of the first input with such an axis.
+        specs: shardings of parameters, by label; other parameters are replicated.
+        along: names of mesh axes for tensor parallelism.
+        divisions: divisions of parameters along `along`, by label.
     """
 
     mesh: Mesh
@@ -57,36 +58,40 @@ class Layout:
 
     @cached_property
     def parts(self) -> int:
-        """Return how many parts a batch has."""
+        """Return the number of shards of a batch."""
         return math.prod(self.mesh.shape[name] for name in self.batch)
 
     @property
     def place(self) -> Place | None:
-        """Return where what is prepared of parameters lives, None where they are divided."""
-        whole = NamedSharding(self.mesh, PartitionSpec())
-        return None if self.specs or is_explicit(whole) else Place(whole, True)
+        """Return the place of prepared values: replicated; None if nothing is prepared.
+
+        Nothing is prepared for sharded parameters, nor on Explicit axes.
+        """
+        replicated = NamedSharding(self.mesh, PartitionSpec())
+        return None if self.specs or is_explicit(replicated) else Place(replicated, True)
 
     def extent(self, shapes: Sequence[Sequence[int]], time_axes: int = 0) -> int | None:
-        """Return the batch's extent, given the shapes of the inputs; None if none has the axis."""
+        """Return the batch's extent from the shapes of the inputs; None if none has the axis."""
         axis = self.axis + time_axes
         return next((shape[axis] for shape in shapes if len(shape) > axis), None)
 
     def beside(self, extent: int | None, shape: Sequence[int], time_axes: int = 0) -> NamedSharding:
-        """Return how an array is sharded in a call with a batch of this extent."""
+        """Return the sharding of an array in a call whose batch has this extent."""
         axis = self.axis + time_axes
         has_batch = self.batch and shape[axis : axis + 1] == (extent,)
         axes = [None] * axis + [self.batch] if has_batch else []
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def of_parameter(self, label: str) -> NamedSharding:
-        """Return how a parameter is sharded."""
+        """Return the sharding of a parameter."""
         return NamedSharding(self.mesh, self._specs.get(label, PartitionSpec()))
 
     def put(self, what: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
-        """Put a whole array on the mesh. A traced one stays as it is, one that is there may.
+        """Put a global array on the mesh; return a tracer unchanged.
 
-        What is on the host, a mapped file perhaps, is read by the parts that its own devices take.
-        Raises InputError for an array of other devices that are partly those of other hosts.
+        An array on the mesh in another sharding is returned unchanged if it `stays`. Of an array on
+        the host, as in a mapped file, only the shards of the host's own devices are read. Raises
+        InputError for an array on devices of several hosts that are not those of the mesh.
         """
         if isinstance(x, jax.Array):
             if isinstance(x, Tracer) or x.sharding == sharding or (stays and self._holds(x)):
@@ -100,17 +105,18 @@ class Layout:
                 )
             if not self.mesh.is_multi_process:
                 return jax.device_put(x, sharding)
-        whole = np.asarray(x)
-        return jax.make_array_from_callback(whole.shape, sharding, lambda part: whole[part])
+        array = np.asarray(x)
+        return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
     def put_params(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Put parameters on the mesh."""
         return {x: self.put(f"params: '{x}'", v, self.of_parameter(x)) for x, v in params.items()}
 
-    def divided(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parameters as calls take them whose divided factor is not the first of its axis.
+    def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return the parameters that calls take with a separate axis for the divided factor.
 
-        Where each is also divided along axes of the batch there are none: they would be gathered.
+        Such an axis is needed if the factor is not the first of its axis. A parameter that is also
+        sharded along the batch's axes has none: it is gathered in each call.
         """
         places = {label: place for label, place in self.divided_places().items() if label in params}
         if not places:
@@ -120,7 +126,7 @@ class Layout:
         )
 
     def divided_places(self) -> dict[str, NamedSharding]:
-        """Return how those parameters are sharded as `with_axes` gives them, by label."""
+        """Return the shardings of the parameters that `with_axes` reshapes, by label."""
         places: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
@@ -129,9 +135,12 @@ class Layout:
                 places[label] = NamedSharding(self.mesh, names)
         return places
 
-    def with_axes(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Return parameters with an axis of its own for the factor that is divided."""
-        arrays: dict[str, Any] = {}
+    def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Return the parameters reshaped: the divided factor has a separate axis.
+
+        The axis of extent n = before * m becomes two, of extents before and m.
+        """
+        arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
             division = self._divisions[label]
             before, (*outer, extent) = division.before, x.shape[: division.axis + 1]
@@ -140,7 +149,7 @@ class Layout:
         return arrays
 
     def division(self, label: str, has_axis: bool) -> Division | None:
-        """Return how a parameter is divided, by itself or `with_axes`; None if it is whole."""
+        """Return the division of a parameter, or of its form `with_axes`; None if undivided."""
         division = self._divisions.get(label)
         if division is None or not has_axis:
             return division
@@ -155,14 +164,18 @@ class Layout:
         return {x: self.put(f"state: '{x}'", v, place, stays=True) for x, v, place in pairs}
 
     def bind(
-        self, network: Network, args: tuple[Any, ...], kwargs: Any, time_axes: int = 0
+        self,
+        network: Network,
+        args: tuple[object, ...],
+        kwargs: Mapping[str, object],
+        time_axes: int = 0,
     ) -> list[Any]:
         """Return the inputs as `bind_inputs` does, on the mesh and sharded by batch.
 
-        Those that are there stay as they are. Of what is traced the batch alone is constrained. On
-        several hosts other arrays are the part of the batch that the host's own devices take.
+        Arrays on the mesh keep their sharding. For a tracer only the batch axis is constrained. On
+        several hosts any other array is the host's part of the batch.
 
-        Raises InputError where the batch does not divide.
+        Raises InputError if the batch does not divide into equal parts.
         """
         several = self.mesh.is_multi_process
         declared = network.graph.inputs
@@ -193,9 +206,9 @@ class Layout:
             return x
         if isinstance(x, Tracer):
             if not sharding.spec or jax.sharding.get_abstract_mesh().manual_axes:
-                return x  # within shard_map it is a part already
+                return x  # within shard_map it is a shard already
             self._require_divides(name, extent, self.parts)
-            if self._is_typed:  # the caller has sharded it
+            if self._is_typed:  # its type has the caller's sharding
                 return x
             axes = [_FREE if names is None else names for names in sharding.spec]
             axes += [_FREE] * (x.ndim - len(axes))
@@ -228,13 +241,13 @@ class Layout:
 
     @cached_property
     def compiler_options(self) -> dict[str, str]:
-        """Return XLA's options for the mesh: CPUs gather each parameter when it is read."""
+        """Return XLA's options for the mesh: CPUs gather each parameter just before its use."""
         is_gathered = any(has_names(spec, self.batch) for _, spec in self.specs)
         in_order = target_of(platform_of(self.mesh)).in_order if is_gathered else None
         return in_order() if in_order else {}
 
     def in_use(self) -> Any:
-        """Return the mesh as functions that are traced now see it."""
+        """Return the mesh of the current trace, or this layout's outside of any."""
         mesh = jax.sharding.get_abstract_mesh()
         return self.mesh if mesh.empty else mesh
 
@@ -251,33 +264,35 @@ class Layout:
     def _specs(self) -> dict[str, PartitionSpec]:
         return dict(self.specs)
 
-    def used(self, params: Any) -> Any:
-        """Return parameters as they are computed with: whole along the axes of the batch.
+    def used(self, params: Params) -> Params:
+        """Return the parameters for computing, gathered along the batch's axes.
 
-        Fully sharded, they are stored so: otherwise the partitioner might divide what is computed
-        with them in another way. Derivatives are told here to be sharded as the parameters are.
+        Fully sharded parameters are sharded along these axes. Without a constraint the partitioner
+        might divide the computation accordingly. The constraints hold for derivatives too, which
+        are sharded like the parameters.
         """
         if isinstance(params, Prepared):
             return replace(params, params=self.used(params.params))
         used: dict[str, Any] = {}
         for label, x in params.items():
             spec = self.of_parameter(label).spec
-            kept = PartitionSpec(*(_without(names, self.batch) for names in spec))
+            gathered = PartitionSpec(*(_without(names, self.batch) for names in spec))
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
-            if kept != spec:
-                x = with_sharding_constraint(x, NamedSharding(self.in_use(), kept))
+            if gathered != spec:
+                x = with_sharding_constraint(x, NamedSharding(self.in_use(), gathered))
             used[label] = x
         return used
 
 
 def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
-    """Tell whether an array is divided along some of these axes of a mesh."""
+    """Tell whether an array is sharded along any of these mesh axes."""
     return any(_without(part, names) != part for part in spec)
 
 
-def _without(names: Any, others: Sequence[str]) -> Any:
-    kept = tuple(x for x in (names if isinstance(names, tuple) else (names,)) if x not in others)
-    return kept if len(kept) > 1 else next(iter(kept), None)
+def _without(names: _Names, removed: Sequence[str]) -> _Names:
+    axes: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
+    left = tuple(x for x in axes if x not in removed)
+    return left if len(left) > 1 else next(iter(left), None)
 
 
 def platform_of(mesh: Mesh) -> str:

@@ -1,4 +1,4 @@
-"""Computes a network over a mesh: what is divided, what is gathered, how results are sharded."""
+"""Computes a network over a mesh, with divided or gathered parameters and sharded results."""
 
 from __future__ import annotations
 
@@ -13,60 +13,67 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, auto_axes
 from lowering import or_else
 from nnef_jax.execution.meshes import Layout, platform_of
 from nnef_jax.execution.places import explicit_mesh, is_watched
-from nnef_jax.execution.run_options import Prepared
+from nnef_jax.execution.probe import Probe
+from nnef_jax.execution.run_options import Params, Prepared
+
+Compute = Callable[..., Any]  # a function of params, state, inputs and a probe
 
 
 def over_mesh(
-    compute: Callable[..., Any],
+    compute: Compute,
     layout: Layout | None,
     time_axes: int,
-    params: Any,
-    state: Any,
-    inputs: Sequence[Any],
-    probe: Any,
+    params: Params,
+    state: Mapping[str, jax.Array],
+    inputs: Sequence[jax.Array],
+    probe: Probe,
 ) -> Any:
-    """Compute a function of params, state, inputs and a probe over a mesh: a layout's, or of types.
+    """Compute a function of params, state, inputs and a probe over a mesh.
 
-    Within it Explicit axes are Auto. Results are sharded as the layout says. Without one, on
-    Explicit axes, they are sharded as the first axis of the first input, and next states as the
-    states.
+    The mesh is the layout's, or the one in the arguments' types. Its Explicit axes are Auto within
+    the function.
+
+    Results are sharded according to the layout. Without a layout, the first axis of outputs is
+    sharded like that of the first input, and next states are sharded like the states.
     """
     arguments = params, state, inputs, probe
-    told = layout or _told_by_types(arguments, time_axes)
-    if told is None or jax.sharding.get_abstract_mesh().manual_axes:
+    over = layout or _layout_of_types(arguments, time_axes)
+    if over is None or jax.sharding.get_abstract_mesh().manual_axes:
         return compute(*arguments)
-    extent = told.extent([x.shape for x in inputs], time_axes)
+    extent = over.extent([x.shape for x in inputs], time_axes)
 
-    def whole(params: Any, *others: Any) -> Any:
+    def run(params: Params, *arguments: Any) -> Any:
         used = layout.used(params) if layout else params
         is_prepared = isinstance(used, Prepared)
         raw, prepared = (used.params, used.values) if is_prepared else (used, {})
 
         def undivided() -> Any:
-            return compute(raw, *others)
+            return compute(raw, *arguments)
 
-        if not told.divisions or is_watched():
+        if not over.divisions or is_watched():
             return undivided()
-        divided = partial(_divided, compute, told, time_axes, raw, prepared, *others)
+        divided = partial(_divided, compute, over, time_axes, raw, prepared, *arguments)
         return or_else(divided, undivided)
 
-    def places(results: Any, time_axes: int = time_axes) -> Any:
-        return jax.tree.map(lambda x: told.beside(extent, x.shape, time_axes), results)
+    def shardings(results: object, time_axes: int = time_axes) -> Any:
+        return jax.tree.map(lambda x: over.beside(extent, x.shape, time_axes), results)
 
-    if AxisType.Explicit not in told.mesh.axis_types:
-        outputs, after, shown = results = whole(*arguments)
-        return with_sharding_constraint(results, (places(outputs), places(after, 0), places(shown)))
-    free: Any = partial(auto_axes, whole, axes=told.mesh.explicit_axes)
-    replicated = NamedSharding(told.mesh, PartitionSpec())
-    outputs, after, shown = jax.eval_shape(free(out_sharding=replicated), *arguments)
-    states = places(after, 0)  # of those that start with what is computed
+    if AxisType.Explicit not in over.mesh.axis_types:
+        outputs, after, captures = results = run(*arguments)
+        places = shardings(outputs), shardings(after, 0), shardings(captures)
+        return with_sharding_constraint(results, places)
+    free: Any = partial(auto_axes, run, axes=over.mesh.explicit_axes)
+    replicated = NamedSharding(over.mesh, PartitionSpec())
+    outputs, after, captures = jax.eval_shape(free(out_sharding=replicated), *arguments)
+    states = shardings(after, 0)  # for states whose initial value is computed
     specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
-    states |= {label: NamedSharding(told.mesh, spec) for label, spec in specs.items()}
-    return free(out_sharding=(places(outputs), states, places(shown)))(*arguments)
+    states |= {label: NamedSharding(over.mesh, spec) for label, spec in specs.items()}
+    places = shardings(outputs), states, shardings(captures)
+    return free(out_sharding=places)(*arguments)
 
 
-def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
-    """Return the layout that types tell, None where they tell none."""
+def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
+    """Return the layout in the types of the arguments, None if no mesh has Explicit axes."""
     mesh = explicit_mesh(arguments)
     if mesh is None:
         return None
@@ -76,26 +83,28 @@ def _told_by_types(arguments: Any, time_axes: int) -> Layout | None:
 
 
 def _divided(
-    compute: Callable[..., Any],
+    compute: Compute,
     layout: Layout,
     time_axes: int,
-    params: Mapping[str, Any],
-    prepared: Mapping[str, Any],
-    *others: Any,
+    params: Mapping[str, jax.Array],
+    prepared: Mapping[str, jax.Array],
+    state: Mapping[str, jax.Array],
+    inputs: Sequence[jax.Array],
+    probe: Probe,
 ) -> Any:
-    """Compute with parameters that are divided for products, so that what follows stays so."""
+    """Compute with parameters that are divided along a factor, and keep the tensors divided."""
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
-    def computed(arrays: Mapping[str, Any], *others: Any) -> Any:
+    def computed(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:
         joined = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
-        return compute(joined, *others)
+        return compute(joined, *arguments)
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
-    program, arrays, tree = traced(computed, operands, *others)
-    if not program.has_items:  # extents that are no numbers
-        return compute(params, *others)
+    program, arrays, tree = traced(computed, operands, state, inputs, probe)
+    if not program.has_items:  # extents that are not numbers
+        return compute(params, state, inputs, probe)
     divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(operands))}
-    extent = layout.extent([x.shape for x in others[1]], time_axes)
+    extent = layout.extent([x.shape for x in inputs], time_axes)
     batch: dict[int, Division] = {}
     for i, x in enumerate(arrays[len(operands) :], len(operands)):
         if names := layout.beside(extent, x.shape, time_axes).spec:

@@ -1,4 +1,4 @@
-"""Tells where jax computes, with some arrays or by default, and what it watches for there."""
+"""Determines the device or sharding on which jax computes, and whether it traces or debugs."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Device = Any  # a jax.Device, which is no type to a type checker
 
 
 class Place(NamedTuple):
-    """Says where a computation runs, and whether arguments, and so results, are committed."""
+    """The device or sharding of a computation; its results are committed if its arguments are."""
 
     where: Device | Sharding
     is_committed: bool
 
     @property
     def device(self) -> Device:
-        """Return the device, or the first of several that are of this process."""
+        """Return the device, or the first one of this process in a sharding."""
         if isinstance(self.where, Sharding):
             return min(self.where.addressable_devices, key=lambda device: device.id)
         return self.where
 
     @property
     def devices(self) -> int:
-        """Return how many devices there are."""
+        """Return the number of devices."""
         return len(self.where.device_set) if isinstance(self.where, Sharding) else 1
 
 
@@ -42,8 +42,9 @@ def default_device() -> Device:
 
 
 def is_traced() -> bool:
-    """Tell whether jax records now what it would compute, as in a function that a user compiles."""
-    return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)  # else it computes nothing
+    """Tell whether jax is tracing, as within a function that a user compiles."""
+    # Outside of a trace stop_gradient computes nothing.
+    return isinstance(jax.lax.stop_gradient(np.float32(0)), Tracer)
 
 
 def default_platform() -> str:
@@ -51,8 +52,8 @@ def default_platform() -> str:
     return default_device().platform
 
 
-def place_of(arrays: Sequence[Any]) -> Place:
-    """Return where jax computes with these arrays, none of them traced."""
+def place_of(arrays: Sequence[object]) -> Place:
+    """Return the place where jax computes with these arrays, none of them traced."""
     for array in arrays:
         if isinstance(array, jax.Array) and array.committed:
             where = array.device
@@ -62,24 +63,24 @@ def place_of(arrays: Sequence[Any]) -> Place:
     return Place(default_device(), False)
 
 
-def computing_at(device: Device) -> AbstractContextManager[Any]:
-    """Make a device the default one."""
+def computing_at(device: Device) -> AbstractContextManager[object]:
+    """Make a device the default one within a `with` statement."""
     return nullcontext() if device == default_device() else jax.default_device(device)
 
 
-def is_explicit(where: Any) -> bool:
-    """Tell whether a place (a device or a sharding), or else the mesh in use, has Explicit axes."""
+def is_explicit(where: Device | Sharding) -> bool:
+    """Tell whether the mesh of a sharding, or else the mesh in use, has Explicit axes."""
     mesh = where.mesh if isinstance(where, NamedSharding) else jax.sharding.get_abstract_mesh()
     return AxisType.Explicit in mesh.axis_types
 
 
-def explicit_mesh(arrays: Any) -> Any:
+def explicit_mesh(arrays: object) -> Any:
     """Return the mesh whose Explicit axes are part of the types of a tree of arrays, or None."""
     shardings = [jax.typeof(x).sharding for x in jax.tree.leaves(arrays)]
     return next((x.mesh for x in shardings if x.mesh.explicit_axes), None)
 
 
 def is_watched() -> bool:
-    """Tell whether the user has jax look for NaN or infinities, or compile nothing."""
+    """Tell whether jax's settings disable compilation, or look for NaN or infinities."""
     config: Any = jax.config
     return config.jax_disable_jit or config.jax_debug_nans or config.jax_debug_infs

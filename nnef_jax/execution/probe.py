@@ -1,4 +1,4 @@
-"""Changes tensors inside a network while it runs, and shows them."""
+"""Edits and captures tensors inside a network in one run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.similar import did_you_mean
 
-_READERS = 4  # that are named instead of a tensor
+_READERS = 4  # named at most in a hint
 Edit = Callable[[jax.Array], ArrayLike]
 Edits = Mapping[str, Edit | ArrayLike]
 
@@ -32,12 +32,12 @@ Edits = Mapping[str, Edit | ArrayLike]
 class Probe:
     """Edits and captures of tensors inside the network, in one run.
 
-    To jax it is a tree of its arrays, so that functions compare by identity.
+    To jax it is a pytree of `arrays`. Its edits are static: functions compare by identity.
 
     Args:
-        edits: a function of the tensor for each name, None for one of the arrays.
-        arrays: what takes the place of tensors, by name.
-        capture: names of tensors that are returned, as they are after edits; None for no dict.
+        edits: for each name or pattern a function of the tensor, or None if `arrays` has it.
+        arrays: replacements of tensors, by name or pattern.
+        capture: names or patterns of tensors to return, after edits; None returns no dict.
         results: whether the network's results are returned too.
     """
 
@@ -47,8 +47,8 @@ class Probe:
     results: bool = True
 
     @classmethod
-    def of(cls, edit: Any, capture: Any) -> Probe:
-        """Return the probe of these arguments; raise TypeError or InputError for wrong ones."""
+    def of(cls, edit: Edits | None, capture: object) -> Probe:
+        """Return the probe of a user's arguments. Raises TypeError or InputError for wrong ones."""
         if edit is None and capture is None:
             return NOTHING
         by_name: Mapping[str, Any] = {} if edit is None else edit
@@ -67,24 +67,24 @@ class Probe:
         return cls(edits, arrays, names)
 
     def captured(self, graph: Graph) -> dict[str, Value]:
-        """Return the tensors to show by name. Raises InputError for names that nothing has."""
+        """Return the captured values by name. Raises InputError for a name that matches none."""
         if not self.capture:
             return {}
-        names = [name for wanted in self.capture for name in _matches(graph, wanted)]
+        names = [name for pattern in self.capture for name in _matches(graph, pattern)]
         return {name: graph.values[name] for name in names}
 
     def edited(self, graph: Graph) -> dict[Value, Edit]:
-        """Return the edits of tensors. Raises InputError for names that nothing has.
+        """Return the edit of each value. Raises InputError for a name that matches none.
 
-        A tensor's own name counts more than a pattern, an earlier pattern more than a later one.
+        An exact name takes precedence over a pattern, an earlier pattern over a later one.
         """
         if not self.edits:
             return {}
         chosen: dict[Value, tuple[bool, str, Edit]] = {}
-        for wanted, edit in self.edits:
-            function = edit or partial(_replaced, self.arrays[wanted])
-            exact = wanted in graph.values
-            for name in _matches(graph, wanted):
+        for pattern, edit in self.edits:
+            function = edit or partial(_replaced, self.arrays[pattern])
+            exact = pattern in graph.values
+            for name in _matches(graph, pattern):
                 value = graph.values[name]
                 if value not in chosen or (exact and not chosen[value][0]):
                     chosen[value] = exact, name, function
@@ -94,39 +94,39 @@ class Probe:
 NOTHING = Probe()
 
 
-def _matches(graph: Graph, wanted: str) -> Sequence[str]:
-    if wanted in graph.values:
-        return [wanted]
-    names = [name for name in graph.values if fnmatchcase(name, wanted)]
+def _matches(graph: Graph, pattern: str) -> Sequence[str]:
+    if pattern in graph.values:
+        return [pattern]
+    names = [name for name in graph.values if fnmatchcase(name, pattern)]
     if not names:
-        message = f"the graph has no tensor '{wanted}'"
-        raise InputError(message, hint=hint_for(wanted, graph, graph.values))
+        message = f"the graph has no tensor '{pattern}'"
+        raise InputError(message, hint=hint_for(pattern, graph, graph.values))
     return names
 
 
-def hint_for(wanted: str, graph: Graph, names: Collection[str]) -> str:
-    """Return a hint for a name that no tensor of a graph has."""
+def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
+    """Return a hint for a name or pattern that matches no tensor of a graph."""
     labels = {v.label: v.value.name for v in (*graph.parameters, *graph.states)}
-    if wanted in labels:
-        return f"it is the label of '{labels[wanted]}'"
-    folded = [name for name in graph.folded if name == wanted or fnmatchcase(name, wanted)]
+    if pattern in labels:
+        return f"it is the label of '{labels[pattern]}'"
+    folded = [name for name in graph.folded if name == pattern or fnmatchcase(name, pattern)]
     if folded:
         readers = ", ".join(map(repr, graph.readers_of(folded[0])[:_READERS]))
         return (
             f"'{folded[0]}' was folded: it was computed when the network was read, from shapes and "
             f"constants; take what reads it: {readers or 'an output'}"
         )
-    return did_you_mean(wanted, names) or "model.summary() lists the names"
+    return did_you_mean(pattern, names) or "model.summary() lists the names"
 
 
-def _replaced(array: Any, _: Any) -> Any:
+def _replaced(array: ArrayLike, _: jax.Array) -> ArrayLike:
     return array
 
 
 def _checked(name: str, edit: Edit) -> Edit:
-    """Return the edit with its result required to be of the tensor's shape and dtype."""
+    """Return the edit with a check that its result has the tensor's shape and dtype."""
 
-    def checked(array: Any) -> Any:
+    def checked(array: ArrayLike) -> jax.Array:
         before = jnp.asarray(array)
         try:
             returned = edit(before)
@@ -141,9 +141,9 @@ def _checked(name: str, edit: Edit) -> Edit:
         if after.weak_type and jnp.result_type(after, before) == before.dtype:
             after = after.astype(before.dtype)
         if after.shape != before.shape or after.dtype != before.dtype:
-            made, wanted = (f"{x.dtype}{show(x.shape)}" for x in (after, before))
+            types = [f"{x.dtype}{show(x.shape)}" for x in (after, before)]
             raise InputError(
-                f"the edit of '{name}' is {made}, the tensor is {wanted}",
+                f"the edit of '{name}' is {types[0]}, the tensor is {types[1]}",
                 hint="an edit keeps shape and dtype",
             )
         return after

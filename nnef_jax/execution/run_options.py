@@ -1,4 +1,4 @@
-"""How a network is run, and parameters that are prepared for it."""
+"""Defines the options of running a network, and the parameters prepared for it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import jax
 
 from nnef_jax.errors import InputError
 from nnef_jax.options import require, require_flags
+
+if TYPE_CHECKING:
+    from nnef_jax.execution.definition import Definition
 
 
 class RunKeywords(TypedDict, total=False):
@@ -28,7 +31,7 @@ class RunKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """Says how a network is run: `RunKeywords`, and what reading decides."""
+    """The options of running a network: `RunKeywords`, and three that reading decides."""
 
     precision: jax.lax.PrecisionLike = None
     optimize: bool | Literal["strict"] = True
@@ -36,20 +39,21 @@ class RunOptions:
     donate_state: bool = False
     unused: bool = False
     straight_through: bool = False
-    # What is compiled depends on what comes of `measure`, not on these.
+    # Not in the repr, and so not in keys of the disk cache: compiled code depends on the rates that
+    # `measure` leads to, not on these values.
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
 
     def with_keywords(self, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-        """Return the options with other values of some; a network may have a user's rules.
+        """Return the options with these keywords changed, for a network that may have user's rules.
 
-        The folder of `cache_dir` is made. Raises TypeError or ValueError for a wrong value, and
+        The folder `cache_dir` is made. Raises TypeError or ValueError for a wrong value, and
         InputError for a folder that cannot be made or read.
         """
         options = replace(self, **keywords)
         if isinstance(precision := options.precision, list):
-            options = replace(options, precision=tuple(precision))  # which can be hashed
+            options = replace(options, precision=tuple(precision))  # a list cannot be hashed
         require_flags(
             autotune=options.autotune, donate_state=options.donate_state, measure=options.measure
         )
@@ -63,14 +67,14 @@ class RunOptions:
         if options.cache_dir is None:
             return options
         if has_rules:
-            raise ValueError("cache_dir does not go with rules: nothing tells when they change")
+            raise ValueError("cache_dir does not go with rules: nothing shows when rules change")
         from nnef_jax.execution.disk_cache import DiskCache
 
         return replace(options, cache_dir=DiskCache(options.cache_dir).directory)
 
 
 def _require_precision(precision: jax.lax.PrecisionLike) -> None:
-    """Raise ValueError for what jax does not take, which it would say at the first product."""
+    """Raise ValueError for a precision that jax refuses: it would raise at the first product."""
     if precision is not None:
         matrix = jax.ShapeDtypeStruct((1, 1), "float32")
         try:
@@ -86,17 +90,20 @@ def _require_precision(precision: jax.lax.PrecisionLike) -> None:
 )
 @dataclass(frozen=True)
 class Prepared:
-    """Takes the place of parameters in `apply`, `step` and `scan` of its model; a pytree.
+    """Parameters with prepared values, for `apply`, `step` and `scan` of one model; a pytree.
 
-    `params` are the parameters themselves, by label, in the memory they had. Other shapes, vmap,
-    edits, captures, derivatives and platforms are computed from these.
+    `params` are the parameters by label, not copied. Calls of other shapes, vmap, edits, captures,
+    derivatives and other platforms are computed from them.
+
+    `values` are the prepared values, by name of the function that they are for; on a mesh, by label
+    of the parameter.
     """
 
     params: Mapping[str, Any]
-    values: Mapping[str, Any]  # what is prepared: of a function by name, on a mesh by label
-    definition: Any
+    values: Mapping[str, Any]
+    definition: Definition
 
-    def of(self, definition: Any) -> Prepared:
+    def of(self, definition: Definition) -> Prepared:
         """Return self if prepared for this definition; raise InputError for another network's."""
         if definition != self.definition:
             raise InputError(
@@ -106,9 +113,12 @@ class Prepared:
         return self
 
     def on(self, params: Mapping[str, Any]) -> Prepared:
-        """Replace the parameters by checked ones. Where dtypes were converted, prepare nothing."""
+        """Replace the parameters by checked ones. If a dtype was converted, drop the values."""
         same = all(x.dtype == self.params[label].dtype for label, x in params.items())
         return Prepared(params, self.values if same else {}, self.definition)
 
     def __repr__(self) -> str:
         return f"<parameters prepared for {self.definition.network.graph.name}>"
+
+
+Params = Mapping[str, Any] | Prepared

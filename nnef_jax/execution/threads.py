@@ -1,4 +1,4 @@
-"""Makes for several threads once what each of them asks for."""
+"""Caches values that several threads ask for, so that each is made once."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _ABSENT = object()
 
 
 class Once:
-    """Keeps values by key. The first thread that asks for one makes it, others wait meanwhile.
+    """Caches values by key. The first thread that asks for a value makes it; the others wait.
 
-    A limit is how many values are kept: the last ones that were asked for, in this order.
+    With a limit, only the most recently used values are kept, in the order of their last use.
 
-    Values of different keys are made at the same time. What fails, or is interrupted, is not kept:
-    those that wait make it anew, one after the other.
+    Values of different keys may be made at the same time. If making a value raises an error, it is
+    not cached: each waiting thread tries again, one after the other.
 
-    A thread that makes something waits for nobody: what it asks for meanwhile it makes by itself,
-    for a second time at worst. So no two threads wait for each other, and none for itself. Nor does
-    a thread that Python did not start: it runs a callback for a computation that may be awaited.
-    A process that is forked waits for no thread of its parent.
+    A thread that is making a value never waits. If it asks for a second value that another thread
+    is making, it makes that value, too. This excludes deadlocks between threads, and of a thread
+    with itself. A thread that Python did not start never waits either: it may run a callback of the
+    computation that the maker waits for. A forked process does not wait for its parent's threads.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limit
         self.values: OrderedDict[Hashable, Any] = OrderedDict()
-        self._locks: dict[Hashable, threading.Lock] = {}  # by process too
+        self._locks: dict[Hashable, threading.Lock] = {}  # by process and key
 
     def get(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the value of a key, or what `make` returns, which is kept."""
+        """Return the value of a key; cache `make()` if there is none."""
         value = self.values.get(key, _ABSENT)
         if value is not _ABSENT:
             return self.keep(key, value)
@@ -53,14 +53,14 @@ class Once:
                     value = self.keep(key, make())
                 finally:
                     _thread.makes = False
-        self._locks.pop(place, None)  # those that wait have it
+        self._locks.pop(place, None)  # waiting threads hold a reference
         return value
 
-    def keep(self, key: Hashable, made: Any) -> Any:
-        """Return the value of a key that has one, or what is made, which is kept then."""
-        value = self.values.setdefault(key, made)
+    def keep(self, key: Hashable, new: Any) -> Any:
+        """Return the value of a key; cache `new` if there is none."""
+        value = self.values.setdefault(key, new)
         if self._limit is not None:
-            with suppress(KeyError):  # another thread has let it go
+            with suppress(KeyError):  # another thread removed it
                 self.values.move_to_end(key)
                 while len(self.values) > self._limit:
                     self.values.popitem(last=False)
@@ -68,5 +68,5 @@ class Once:
 
 
 def _is_foreign() -> bool:
-    # So Python names threads that it did not start, which are of no public class of their own.
+    # Python gives these names to threads that it did not start. Their class is private.
     return threading.current_thread().name.startswith("Dummy-")
