@@ -1,1 +1,1 @@
-"""Networks as bytes: containers, tensor files, the labels that name them, atomic replacing."""
+"""Reads and writes bytes: containers, tensor files, member names, atomic replacement of files."""

@@ -1,4 +1,4 @@
-"""Opening a container (spec 5.1): nothing is extracted, and no name or link leads outside."""
+"""Opens containers (spec 5.1). Nothing is extracted, and no name or link leads outside of one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nnef_jax.storage.ziparchive import ZIP_SIGNATURES, ZipArchive
 
 GRAPH = "graph.nnef"
 _SHOWN_NAMES = 5
-_SEARCHED_NAMES = 1000  # for a network in a folder below
+_SEARCHED_NAMES = 1000  # names looked through for a network in a subfolder, for a hint
 
 
 class _Texts:
@@ -37,7 +37,7 @@ class _Texts:
 
 
 class _Single:
-    """A file that is a network by itself, under the name of a member that holds one."""
+    """A file that is a network by itself, as a container with one member."""
 
     def __init__(self, data: memoryview, name: str, member: str) -> None:
         self._data, self._name, self._member = data, name, member
@@ -58,7 +58,7 @@ class _Single:
 
 
 class _Members:
-    """A container that is not written yet: a member is encoded when it is read."""
+    """A container that exists in memory only: a member is encoded when it is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
         self.names = members.keys
@@ -75,15 +75,15 @@ class _Members:
 
 
 _Container = Folder | Tarball | ZipArchive | _Texts | _Members | _Single
-# Of the first bytes of a file: the member of a container that it could be, '' for none.
+# From the first bytes of a file to the name of the member that it could be, '' for none.
 Sniff = Callable[[bytes], str]
 
 
 class Archive:
-    """A container that is open for reading; a context manager. What was read outlives it.
+    """A container that is open for reading; a context manager.
 
-    Member names are relative to a folder in the container, with '/' between their parts; a name
-    with '..' matches nothing.
+    Bytes that were read stay valid after it is closed. Member names are relative to a folder in the
+    container. Their parts are separated by '/'. A name with '..' matches no member.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Archive:
     ) -> None:
         self.name = name
         self.graph = graph  # the member that holds the network's graph
-        self.weights: tuple[str, memoryview] | None = None  # a file of them elsewhere, and its name
+        self.weights: tuple[str, memoryview] | None = None  # name and bytes of a separate file
         self._texts: dict[str, Source] = {}
         self._container: _Container | None = container
         self._meter = meter
@@ -104,21 +104,21 @@ class Archive:
         self.close()
 
     def close(self) -> None:
-        """Close the container, but not that of which this is a folder."""
+        """Close the container. An archive of a subfolder leaves its container open."""
         if isinstance(self._container, Folder) and not self._folder:
             self._container.close()
         self._container = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_container": None}  # a copy is closed
+        return self.__dict__ | {"_container": None}  # copies are closed archives
 
     @property
     def texts(self) -> Mapping[str, str]:
-        """Return the texts that were read, by member."""
+        """Return the texts that `read_text` has read, by member."""
         return {name: source.text for name, source in self._texts.items()}
 
     def names(self) -> list[str]:
-        """Return the names of all members, sorted: of links too, of folders not."""
+        """Return the names of all members, sorted. Links are members; folders are not."""
         names: list[str] = []
         for name in self._open.names():
             if name.startswith(self._folder):
@@ -131,7 +131,7 @@ class Archive:
         return self._open.exists(self._inner(name))
 
     def location(self, name: str) -> str:
-        """Return the name of a member in errors: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
+        """Return the name of a member for errors: 'model/graph.nnef', 'model.tgz/graph.nnef'."""
         return self._open.location(self._folder + name)
 
     def read_text(self, name: str) -> Source:
@@ -144,18 +144,18 @@ class Archive:
         return self._texts[name]
 
     def open_tensor(self, name: str) -> memoryview:
-        """Return a regular member, read-only, mapped or viewed if possible; raise ArchiveError."""
+        """Return the bytes of a regular member, without a copy if possible; raise ArchiveError."""
         data = self._open.read(self._inner(name))
         refuse_stand_in(self.location(name), data)
         return data
 
     def below(self, folder: str) -> Archive:
-        """Return a folder as a container of its own, readable while this one is open."""
+        """Return a subfolder as an archive, readable while this one is open."""
         return Archive(self._open, self.location(folder), self._meter, f"{self._folder}{folder}/")
 
     @property
     def is_changed(self) -> bool:
-        """Tell whether it is a folder that was replaced or rewritten since it was opened."""
+        """Tell whether the container is a folder that was changed or replaced since its opening."""
         return isinstance(self._open, Folder) and self._open.is_changed()
 
     @property
@@ -182,16 +182,21 @@ def open_archive(
     weights: files.Readable | None = None,
     sniff: Sniff = lambda _: "",
 ) -> Archive:
-    """Open a network's container: one that has a member of `graphs` at its top (spec 5.1).
+    """Open a network's container: one with a member of `graphs` at its top (spec 5.1).
 
-    `source` is a folder, the file of such a member in one, an archive (zip, or tar: plain, gzip,
-    bzip2 or xz, told apart by content), its bytes, or a binary file object, read to its end. An
-    archive may hold the network in one folder. `name` is what errors call a source that is no path.
-    `weights` is a file of weights that lies elsewhere. By `sniff` a file is a network by itself.
+    Args:
+        source: a folder, a graph's file in one, an archive (zip, or tar: plain, gzip, bzip2 or xz,
+            recognised by content), its bytes, or a binary file object, read to its end. An archive
+            may hold the network in one folder.
+        meter: counts the work and the memory.
+        name: the source's name in errors if it is not a path.
+        graphs: names or patterns of members that are graphs.
+        weights: a separate file of weights.
+        sniff: recognises a file that is a network by itself.
 
-    Raises `ArchiveError` for what is no container, has none of `graphs` or cannot be read,
-    `LimitError` for one that is too large or expands too much, `FileNotFoundError` where nothing is
-    at the path.
+    Raises `ArchiveError` for a source that is not a container, has none of `graphs` or cannot be
+    read, `LimitError` for one that is too large or expands too much, `FileNotFoundError` if the
+    path does not exist.
     """
     meter = meter or Meter()
     while True:
@@ -202,15 +207,15 @@ def open_archive(
         meter.spend(MEMBER, name)
     if not graph:
         refuse_file(name, b"")
-        found = list(islice(container.names(), _SEARCHED_NAMES))
-        shown = ", ".join(found[:_SHOWN_NAMES]) + ", ..." * (len(found) > _SHOWN_NAMES)
-        wanted = " or ".join(graphs)
-        hint = f"a container has {wanted} at its top, or in the one folder that it consists of"
-        below = {os.path.dirname(x) for x in found if is_graph(os.path.basename(x), graphs)}
+        names = list(islice(container.names(), _SEARCHED_NAMES))
+        shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
+        expected = " or ".join(graphs)
+        hint = f"a container has {expected} at its top, or in the one folder that it consists of"
+        below = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
         if below and isinstance(container, Folder):
             paths = [os.path.join(name, x) for x in sorted(below)[:_SHOWN_NAMES]]
             hint = f"there is one in {', '.join(paths)}"
-        raise ArchiveError(f"{name} has no {wanted}; it holds {shown or 'nothing'}", hint=hint)
+        raise ArchiveError(f"{name} has no {expected}; it holds {shown or 'nothing'}", hint=hint)
     archive = Archive(container, name, meter, graph=graph)
     if weights is not None:
         archive.weights = files.contents_of(weights, meter, "weights", ArchiveError)
@@ -218,34 +223,33 @@ def open_archive(
 
 
 def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
-    """Return the member at the top that one of the patterns is meant for, '' without any."""
-    known = next(filter(container.exists, graphs), "")
-    if known:
-        return known
+    """Return the member at the top that matches one of `graphs`, '' if none does."""
+    if graph := next(filter(container.exists, graphs), ""):
+        return graph
     top = takewhile(lambda member: "/" not in member, container.names())
-    found = [member for member in top if is_graph(member, graphs)]
-    if len(found) > 1:
-        several = ", ".join(sorted(found)[:5])
+    matches = [member for member in top if is_graph(member, graphs)]
+    if len(matches) > 1:
+        several = ", ".join(sorted(matches)[:5])
         raise ArchiveError(f"{name} holds several networks: {several}", hint="load one by its path")
-    return found[0] if found else ""
+    return matches[0] if matches else ""
 
 
 def archive_of_texts(texts: Mapping[str, str], meter: Meter) -> Archive:
-    """Return a container of texts by member name, and of nothing else."""
+    """Return an archive whose members are these texts, by name."""
     return Archive(_Texts(texts), "the document", meter)
 
 
 def archive_of_members(
     members: Mapping[str, Callable[[], memoryview]], graph: str, meter: Meter
 ) -> Archive:
-    """Return a container of members by name, each with a function that returns its bytes."""
+    """Return an archive of members by name, each given by a function that returns its bytes."""
     return Archive(_Members(members), "the network to save", meter, graph=graph)
 
 
 def _open_source(
     source: files.Readable, meter: Meter, name: str, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[str, _Container, str]:
-    """Return a source's name in errors, its container, and the graph that it names, if any."""
+    """Return a source's name for errors, its container, and the graph's member if it names one."""
     if not isinstance(source, str | os.PathLike):
         name, data = files.contents_of(source, meter, name or "the archive", ArchiveError)
         return name, *_packed(data, name, meter, graphs, sniff)
@@ -269,7 +273,7 @@ def _is_packed(start: bytes) -> bool:
 def _packed(
     data: memoryview, name: str, meter: Meter, graphs: Sequence[str], sniff: Sniff
 ) -> tuple[_Container, str]:
-    """Return the container that a file is, and the graph that it names, if any."""
+    """Return the container in a file's bytes, and the graph's member if the file is a graph."""
     start = bytes(data[:512])
     member = "" if _is_packed(start) else sniff(start)
     if member:
@@ -287,7 +291,7 @@ def _decode(data: bytes, location: str) -> Source:
         text, reason = data.decode(), "NUL character in the text"
         offset = text.find("\0")
     except UnicodeDecodeError as error:
-        # Up to the first bad byte the replaced text and the bytes agree.
+        # Before the first bad byte the text with replacements equals the decoded bytes.
         text = data.decode(errors="replace")
         offset = len(data[: error.start].decode())
         reason = f"byte {data[error.start]:#04x} is not UTF-8 text ({error.reason})"

@@ -1,8 +1,8 @@
-"""Packs integers of any number of bits into bytes, and reads them.
+"""Packs integers of any number of bits into bytes, and unpacks them.
 
-The tensor files of NNEF have them of any width, the most significant bit first (spec 5.2): items
-0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte. Other formats have
-items of fewer than 8 bits that follow each other from the low bits of a byte on.
+Tensor files of NNEF have integers of any width, the most significant bit first (spec 5.2): the
+items 0xABC and 0x123 of 12 bits are the bytes AB C1 23. Zero bits fill the last byte. In other
+formats items of fewer than 8 bits fill a byte from its low bits on.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 1 << 16  # items at a time: a multiple of 8, so that each block starts at a byte
-# Unpacking takes 1 to 3 ns for a bit, and for an item as long as for two bits more.
+_BLOCK = 1 << 16  # items; a multiple of 8, so that each block starts at a byte
+# Unpacking takes 1 to 3 ns a bit, and as much as two bits for an item.
 BITS_PER_STEP = 200
 BITS_FOR_ITEM = 2
 CODES_PER_STEP = 256
 
 
 def packed_size(items: int, bits: int) -> int:
-    """Return how many bytes some items take."""
+    """Return the number of bytes of packed items."""
     return (items * bits + 7) // 8
 
 
-def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> NDArray[Any]:
-    """Read `items` items of `bits` bits each into integers of `dtype`, by two's complement."""
+def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int) -> NDArray[Any]:
+    """Unpack items of `bits` bits each into integers of `dtype`; signed ones: two's complement."""
     width = dtype.itemsize * 8
     unsigned = np.dtype(f"u{dtype.itemsize}")
     result = np.empty(items, unsigned)
@@ -39,15 +39,15 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[Any], bits: int) -> NDA
             block <<= 1
             block |= stream[:, bit]
     if dtype.kind == "i":
-        # Shifted up and down again, the sign bit fills the upper ones.
+        # A shift up, and an arithmetic shift down, fill the upper bits with the sign bit.
         result <<= width - bits
         result = result.view(dtype)
         result >>= width - bits
     return result
 
 
-def pack(values: NDArray[Any], bits: int) -> bytes:
-    """Write integers, which must fit, as items of `bits` bits each."""
+def pack(values: NDArray[np.generic], bits: int) -> bytes:
+    """Pack integers as items of `bits` bits each. The values must fit: higher bits are dropped."""
     flat = values.reshape(-1)
     unsigned = flat.view(f"u{flat.dtype.itemsize}")
     blocks: list[bytes] = []
@@ -66,9 +66,10 @@ BITS = {"uint4": 4, "int4": 4, "float4_e2m1fn": 4, "uint2": 2, "int2": 2}  # by 
 def codes_of(
     data: memoryview, bits: int, shape: tuple[int, ...], *, from_high: bool = False
 ) -> NDArray[np.uint8]:
-    """Return the bits of items as whole numbers; they may begin with the high ones of a byte.
+    """Return the bits of each item as an integer. The first item is in the low bits of a byte.
 
-    Items of ml_dtypes of fewer than 8 bits have the same bytes: `codes_of(...).view("int4")`.
+    With `from_high` it is in the high bits. An array of an ml_dtypes type of fewer than 8 bits has
+    the same bytes: `codes_of(...).view("int4")`.
     """
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     codes = np.frombuffer(data, np.uint8)[:, None] >> (shifts[::-1] if from_high else shifts)

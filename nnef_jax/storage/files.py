@@ -1,4 +1,4 @@
-"""Reading and replacing files: regular ones only, never blocking, never half written."""
+"""Reads regular files without blocking, and replaces files atomically."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nnef_jax.storage import placing, protected_files, temporaries
 
 try:
     import resource
-except ImportError:  # on Windows, where a map takes no descriptor of the C library
+except ImportError:  # Windows, where a map takes no descriptor of the C library
     resource = None
 
-# A map holds a page table, and before Python 3.13 a descriptor: smaller files are read.
+# Bytes. A map costs a page table, and before Python 3.13 a descriptor: smaller files are read.
 MAP_FROM = 1 << 20
 _UNTRACKED: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-_CHUNK = 1 << 20
+_CHUNK = 1 << 20  # bytes
 
 Readable = str | os.PathLike[str] | bytes | bytearray | memoryview | BinaryIO
 
@@ -48,13 +48,13 @@ def open_regular(
     folder: int | None = None,
     shown: str = "",
 ) -> BinaryIO:
-    """Open a regular file for reading; raise `error` where it is something else.
+    """Open a regular file for reading; raise `error` if it is not a regular file.
 
     With `follow` off the last part of the path must not be a symbolic link. A relative path starts
-    at the descriptor `folder`. `shown` is what errors call the file. It is noted as an input
+    at the descriptor `folder`. `shown` is the file's name in errors. The file is noted as an input
     (`protected_files`).
     """
-    # Checked before, since opening a device can do something, and after, since it may have changed.
+    # Checked before opening, which may have effects on a device, and after, as the path may change.
     shown = shown or path
     _require_regular(os.stat(path, dir_fd=folder, follow_symlinks=follow).st_mode, shown, error)
     flags = _FLAGS if follow else _FLAGS | getattr(os, "O_NOFOLLOW", 0)
@@ -77,27 +77,31 @@ def _require_regular(mode: int, path: str, error: type[NnefError]) -> None:
 
 @contextmanager
 def reported(shown: str, error: type[NnefError]) -> Generator[None]:
-    """Raise `error` for what is unreadable, LimitError for want of memory, or FileNotFoundError."""
+    """Turn errors of reading into `error`, and MemoryError into LimitError.
+
+    FileNotFoundError and errors of this package pass unchanged.
+    """
     try:
         yield
     except (FileNotFoundError, NnefError):
         raise
     except MemoryError:
         raise LimitError(f"'{shown}' does not fit into memory") from None
-    except (OSError, ValueError) as reason:  # a ValueError for a name that no file can have
+    except (OSError, ValueError) as reason:  # ValueError: a name that no file can have
         why = getattr(reason, "strerror", None) or reason
         raise error(f"'{shown}' cannot be read: {why}") from None
 
 
 class _FileMap(mmap.mmap):
-    """A map whose pages can be had from the file again."""
+    """A map of a file, whose pages `release` may free: the system reads them again."""
 
 
 def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memoryview:
     """Return the bytes of an open file, read-only: a memory map from `MAP_FROM` bytes on.
 
-    The meter counts what is read. The file may be closed, renamed or deleted afterwards, but a
-    mapped one must not be changed while it is in use. Raises MemoryError and OSError.
+    The meter counts bytes that are read, not mapped ones. The file may be closed, renamed or
+    deleted afterwards. A mapped file must not be changed while its bytes are in use. Raises
+    MemoryError and OSError.
     """
     descriptor = file.fileno()
     size = os.fstat(descriptor).st_size
@@ -116,13 +120,13 @@ def contents(file: BinaryIO, meter: Meter | None = None, name: str = "") -> memo
 def contents_of(
     source: Readable, meter: Meter, name: str, error: type[NnefError]
 ) -> tuple[str, memoryview]:
-    """Return a source's name in errors, and its bytes; `name` is for one that has no name.
+    """Return a source's name for errors, and its bytes; `name` is for a source without a name.
 
-    Raises `error` for what is no regular file, or cannot be read.
+    Raises `error` for a path that is not a regular file, or cannot be read.
     """
     if not isinstance(source, str | os.PathLike):
-        own = getattr(source, "name", None)
-        name = own if isinstance(own, str) else name
+        file_name = getattr(source, "name", None)
+        name = file_name if isinstance(file_name, str) else name
         return name, bytes_of(source, meter, name)
     path = os.fsdecode(source)
     with reported(path, error), open_regular(path, error) as file:
@@ -131,9 +135,10 @@ def contents_of(
 
 @contextmanager
 def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
-    """Give the bytes of an input's file, and what counts all that is made of them, within `Limits`.
+    """Yield the bytes of an input's file, and a meter for decoding them within `Limits`.
 
-    Raises DataError for another thing than a file, LimitError, which names the file, for too much.
+    Raises DataError if the path is not a file, and LimitError, which names the file, if the block
+    exceeds the limits.
     """
     meter = Meter()
     try:
@@ -145,7 +150,7 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
 
 
 def _may_map(descriptor: int) -> bool:
-    """Tell whether a quarter of the descriptors is free: a new one has the lowest number."""
+    """Tell whether a quarter of the descriptors is free: a new one has the lowest free number."""
     if _UNTRACKED or resource is None:
         return True
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -157,8 +162,8 @@ def _may_map(descriptor: int) -> bool:
     return most == resource.RLIM_INFINITY or another < most * 3 // 4
 
 
-def release(array: NDArray[Any]) -> None:
-    """Free the memory of an array that views a mapped file, until it is read again; keep others."""
+def release(array: NDArray[np.generic]) -> None:
+    """Free the memory of an array in a mapped file until it is read again; ignore other arrays."""
     base: Any = array
     while isinstance(base, np.ndarray):
         base = base.base
@@ -172,14 +177,14 @@ def release(array: NDArray[Any]) -> None:
         mapped.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
-def _address(array: NDArray[Any]) -> int:
+def _address(array: NDArray[np.generic]) -> int:
     return array.__array_interface__["data"][0]
 
 
 def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
-    """Refuse a path that `replacing` would refuse now; return what is there, a link as itself.
+    """Raise the error that `replacing` would raise; return the old file's status, or None.
 
-    Raises FileNotFoundError where the folder of the file is missing, and else as `replacing` does.
+    The status of a link is its own. Raises FileNotFoundError if the file's folder is missing.
     """
     placing.require_parent(path)
     old = placing.status(os.path.abspath(path))
@@ -193,14 +198,15 @@ def check_target(path: str, *, overwrite: bool) -> os.stat_result | None:
 
 @contextmanager
 def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
-    """Open a new file that takes the place of `path` as the block ends, complete and on the disk.
+    """Open a new file that replaces `path` at the end of the block, complete and on the disk.
 
-    If the block raises or the process is killed, the old one stays. The new one keeps the old mode;
-    a link itself is replaced. The next writer into the folder removes what a killed one left.
+    If the block raises or the process is killed, the old file stays. The new file gets the mode of
+    the old one. A link itself is replaced, not its target. The next writer into the folder removes
+    temporary files that killed processes left.
 
-    Raises FileExistsError for a device, fifo or socket, for anything with `overwrite` off, and for
-    what the same command reads (`protected_files`) even so; IsADirectoryError for a folder;
-    OSError for a full disk, naming the path.
+    Raises FileExistsError for a device, fifo or socket; for an existing path if `overwrite` is off;
+    and always for a file that the same command reads (`protected_files`). Raises IsADirectoryError
+    for a folder, and OSError, with the path, for a full disk.
     """
     target = os.path.abspath(path)
     old = check_target(path, overwrite=overwrite)
@@ -209,15 +215,15 @@ def replacing(path: str, *, overwrite: bool = False) -> Generator[BinaryIO]:
         yield file
         file.flush()
         os.fsync(file.fileno())
-        if os.name == "nt":  # where no open file is renamed, and none is locked
+        if os.name == "nt":  # Windows renames no open file; it has no lock to keep
             file.close()
         placing.keep_mode(new, old)
-        protected_files.require_other(path)  # again: more may have been read since
+        protected_files.require_other(path)  # again: the block may have read more files
         placing.place_file(new, target, overwrite=overwrite)
 
 
 def bytes_of(source: Any, meter: Meter, name: str) -> memoryview:
-    """Return something bytes-like, or the rest of a binary file; LimitError for too much."""
+    """Return the bytes of a buffer, or those left in a binary file. Raises LimitError."""
     try:
         return memoryview(source).cast("B").toreadonly()
     except TypeError:

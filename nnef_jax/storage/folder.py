@@ -1,10 +1,10 @@
-"""A folder as a container: its files are mapped or read where they are.
+"""Offers a folder as a container, whose files are mapped or read.
 
-A member is opened part by part, from descriptor to descriptor, and the kernel follows no link:
-nobody who swaps a folder for a link during a load leads a read outside.
+A path is opened part by part, each from the descriptor of the folder before, and the kernel follows
+no link. A folder that is replaced by a link during a load cannot lead a read outside.
 
-Caches of hubs hold each file in one folder of blobs, and folders of links to these. There a member
-may be a link to a file that lies in the folder of blobs itself.
+A hub's cache stores each file in a folder of blobs, and has folders of links to them. There a
+member may be a link to a file in the folder of blobs itself.
 """
 
 from __future__ import annotations
@@ -22,21 +22,23 @@ from nnef_jax.limits import Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.labels import split_name
 
-_RECENT, _PAUSE = 0.1, 0.01  # seconds since a file was written, and until it surely is
-_MAX_LINKS = 40  # as many as Linux follows
-_MAX_DEPTH = 100  # of folders in folders: each holds a descriptor while its names are listed
+_RECENT = 0.1  # seconds; a file written in them may still be changing
+_PAUSE = 0.01  # seconds before such a file is looked at again
+_MAX_LINKS = 40  # Linux's limit
+_MAX_DEPTH = 100  # nested folders; each holds a descriptor while its names are listed
 _ROOT_FLAGS = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0)
 _FLAGS = _ROOT_FLAGS | getattr(os, "O_NOFOLLOW", 0)
-# Windows has none: there a swap between the check of a path and its opening is not noticed.
+# Windows lacks it: there a path that is replaced between its check and its opening is not noticed.
 _OPENAT = os.scandir in os.supports_fd and ({os.open, os.stat, os.readlink} <= os.supports_dir_fd)
 
 
 class Folder:
-    """The files below the folder that was opened, even if another has its name by now.
+    """The files in a folder and its subfolders, even if another folder gets its name.
 
-    A symbolic link may only lead to one of them, or to a blob; a hard link is a file like any
-    other. Blobs are the files in the folder that `named` leads to, a file of this folder that the
-    user names, where it is a link; else those of the hub's cache that this folder lies in, if any.
+    A symbolic link may only lead to one of them, or to a blob. A hard link is a file like any
+    other. `named` is the path by which the user names a file of this folder. If it is a link, the
+    files beside its target are the blobs. Otherwise the blobs are those of the hub's cache that
+    contains this folder, if any.
     """
 
     def __init__(self, path: str, meter: Meter, named: str = "") -> None:
@@ -49,7 +51,7 @@ class Folder:
         self._root = os.open(path or ".", _ROOT_FLAGS) if _OPENAT else None
         self._store = None
         if _OPENAT and self._blobs:
-            with suppress(OSError):  # one that is not readable: its files are not either
+            with suppress(OSError):  # if the folder is not readable, neither are its files
                 self._store = os.open(self._blobs, _FLAGS)
         self._close = weakref.finalize(self, _close, self._root, self._store)
 
@@ -62,7 +64,7 @@ class Folder:
         return os.path.join(self._path, name)
 
     def names(self) -> Iterator[str]:
-        """Yield the readable files below the folder and all links; LimitError for too deep ones."""
+        """Yield the names of readable files and all links. Raises LimitError for deep nesting."""
         self._check_open()
         return self._names(self._root, ".", "", _MAX_DEPTH)
 
@@ -88,7 +90,7 @@ class Folder:
             _close(opened)
 
     def exists(self, name: str) -> bool:
-        """Tell whether this name is that of something but a folder."""
+        """Tell whether there is a member of this name; folders are none."""
         self._check_open()
         parts = split_name(name)
         if not parts:
@@ -96,12 +98,12 @@ class Folder:
         try:
             with self._parent(name, parts, follow=False) as (folder, part):
                 mode = os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode
-        except (OSError, ValueError):  # of which ArchiveError is one
+        except (OSError, ValueError):  # ArchiveError is a ValueError
             return False
         return not stat.S_ISDIR(mode)
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a regular file, mapped if large; raise ArchiveError, LimitError."""
+        """Return the bytes of a regular file, mapped if large. Raises ArchiveError, LimitError."""
         self._check_open()
         location = self.location(name)
         parts = split_name(name)
@@ -121,7 +123,7 @@ class Folder:
                 raise ArchiveError(f"there is no file '{location}'") from None
 
     def is_changed(self) -> bool:
-        """Tell whether another folder has its name by now, or files that were read are others."""
+        """Tell whether the folder, or a file that was read, has been replaced or changed."""
         if self._differs():
             return True
         newest = max((x.st_mtime for x in self._read.values()), default=0.0)
@@ -140,12 +142,12 @@ class Folder:
                     now = os.stat(part, dir_fd=folder, follow_symlinks=False)
                 if _state(now) != _state(before):
                     return True
-        except (OSError, ValueError):  # it is not there any more, or a link now
+        except (OSError, ValueError):  # a file was removed, or is a link now
             return True
         return False
 
     def _check_open(self) -> None:
-        # The number of a closed descriptor may be that of another file by now.
+        # The number of a closed descriptor may be in use for another file.
         if not self._close.alive:
             raise ValueError(f"{self._path} is closed")
 
@@ -153,12 +155,15 @@ class Folder:
     def _parent(
         self, name: str, parts: Sequence[str], *, follow: bool
     ) -> Generator[tuple[int | None, str]]:
-        """Yield a member's folder and name there, links walked (a last one only with `follow`)."""
+        """Yield the descriptor of a member's folder and its name there, without links.
+
+        A link in the last part is followed only with `follow`.
+        """
         if self._root is None:
             yield None, self._resolved(name, parts, follow=follow)
             return
-        opened = [self._root]  # and the folders that lead from there to the next part
-        walked = list[str]()  # their names
+        opened = [self._root]  # descriptors of the folders on the path
+        walked = list[str]()  # names of the folders after the root
         ahead, links = [*reversed(parts)], 0
         try:
             while len(ahead) > 1 or follow:
@@ -176,7 +181,7 @@ class Folder:
                         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
                     target = os.readlink(part, dir_fd=opened[-1])
                     path = os.path.join(self._real, *walked, target)
-                    # The user's own link may lead to a blob through others.
+                    # The user's link may lead to a blob through other links.
                     blob = self._blob(os.path.realpath(path) if name == self._named else path)
                     if self._store is not None and blob and not ahead:
                         opened.append(os.dup(self._store))
@@ -200,20 +205,20 @@ class Folder:
                 os.close(descriptor)
 
     def _blob(self, path: str) -> str:
-        """Return the name of a file in the folder of blobs, '' for any other path."""
+        """Return the name of the blob at a path, '' for any other path."""
         folder, name = os.path.split(path)
         is_there = self._blobs and os.path.realpath(folder) == self._blobs
         return name if is_there and name not in ("", ".", "..") else ""
 
     def _below_root(self, name: str, target: str) -> str:
-        """Make an absolute path relative to the folder, by the text of both alone."""
+        """Return an absolute path relative to the folder, by comparing texts only."""
         for root in (self._real, os.path.abspath(self._path)):
             if f"{target}/".startswith(f"{root}/"):
                 return target.removeprefix(root)
         raise self._outside(name)
 
     def _resolved(self, name: str, parts: Sequence[str], *, follow: bool) -> str:
-        """Return the path of a member without links, where folders have no descriptors."""
+        """Return the path of a member without links, on systems without descriptors of folders."""
         *folders, last = parts
         path = os.path.realpath(os.path.join(self._real, *folders), strict=True)
         path = os.path.join(path, last)
@@ -231,7 +236,7 @@ class Folder:
 
 
 def _blobs_of(real: str, named: str) -> str:
-    """Return the folder of blobs, '' where there is none."""
+    """Return the path of the folder of blobs, '' if there is none."""
     if named and os.path.islink(named):
         return os.path.dirname(os.path.realpath(named))
     top, snapshots, _ = real.rpartition(f"{os.sep}snapshots{os.sep}")

@@ -1,4 +1,4 @@
-"""Writes one tar archive by all hosts of a program, each the parts that it has."""
+"""Writes one tar archive by all hosts of a program, each its shards of the arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tarfile
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import product
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,17 +20,17 @@ from nnef_jax.storage.writer import Member, by_normal_name, write_tar
 
 
 def write_jointly(
-    path: str | os.PathLike[Any],
+    path: str | os.PathLike[str],
     members: Mapping[str, Member],
     spread: Mapping[str, jax.Array],
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write an archive that ends in .tar by all hosts, which call this and share a file system.
+    """Write an archive with the ending .tar. All hosts call this, and share a file system.
 
-    The first one writes all members. Then each writes what it has of the arrays that are `spread`
-    over hosts, by the names of members, to their places, of which no other host writes any. Last
-    the first one gives the archive its name. Raises on each host for what fails on any.
+    The first host writes all members. Then each host writes its shards of the arrays in `spread`,
+    by name of their members, into the file. No two hosts write the same bytes. At last the first
+    host renames the file. An error on any host is raised on all.
     """
     target = os.path.abspath(os.fsdecode(path))
     if not target.lower().endswith(".tar"):
@@ -59,7 +58,7 @@ def write_jointly(
 
 @contextmanager
 def _together() -> Generator[None]:
-    """Wait until all hosts have run the block; raise on each where one raised."""
+    """Wait until all hosts have run the block; raise on all hosts if it failed on one."""
     error: Exception | None = None
     try:
         yield
@@ -73,7 +72,7 @@ def _together() -> Generator[None]:
 
 
 def _of_the_first(text: str) -> str:
-    """Return the text that the first host has."""
+    """Return the first host's text on all hosts."""
     content = np.zeros(4096, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
     content[: encoded.size] = encoded
@@ -81,7 +80,7 @@ def _of_the_first(text: str) -> str:
 
 
 def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
-    """Write this host's parts of arrays to their places in a tar archive."""
+    """Write this host's shards of arrays into a tar archive."""
     with tarfile.open(path) as tar, open(path, "r+b", buffering=0) as file:
         for name, array in spread.items():
             start = tar.getmember(name).offset_data
@@ -97,7 +96,7 @@ def _fill_parts(path: str, spread: Mapping[str, jax.Array]) -> None:
 
 
 def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the start and the length of each run of items that a part of an array covers."""
+    """Yield the start and the length, in items, of each contiguous run that a shard covers."""
     bounds = [part.indices(extent)[:2] for part, extent in zip(index, shape, strict=True)]
     cut = [
         i

@@ -1,4 +1,4 @@
-"""The label of a variable, and the member that holds its data (spec 5.1)."""
+"""Maps the label of a variable to the member that holds its data (spec 5.1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 from nnef_jax.errors import ArchiveError
 
-# Comments and strings. An open string ends with its line, so that no text is looked at twice.
+# Comments and strings. An unterminated string ends with its line: no text is scanned twice.
 _QUOTED = re.compile(r"""#[^\n]*|'((?:[^'\\\n]|\\.)*+)'?|"((?:[^"\\\n]|\\.)*+)"?""")
 _DRIVE = re.compile(r"[A-Za-z]:(/|$)")
 
@@ -21,21 +21,21 @@ def split_name(name: str) -> tuple[str, ...] | None:
 
 
 def above(name: str) -> set[str]:
-    """Return the folders that a member is in: 'a' and 'a/b' for 'a/b/c.dat'."""
+    """Return the folders that contain a member: 'a' and 'a/b' for 'a/b/c.dat'."""
     return {name[:end] for end, character in enumerate(name) if character == "/"}
 
 
 def member_of(label: str, suffix: str = ".dat") -> str:
     """Return the member that holds the data of a label: 'conv1/filter.dat' for 'conv1/filter'.
 
-    One leading '/' is dropped, as the Khronos tools do. Raises ArchiveError, with no place in the
-    text, for a label that could name anything but a file below the container.
+    One leading '/' is dropped, as the Khronos tools do. Raises ArchiveError, without a line of the
+    document, for a label that could name anything but a file in the container.
     """
     reason = refusal(label)
     if reason:
         raise ArchiveError(
             f"label {label!r} {reason}",
-            hint="a label names a file below the container, as in 'conv1/filter'",
+            hint="a label names a file in the container, as 'conv1/filter'",
         )
     parts = split_name(label.removeprefix("/"))
     assert parts
@@ -43,7 +43,7 @@ def member_of(label: str, suffix: str = ".dat") -> str:
 
 
 def quoted_members(text: str) -> set[str]:
-    """Return the members that the strings of a text, valid or not, can name as labels."""
+    """Return the members for all strings of a text that are valid labels; it need not parse."""
     members: set[str] = set()
     for match in _QUOTED.finditer(text):
         label = re.sub(r"\\(.)", r"\1", match[1] or match[2] or "").lstrip("/")
@@ -53,7 +53,7 @@ def quoted_members(text: str) -> set[str]:
 
 
 def refusal(label: str) -> str:
-    """Say why a label or member name names no file below the container, or ''."""
+    """Return the reason why a label or member name is invalid, or ''."""
     path = label.removeprefix("/")
     if not path:
         return "is empty"
@@ -63,7 +63,7 @@ def refusal(label: str) -> str:
         return "holds a control character"
     if "\\" in path:
         return "holds a backslash: its parts are separated by '/'"
-    # A lone 'w:0' is a name that other frameworks give, and stays below the container.
+    # 'w:0' without a '/' is a name from other frameworks, and names a file in the container.
     if _DRIVE.match(path):
         return "starts with a drive letter"
     if path.startswith("/"):
@@ -77,5 +77,5 @@ def refusal(label: str) -> str:
 
 
 def is_graph(name: str, graphs: Sequence[str]) -> bool:
-    """Tell whether a member's name, or a pattern that it fits, is among those of graphs."""
+    """Tell whether a member's name matches one of the names or patterns of graphs."""
     return any(fnmatchcase(name, graph) for graph in graphs)

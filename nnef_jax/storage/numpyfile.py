@@ -1,10 +1,11 @@
-"""numpy's files: an array as a .npy, arrays by name as a .npz, read as views of their bytes.
+"""Reads and writes numpy's files: .npy for an array, .npz for arrays by name.
 
     0   93 "NUMPY", major, minor     8   length of the header: 2 bytes, from major 2 on 4
     +0  the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } in any order
     +n  the items
 
-Headers are matched, not evaluated, and nothing is unpickled: items are numbers.
+Arrays are views of the file's bytes. Headers are matched, not evaluated. Nothing is unpickled:
+items are numbers.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.errors import ArchiveError, DataError
 from nnef_jax.limits import Meter
@@ -24,8 +25,8 @@ from nnef_jax.storage.ziparchive import ZipArchive
 
 _MAGIC = b"\x93NUMPY"
 _LENGTHS = {1: 2, 2: 4, 3: 4}  # bytes of the header's length, by major version
-_LONGEST = 10_000  # header, as numpy has it
-_MOST = (1 << 63) - 1  # bytes, and items of an axis
+_LONGEST = 10_000  # bytes of a header; numpy's limit
+_MOST = (1 << 63) - 1  # bytes of an array
 _NAMES = {"descr", "fortran_order", "shape"}
 _DICT = re.compile(r"\{(.*)\}", re.S)
 _FIELD = re.compile(
@@ -41,9 +42,10 @@ Array = NDArray[Any]
 
 
 def read_npy(data: memoryview, name: str) -> Array:
-    """Return the array in the bytes of a .npy, read-only; DataError, by `name`, for anything else.
+    """Return the array in the bytes of a .npy, read-only.
 
-    What follows the items is ignored, as numpy does.
+    Bytes after the items are ignored, as by numpy. Raises DataError, which starts with `name`, if
+    the bytes are not a .npy.
     """
     head = bytes(data[:8])
     length = _LENGTHS.get(head[6]) if head[:6] == _MAGIC and len(head) == 8 else None
@@ -62,34 +64,34 @@ def read_npy(data: memoryview, name: str) -> Array:
     items = np.frombuffer(data[end : end + size], dtype)
     try:
         return items.reshape(shape[::-1]).T if in_columns else items.reshape(shape)
-    except ValueError as error:  # for more axes than numpy has
+    except ValueError as error:  # more axes than numpy allows
         raise _broken(name, str(error)) from None
 
 
 def _header(text: str, name: str) -> tuple[np.dtype[Any], bool, tuple[int, ...]]:
-    found: dict[str, str] = {}
+    fields: dict[str, str] = {}
     match = _DICT.fullmatch(text)
-    rest = match[1] if match else ""
-    while match := _FIELD.match(rest):
+    unread = match[1] if match else ""
+    while match := _FIELD.match(unread):
         field = match.lastgroup or ""
-        found[field] = match[field]
-        rest = rest[match.end() :]
-    if rest or found.keys() != _NAMES:
+        fields[field] = match[field]
+        unread = unread[match.end() :]
+    if unread or fields.keys() != _NAMES:
         raise _broken(name, f"its header is not that of an array of numbers: {text[:200]!r}")
     try:
-        dtype = np.dtype(found["descr"])
+        dtype = np.dtype(fields["descr"])
     except TypeError:
-        raise _broken(name, f"there are no items of type '{found['descr']}'") from None
+        raise _broken(name, f"there are no items of type '{fields['descr']}'") from None
     if not dtype.itemsize:
         raise _broken(name, "its items are empty")
-    extents = [x.strip().removesuffix("L") for x in found["shape"].split(",")]
-    return dtype, found["fortran_order"] == "True", tuple(int(x) for x in extents if x)
+    extents = [x.strip().removesuffix("L") for x in fields["shape"].split(",")]
+    return dtype, fields["fortran_order"] == "True", tuple(int(x) for x in extents if x)
 
 
 def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
-    """Return the arrays in the bytes of a .npz by name, read-only; others than .npy are left out.
+    """Return the arrays in the bytes of a .npz by name, read-only. Only .npy members are read.
 
-    Raises DataError for a broken archive or member, LimitError for what expands to too much.
+    Raises DataError for a broken archive or member, LimitError for one that expands to too much.
     """
     try:
         archive = ZipArchive(data, name, meter, (), checked=True)
@@ -103,11 +105,11 @@ def read_npz(data: memoryview, name: str, meter: Meter) -> dict[str, Array]:
         raise DataError(f"{name}: no .npz file: {message}", hint=error.hint) from None
 
 
-def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name into a zip archive, as `numpy.load` reads them; equal ones alike."""
+def write_npz(archive: zipfile.ZipFile, arrays: Mapping[str, ArrayLike]) -> None:
+    """Write arrays by name into a zip archive for `numpy.load`; equal arrays make equal bytes."""
     for name, array in arrays.items():
         items = np.asarray(array)
-        if items.dtype.kind == "V":  # bfloat16, say, of which a .npy tells the size alone
+        if items.dtype.kind == "V":  # as bfloat16: a .npy has only the size of such items
             items = items.view(f"V{items.dtype.itemsize}")
         with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
             np.lib.format.write_array(member, items, allow_pickle=False)

@@ -1,4 +1,4 @@
-"""Gives complete files and folders their names; the caller checks what is replaced."""
+"""Renames complete files and folders to their targets; callers check what may be replaced."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from typing import Any
 
 from nnef_jax.storage import temporaries
 
-# What a kernel or a file system says that cannot exchange two names, or sync a folder.
+# Errors of a kernel or a file system that cannot exchange two names, or sync a folder.
 _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP}
 
 
 def status(path: str) -> os.stat_result | None:
-    """Return the status of a path, a link's own, or None; FileExistsError for a device, say."""
+    """Return the status of a path, None if it does not exist; that of a link is its own.
+
+    Raises FileExistsError for anything but files, folders and links to them, such as a device.
+    """
     for look in (os.stat, os.lstat):
         with suppress(FileNotFoundError):
             mode = look(path).st_mode
@@ -31,14 +34,17 @@ def status(path: str) -> os.stat_result | None:
 
 
 def require_parent(path: str) -> None:
-    """Raise FileNotFoundError where the folder that a path is in is missing."""
+    """Raise FileNotFoundError if the folder that contains a path is missing."""
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):
         parent = os.path.dirname(path) or os.curdir
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), parent)
 
 
 def keep_mode(path: str, old: os.stat_result | None) -> None:
-    """Give a new file or folder the mode, and the owner if allowed, of an old one of its kind."""
+    """Give a new file or folder the mode, and if permitted the owner, of an old one.
+
+    Nothing changes if one of them is a file and the other a folder.
+    """
     new = os.lstat(path)
     if old is None or stat.S_IFMT(old.st_mode) != stat.S_IFMT(new.st_mode):
         return
@@ -50,12 +56,12 @@ def keep_mode(path: str, old: os.stat_result | None) -> None:
 
 
 def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
-    """Give a complete file its name in one step; FileExistsError if taken, unless `overwrite`."""
+    """Rename a complete file in one step. Without `overwrite` an existing target is an error."""
     if overwrite:
         os.replace(temporary, target)
     else:
         try:
-            os.link(temporary, target)  # unlike renaming, this never replaces
+            os.link(temporary, target)  # a rename would replace an existing file
         except FileExistsError:
             raise exists(target) from None
         except OSError:  # a file system without hard links
@@ -66,11 +72,12 @@ def place_file(temporary: str, target: str, *, overwrite: bool) -> None:
 
 
 def place_folder(temporary: str, target: str, check: Callable[[str], None] | None) -> None:
-    """Give a complete folder the name of its target; what had that name gets the temporary's.
+    """Rename a complete folder to its target, and remove what was there.
 
-    Where the system cannot exchange names (Linux and macOS can, in their own file systems), nothing
-    is at the target for a moment, and the old folder is beside it as TARGET.replaced-HEX. `check`
-    raises for the path of what must stay; without it nothing is replaced.
+    `check` is called with the path of the old folder, and raises if that must stay; without `check`
+    only an empty folder is replaced. Linux and macOS exchange the two names in one step, on most
+    file systems. Elsewhere the old folder is TARGET.replaced-HEX for a moment, during which there
+    is no target.
     """
     try:
         os.rename(temporary, target)  # replaces nothing but an empty folder
@@ -91,7 +98,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
     check(target)
     if _exchange(temporary, target):
         try:
-            check(temporary)  # again: files may have come since
+            check(temporary)  # again: files may have been added since
         except BaseException:
             _exchange(temporary, target)
             raise
@@ -108,7 +115,7 @@ def _swap(temporary: str, target: str, check: Callable[[str], None]) -> None:
 
 
 def _exchange(one: str, other: str) -> bool:
-    """Exchange two paths' files or folders in one step; return False where the system cannot."""
+    """Exchange the names of two files or folders in one step; return False if impossible."""
     exchange = _exchanger()
     if exchange is None:
         return False
@@ -124,7 +131,7 @@ def _exchange(one: str, other: str) -> bool:
 def _exchanger() -> Callable[[bytes, bytes], int] | None:
     try:
         system: Any = ctypes.CDLL(None, use_errno=True)
-    except (OSError, TypeError):  # on Windows
+    except (OSError, TypeError):  # Windows
         return None
     if hasattr(system, "renameat2"):  # Linux: -100 is the current folder, 2 RENAME_EXCHANGE
         return lambda one, other: system.renameat2(-100, one, -100, other, 2)
@@ -134,10 +141,10 @@ def _exchanger() -> Callable[[bytes, bytes], int] | None:
 
 
 def sync_folder(path: str) -> None:
-    """Write the names in a folder to the disk, where the system can."""
+    """Write the names in a folder to the disk, if the system can."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
-    except PermissionError:  # on Windows, and for a folder that does not tell its names
+    except PermissionError:  # Windows, or a folder whose names may not be read
         return
     try:
         os.fsync(descriptor)
@@ -149,14 +156,14 @@ def sync_folder(path: str) -> None:
 
 
 def exists(path: str) -> FileExistsError:
-    """Return the error for a path that is not free."""
+    """Return the error for a path that exists already."""
     reason = "exists already (--overwrite replaces it, overwrite=True in Python)"
     return FileExistsError(errno.EEXIST, reason, path)
 
 
 @contextmanager
 def naming(path: str) -> Generator[None]:
-    """Make errors of the disk name the path that was asked for, not a temporary or nothing."""
+    """Put a path into errors of the system that name a temporary file, or no file."""
     try:
         yield
     except OSError as error:

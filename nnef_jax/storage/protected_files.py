@@ -1,7 +1,7 @@
-"""What a command reads is never replaced by what it writes, whatever either is called.
+"""Protects the files that a command reads from being replaced by its output.
 
-Reading a file notes its device and number, so that links and other spellings of its path are the
-same file.
+Files are compared by device and inode number, so that links and other spellings of a path do not
+matter.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None
 
 
 def spared() -> AbstractContextManager[None]:
-    """Record files read in the block, and let nothing replace them; an inner block is the outer.
+    """Protect the files that are read in the block; an inner block has no effect.
 
-    A thread started in the block notes what it reads where it runs in a copy of the context.
+    A thread that is started in the block must run in a copy of its context to note files.
     """
     return nullcontext() if _read.get() is not None else holding(_read, set())
 
 
 def unnoted() -> AbstractContextManager[None]:
-    """Note nothing that the block reads: what we wrote for ourselves is no input."""
+    """Do not note files that are read in the block, such as the package's own caches."""
     return holding(_read, None)
 
 
 def note(status: os.stat_result) -> None:
-    """Note a file that is read."""
+    """Note a file as read."""
     read = _read.get()
     if read is not None:
         read.add((status.st_dev, status.st_ino))
 
 
 def note_path(path: str | os.PathLike[str]) -> None:
-    """Note a file that another library will read, or what is missing not at all."""
+    """Note a file that another library will read; ignore a missing one."""
     with suppress(OSError):
         note(os.stat(path))
 
 
 def require_other(path: str) -> None:
-    """Raise FileExistsError for a path of a file that was read, or of a link to one."""
+    """Raise FileExistsError if the path is that of a noted file, or of a link to one."""
     read = _read.get()
     if not read:
         return
     try:
         status = os.stat(path)
-    except OSError:  # there is nothing, or a link to nothing
+    except OSError:  # no file, or a broken link
         return
     if (status.st_dev, status.st_ino) in read:
         raise FileExistsError(errno.EEXIST, "is read by the same command, kept", path)

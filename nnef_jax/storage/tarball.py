@@ -1,6 +1,6 @@
-"""A tar archive as a container: expanded in memory if compressed, indexed, never extracted.
+"""Offers a tar archive as a container. A compressed one is expanded in memory; none is extracted.
 
-The index is not the standard library's, which copies members and takes a broken header for the end.
+The standard library's index is not used: it copies members, and ends at a broken header.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage import files
 from nnef_jax.storage.members import PackedArchive
 
-_BLOCK = 512
-_CHUNK = 1 << 20
-_PIECE = 1 << 13  # of a compressed file, read at a time
-_MOST = 1100 * _PIECE  # bytes expanded at a time: gzip makes at most 1032 times of a piece
-_XZ_MEMORY = 256 << 20  # `xz -9` takes 65 MiB
-# A large bytearray usually starts 16 bytes behind a multiple of 64. With so much in front a tensor,
-# behind headers of 512 and 128 bytes, is aligned: a load of 102 MB peaks at 102 instead of 204.
+_BLOCK = 512  # bytes
+_CHUNK = 1 << 20  # bytes
+_PIECE = 1 << 13  # bytes of a compressed file that are expanded at a time
+_MOST = 1100 * _PIECE  # bytes of an expanded piece; gzip expands at most 1032 times
+_XZ_MEMORY = 256 << 20  # bytes; `xz -9` takes 65 MiB
+# Bytes in front of the archive. A large bytearray usually starts 16 bytes behind a multiple of 64.
+# This padding aligns tensors, which follow headers of 512 and 128 bytes. Unaligned ones are copied:
+# a load of 102 MB peaks at 204 MB instead of 102.
 _PADDING = 48
 
-_OTHERS = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)
+_UNSUPPORTED = ((b"\x28\xb5\x2f\xfd", "compressed by zstandard"),)  # by first bytes
 
+# Type flags of headers.
 _REGULAR = "\0" + "07"
 _FOLDERS = "5D"
 _WITHOUT_DATA = "123456"
 _LONG_NAME, _EXTENDED, _IGNORED = "L", "xX", "Kg"
 _HEADERS = _LONG_NAME + _EXTENDED + _IGNORED
-_MAX_HEADER = 1 << 20
+_MAX_HEADER = 1 << 20  # bytes of an extended header
 _KINDS = {
     "1": "a hard link",
     "2": "a symbolic link",
@@ -55,12 +57,12 @@ class _Member:
 
 
 def is_tarball(start: bytes) -> bool:
-    """Tell whether a file that starts like this is a tar archive or compressed."""
+    """Tell whether a file with these first bytes is a tar archive, or compressed."""
     return _compression(start) is not None or _is_header(start[:_BLOCK])
 
 
 class Tarball(PackedArchive[_Member]):
-    """The members of a tar archive but folders."""
+    """The members of a tar archive, without folders."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter, graphs: Sequence[str]) -> None:
         self._data = _expand(data, name, meter)
@@ -72,7 +74,7 @@ class Tarball(PackedArchive[_Member]):
         super().__init__(members, name, graphs)
 
     def read(self, name: str) -> memoryview:
-        """Return a view of the bytes of a member; raise ArchiveError where it is not regular."""
+        """Return a view of a member's bytes. Raises ArchiveError if it is not a regular file."""
         member = self.find(name)
         if member.kind not in _REGULAR:
             kind = _KINDS.get(member.kind, f"of type {member.kind!r}")
@@ -83,9 +85,11 @@ class Tarball(PackedArchive[_Member]):
         return self._data[member.start : member.start + member.size]
 
 
-# How a compressed file starts, what expands it, and the least bytes that this expands in a step:
-# zeros, or random bytes again and again, take gzip 1200 MB/s and more, xz 600, bzip2 90.
-_COMPRESSIONS: tuple[tuple[bytes, Callable[[], Any], int], ...] = (
+# First bytes of a compressed file, its decompressor, and the bytes that this expands in a step of
+# the meter. The slowest input, zeros or repeated random bytes, takes gzip 1200 MB/s, xz 600 MB/s,
+# bzip2 90 MB/s.
+_Decompressor = Callable[[], Any]  # makes one of zlib, bz2 or lzma, which share no type
+_COMPRESSIONS: tuple[tuple[bytes, _Decompressor, int], ...] = (
     (b"\x1f\x8b", lambda: zlib.decompressobj(16 + zlib.MAX_WBITS), 512),
     (b"BZh", bz2.BZ2Decompressor, 48),
     (b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), 256),
@@ -93,7 +97,7 @@ _COMPRESSIONS: tuple[tuple[bytes, Callable[[], Any], int], ...] = (
 
 
 def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
-    """Return the bytes of the tar archive; a bomb is found out while it grows."""
+    """Return the bytes of the tar archive. The meter stops a decompression bomb while it grows."""
     compression = _compression(bytes(data[:_BLOCK]))
     if compression is None:
         return data
@@ -109,12 +113,12 @@ def _expand(data: memoryview, name: str, meter: Meter) -> memoryview:
     return memoryview(expanded)[_PADDING:].toreadonly()
 
 
-def _compression(start: bytes) -> tuple[bytes, Callable[[], Any], int] | None:
-    return next((found for found in _COMPRESSIONS if start.startswith(found[0])), None)
+def _compression(start: bytes) -> tuple[bytes, _Decompressor, int] | None:
+    return next((row for row in _COMPRESSIONS if start.startswith(row[0])), None)
 
 
-def _pieces(data: memoryview, make: Callable[[], Any], name: str, meter: Meter) -> Iterator[bytes]:
-    """Yield the expanded bytes of a compressed file: of its streams, with zeros behind each."""
+def _pieces(data: memoryview, make: _Decompressor, name: str, meter: Meter) -> Iterator[bytes]:
+    """Yield the expanded pieces of a compressed file: streams, each followed by any zeros."""
     position = 0
     while position < len(data):
         meter.spend(MEMBER, name)
@@ -141,7 +145,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
     extended: dict[str, str] = {}
     while position < len(data):
         header = bytes(data[position : position + _BLOCK])
-        # An archive ends with blocks of zeros; missing ones are no harm.
+        # An archive ends with blocks of zeros, which may be missing.
         if not any(header):
             break
         if not _is_header(header):
@@ -160,7 +164,7 @@ def _scan(data: memoryview, name: str, meter: Meter) -> Iterator[_Member]:
             if kind in _HEADERS and size > _MAX_HEADER:
                 raise ValueError(f"an extended header of {size} bytes")
             if kind in _HEADERS:
-                meter.spend(size // 2, name)  # a record in it may have 6 bytes
+                meter.spend(size // 2, name)  # it may have many records, of 6 bytes each
             if kind == _LONG_NAME:
                 extended["path"] = _text(bytes(data[start : start + size]))
             elif kind in _EXTENDED:
@@ -177,16 +181,16 @@ def _broken(header: bytes, name: str, position: int) -> ArchiveError:
     if position:
         what = "truncated" if len(header) < _BLOCK else "broken"
         return ArchiveError(f"{name}: the header at byte {position} is {what}")
-    other = next((f": it is {what}" for magic, what in _OTHERS if header.startswith(magic)), "")
+    kinds = (f": it is {kind}" for magic, kind in _UNSUPPORTED if header.startswith(magic))
     return ArchiveError(
-        f"{name} is not a tar archive, compressed or not{other}",
+        f"{name} is not a tar archive, compressed or not{next(kinds, '')}",
         hint="a network is a folder, a zip or tar archive (gzip, bzip2, xz) of one, or a file "
         "graph.nnef, .onnx, .xml or .tflite",
     )
 
 
 def _is_header(block: bytes) -> bool:
-    """Tell whether a block has a header's checksum, which old writers sum over signed bytes."""
+    """Tell whether a block has the checksum of a header. Old writers summed signed bytes."""
     if len(block) < _BLOCK:
         return False
     try:
@@ -199,7 +203,7 @@ def _is_header(block: bytes) -> bool:
 
 
 def _number(field: bytes) -> int:
-    """Read octal digits, or base 256 behind a byte of 0x80."""
+    """Return the number in a field: octal digits, or big-endian bytes after a byte 0x80."""
     if field[0] == 0x80:
         return int.from_bytes(field[1:], "big")
     digits = field.split(b"\0")[0].strip()
@@ -219,7 +223,7 @@ def _text(field: bytes) -> str:
 
 
 def _records(data: bytes) -> dict[str, str]:
-    """Read path, size and sparseness from records: length, space, key, '=', value, newline."""
+    """Return path, size and sparseness from records: length, space, key, '=', value, newline."""
     records: dict[str, str] = {}
     position = 0
     while position < len(data):

@@ -1,7 +1,7 @@
-"""Temporary names, beside their targets, from which what is complete is put in place.
+"""Makes temporary files and folders beside their targets, and removes those of killed writers.
 
-A temporary is locked while its writer lives. The next writer into the folder removes those whose
-lock is free: the system frees the lock of a process however it ends.
+A temporary is locked while its writer lives. The system frees the lock however the process ends.
+The next writer into the folder removes the temporaries whose locks are free.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 try:
     import fcntl
-except ImportError:  # on Windows, where leftovers are never removed: nothing tells whose they are
+except ImportError:  # Windows: leftovers stay, since nothing shows whether their writer lives
     fcntl = None
 
 NAME = re.compile(r"\.nnef_jax-[0-9a-f]{16}")
@@ -28,7 +28,7 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 
 @contextmanager
 def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, BinaryIO]]:
-    """Open a new file beside its target, until the block ends; `private` is for the owner alone."""
+    """Open a new file beside its target until the block ends; `private` means mode 0600."""
     with _temporary(target, folder=False, private=private) as (path, descriptor):
         assert descriptor is not None
         with open(descriptor, "wb") as file:
@@ -37,7 +37,7 @@ def temporary_file(target: str, *, private: bool) -> Generator[tuple[str, Binary
 
 @contextmanager
 def temporary_folder(target: str, *, private: bool) -> Generator[str]:
-    """Make a new folder beside its target, and remove it when the block ends."""
+    """Make a new folder beside its target; it is removed at the end of the block."""
     with _temporary(target, folder=True, private=private) as (path, descriptor):
         try:
             yield path
@@ -54,7 +54,7 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
     while True:
         path = os.path.join(parent, f".nnef_jax-{secrets.token_hex(8)}")
         try:
-            descriptor = _made(path, folder, mode)
+            descriptor = _create(path, folder, mode)
             if descriptor is None and fcntl:
                 continue
             yield path, descriptor
@@ -63,8 +63,8 @@ def _temporary(target: str, *, folder: bool, private: bool) -> Generator[tuple[s
             remove(path)
 
 
-def _made(path: str, folder: bool, mode: int) -> int | None:
-    """Return the locked descriptor of a new temporary; None where a sweep was faster."""
+def _create(path: str, folder: bool, mode: int) -> int | None:
+    """Return the locked descriptor of a new temporary; None if a sweep removed it before."""
     if folder:
         os.mkdir(path, mode)
         if fcntl is None:
@@ -86,7 +86,7 @@ def _made(path: str, folder: bool, mode: int) -> int | None:
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Take a lock; return False where another has it, None where there are no locks."""
+    """Take a lock; return False if another process has it, None if the system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -99,31 +99,31 @@ def _lock(descriptor: int) -> bool | None:
 
 
 def sweep(folder: str) -> None:
-    """Remove from a folder what killed writers of the same user left there."""
+    """Remove the temporaries in a folder that killed writers of the same user left."""
     if fcntl is None:
         return
     try:
         names = [name for name in os.listdir(folder) if NAME.fullmatch(name)]
-    except PermissionError:  # a folder may take new files and not tell which it has
+    except PermissionError:  # a folder may be writable, but not readable
         return
     for name in names:
         path = os.path.join(folder, name)
         try:
             descriptor = os.open(path, _READ)
-        except OSError:  # another one was faster
+        except OSError:  # another sweep removed it
             continue
         try:
             status = os.fstat(descriptor)
             kind = stat.S_IFMT(status.st_mode)
-            own = kind in (stat.S_IFREG, stat.S_IFDIR) and status.st_uid == os.geteuid()
-            if own and _lock(descriptor):
+            is_ours = kind in (stat.S_IFREG, stat.S_IFDIR) and status.st_uid == os.geteuid()
+            if is_ours and _lock(descriptor):
                 remove(path)
         finally:
             os.close(descriptor)
 
 
 def remove(path: str) -> None:
-    """Remove a temporary, if it is there; the next sweep tries again what fails."""
+    """Remove a temporary if it exists. Errors are ignored: the next sweep tries again."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
@@ -138,15 +138,15 @@ def remove(path: str) -> None:
 
 @contextmanager
 def held(folder: str) -> Generator[None]:
-    """Hold the lock of a folder, so that nobody else replaces or sweeps it; wait 2 s for it.
+    """Hold the lock of a folder, so that no other writer replaces or sweeps it; wait 2 s at most.
 
-    A writer holds that of what it placed until it has removed what was there. Without it one of two
-    writers may, at worst, find a folder that the other is removing, and refuse to replace it.
+    A writer holds the lock of its new folder until it has removed the old one. Without the lock,
+    a second writer might see a folder that the first one is removing, and refuse to replace it.
     """
     while True:
         try:
             descriptor = os.open(folder, _READ)
-        except OSError:  # it is gone, or a link
+        except OSError:  # the folder was removed, or is a link
             yield
             return
         try:
@@ -154,7 +154,7 @@ def held(folder: str) -> Generator[None]:
                 if _lock(descriptor) is not False:
                     break
                 time.sleep(0.01)
-            if _is_at(folder, descriptor):  # and not replaced while its lock was waited for
+            if _is_at(folder, descriptor):  # it may have been replaced while this waited
                 yield
                 return
         finally:

@@ -1,22 +1,22 @@
-"""Tensor files, '.dat': the data of one tensor behind a header (spec 5.2), little endian.
+"""Reads and writes tensor files ('.dat'): a header and the items of one tensor (spec 5.2).
 
-The header of NNEF 1.0 is 128 bytes:
+All numbers are little endian. The header of NNEF 1.0 has 128 bytes:
 
     0   4E EF, major 1, minor 0
     4   data length in bytes          8   rank, at most 8          12  8 extents, the unused ones 0
     44  bits of an item               48  item type                52  19 reserved words
 
-That of the provisional specification is as long as it has to be:
+The header of the provisional specification has no fixed length:
 
     0   4E EF, major 1, minor 0
     4   length of this header         8   rank                     12  as many extents as the rank
     +0  item type (one byte)          +1  bits of an item (one byte)
     +2  length of the text            +4  quantisation algorithm, as text
 
-Items of 8, 16, 32 and 64 bits follow as they are, others as a stream of bits (`bitstream`).
+The items follow the header. Items of other than 8, 16, 32 and 64 bits are packed (`bitstream`).
 
-The Khronos tools from before 2018-10-19 wrote a reserved word too many: headers of 132 bytes, for
-items of type 0 and 1. They are read with a warning. Any other surplus is refused.
+The Khronos tools from before 2018-10-19 wrote one reserved word too many: headers of 132 bytes, for
+items of types 0 and 1. Such files are read with a warning. Any other surplus bytes are an error.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from nnef_jax.storage import bitstream, files
 
 _MAGIC = b"\x4e\xef"
 _HEADER = struct.Struct("<2sBBII8IIHHI72x")
-HEADER_SIZE = _HEADER.size  # of NNEF 1.0
+HEADER_SIZE = _HEADER.size  # bytes, in NNEF 1.0
 _MAX_RANK = 8
 _MAX_WORD = 0xFFFF_FFFF
 
-# Item types by their codes: name, numpy's kind of number, whether the items are quantised.
+# Item types by code: name, numpy's kind of number, whether the items are quantised.
 _FINAL = {
     0: ("FLOAT", "f", False),
     1: ("UINT", "u", False),
@@ -58,7 +58,7 @@ _PROVISIONAL = {
     2: ("signed integer", "i", False),
     3: ("unsigned integer", "u", False),
 }
-_OLD_TYPES = (0, 1)  # with whole bytes for an item
+_OLD_TYPES = (0, 1)  # codes
 _OLD = (
     "tensor files have the header of the Khronos tools from before 2018-10-19: their bytes 128 to "
     "131, which are 0, are left out; save the network to write them anew"
@@ -69,14 +69,15 @@ _WRITABLE = {np.dtype(c) for c in ("?", *np.typecodes["AllInteger"], *"efd")}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorFile:
-    """A tensor as its file stores it; `array` is read-only, and a view of the file where possible.
+    """The array in a tensor file, and the properties of its items.
 
-    Integers of odd widths are in the next larger dtype. Quantised items are the stored codes.
-    `quantization` is what a provisional header says, as 'linear_quantize(min = -1.0, ...)', or ''.
+    `array` is read-only, and a view of the file if possible. Integers of other than 8, 16, 32 or 64
+    bits have the next larger dtype. Quantised items are the stored codes. `quantization` is the
+    algorithm in a provisional header, as 'linear_quantize(min = -1.0, ...)', or ''.
     """
 
     array: NDArray[Any]
-    bits: int
+    bits: int  # of an item
     signed: bool
     quantized: bool
     quantization: str = ""
@@ -84,9 +85,9 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class FinalHeader:
-    """The used fields of an NNEF 1.0 header, unchecked; `vendor` is 0 for the standard's items."""
+    """The fields of an NNEF 1.0 header, unchecked; `vendor` is 0 for the standard's item types."""
 
-    length: int
+    length: int  # bytes of the items
     shape: tuple[int, ...]
     bits: int
     item_type: int
@@ -109,13 +110,13 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
     """Read a tensor file of NNEF 1.0 or of its provisional specification (spec 5.2).
 
     `source` is a path, bytes, or a binary file object, read to its end. The dtype is float16,
-    float32, float64, bool, or the smallest integer that holds the items; quantised items are the
-    stored codes. The array is read-only, and of a large file mapped where possible. `limits` bounds
-    the memory of items that are unpacked.
+    float32, float64, bool, or the smallest integer type that holds the items. Quantised items are
+    the stored codes. The array is read-only. A large file is mapped if possible. `limits` bounds
+    the memory of unpacked items.
 
     Raises `DataError` for a broken file, `UnsupportedError` for a vendor's own item types,
-    `LimitError` for a tensor that takes too much memory. Warns of a file of the Khronos tools from
-    before 2018-10-19, whose header is 4 bytes longer.
+    `LimitError` for a tensor that takes too much memory. Warns about a file of the Khronos tools
+    from before 2018-10-19, whose header is 4 bytes longer.
 
     >>> filter = nnef_jax.read_tensor("model/conv1/filter.dat")
     """
@@ -128,10 +129,10 @@ def read_tensor(source: files.Readable, *, limits: Limits | None = None) -> NDAr
 def read_tensor_file(
     source: files.Readable, *, name: str = "", meter: Meter | None = None, empty: bool = False
 ) -> TensorFile:
-    """Read a tensor file, called `name` in errors, with all that its header says.
+    """Read a tensor file, called `name` in errors, with the properties in its header.
 
-    Nothing is allocated before the header fits the size of the file. With `empty` extents may be 0,
-    which the standard forbids and other writers write. Raises as `read_tensor` does.
+    Memory is allocated only after the header matches the size of the file. With `empty` extents may
+    be 0, which the standard forbids but other programs write. Raises errors as `read_tensor` does.
     """
     meter = meter or Meter()
     if isinstance(source, str | os.PathLike):
@@ -155,8 +156,8 @@ def read_tensor_file(
     return TensorFile(array, header.bits, signed, header.quantized, header.quantization)
 
 
-def shaped(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[Any]:
-    """Give the array its stored shape; raise DataError where no array can have that."""
+def shaped(array: NDArray[np.generic], shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    """Return the array in its stored shape. Raises DataError if numpy cannot have that shape."""
     try:
         return array.reshape(shape)
     except ValueError as error:
@@ -164,10 +165,10 @@ def shaped(array: NDArray[Any], shape: tuple[int, ...], name: str) -> NDArray[An
 
 
 def _start(data: memoryview, name: str) -> tuple[int, int]:
-    """Return the first word after the version, and the rank, of either header."""
+    """Return the first word after the version, and the rank, from a header of either kind."""
     if bytes(data[:2]) != _MAGIC:
-        found = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
-        raise DataError(f"{name}: {found}, expected the magic number 4e ef of a tensor file")
+        start = f"starts with {bytes(data[:2]).hex(' ')}" if len(data) else "is empty"
+        raise DataError(f"{name}: {start}, expected the magic number 4e ef of a tensor file")
     if len(data) < 12:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
     major, minor, first, rank = struct.unpack_from("<BBII", data, 2)
@@ -180,8 +181,8 @@ def _start(data: memoryview, name: str) -> tuple[int, int]:
 
 def _read_header(data: memoryview, name: str) -> _Header:
     first, rank = _start(data, name)
-    # A provisional header has the bits of an item here. A final one has zero: an unused extent, or
-    # the second byte of a number below 256.
+    # The second byte is the number of bits in a provisional header. It is 0 in a final one: part of
+    # an unused extent, or of the number of bits, which is below 256.
     at = 12 + 4 * rank
     if len(data) < at + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
@@ -198,7 +199,7 @@ def _read_header(data: memoryview, name: str) -> _Header:
             hint="NNEF defines the item types of vendor 0 only",
         )
     dtype, quantized = _item_type(_FINAL, header.item_type, header.bits, name)
-    if header.item_type == 1 and header.signed:  # how NNEF 1.0.0 marked signed integers
+    if header.item_type == 1 and header.signed:  # signed integers in NNEF 1.0.0
         dtype = np.dtype(f"i{dtype.itemsize}")
     start = HEADER_SIZE
     if _is_old(data, header):
@@ -208,13 +209,13 @@ def _read_header(data: memoryview, name: str) -> _Header:
 
 
 def _is_old(data: memoryview, header: FinalHeader) -> bool:
-    """Tell whether a header is followed by the word that tools before 2018-10-19 wrote."""
+    """Tell whether the surplus word of tools from before 2018-10-19 follows the header."""
     has_word = len(data) == HEADER_SIZE + 4 + header.length and not any(data[HEADER_SIZE:][:4])
     return has_word and header.item_type in _OLD_TYPES and header.bits % 8 == 0
 
 
 def final_header(data: memoryview, name: str) -> FinalHeader:
-    """Read the header of NNEF 1.0, of any vendor, unchecked; DataError where there is none."""
+    """Return the header of NNEF 1.0, of any vendor, unchecked. Raises DataError if it is broken."""
     _, rank = _start(data, name)
     if len(data) < HEADER_SIZE:
         raise DataError(f"{name}: the header ends after {len(data)} of {HEADER_SIZE} bytes")
@@ -246,8 +247,8 @@ def _item_type(
     types: dict[int, tuple[str, str, bool]], code: int, bits: int, name: str
 ) -> tuple[np.dtype[Any], bool]:
     if code not in types:
-        known = ", ".join(f"{number} {words}" for number, (words, _, _) in types.items())
-        raise DataError(f"{name}: item type {code}, expected one of {known}")
+        codes = ", ".join(f"{number} {words}" for number, (words, _, _) in types.items())
+        raise DataError(f"{name}: item type {code}, expected one of {codes}")
     words, kind, quantized = types[code]
     dtype = _dtype(kind, bits)
     if dtype is None:
@@ -256,7 +257,7 @@ def _item_type(
 
 
 def _dtype(kind: str, bits: int) -> np.dtype[Any] | None:
-    """Return the smallest dtype for items of a kind; None where no items have so many bits."""
+    """Return the smallest dtype for items of a kind; None if they cannot have that many bits."""
     if kind == "b":
         return np.dtype(np.bool_) if bits in (1, 8) else None
     if kind == "f":
@@ -284,7 +285,7 @@ def _decode(data: memoryview, header: _Header, items: int, meter: Meter, name: s
     dtype = header.dtype
     if dtype.kind != "b" and header.bits == dtype.itemsize * 8:
         array = np.frombuffer(data, dtype.newbyteorder("<"))
-        # It is a view where the machine can load the file's byte order and addresses.
+        # A copy only if the machine cannot use the file's byte order or alignment.
         return np.require(array, dtype, "A")
     meter.expand(items * dtype.itemsize, name)
     if dtype.kind == "b":
@@ -305,14 +306,13 @@ def write_tensor(
 ) -> None:
     """Write a tensor file of NNEF 1.0 (spec 5.2) to a path or a binary file object.
 
-    A path gets the whole file or, where something fails, keeps what was there; with `overwrite` off
-    what is there is a FileExistsError. The array is of
-    float16, float32, float64, integers, or bool (1 bit); bfloat16 is written as float32. `bits`
-    stores integers in 1 to 64 bits, bool in 1 or 8. `quantized` marks codes, whose algorithm
-    graph.quant gives.
+    A path is replaced atomically. The array's dtype is float16, float32, float64, an integer type,
+    or bool. bfloat16 is written as float32. `bits` is the number of bits of an item: 1 to 64 for
+    integers, 1 (the default) or 8 for bool. `quantized` marks the items as codes; the file
+    graph.quant has their algorithm.
 
     Raises `DataError` for another dtype, values that do not fit `bits`, rank above 8, an extent of
-    0, or 4 GiB of data and more.
+    0, or 4 GiB of data and more; FileExistsError for an existing file if `overwrite` is off.
 
     >>> nnef_jax.write_tensor("model/conv1/filter.dat", filter)
     """
@@ -342,10 +342,10 @@ def encode_tensor(
             f"a tensor file cannot hold items of dtype {values.dtype}",
             hint="convert the array to float, integer or bool of at most 64 bits first",
         )
-    own_bits = 1 if kind == "b" else values.dtype.itemsize * 8
-    bits = own_bits if bits is None else bits
+    dtype_bits = 1 if kind == "b" else values.dtype.itemsize * 8
+    bits = dtype_bits if bits is None else bits
     dtype = _dtype(kind, bits)
-    if dtype is None or (kind == "f" and bits != own_bits):
+    if dtype is None or (kind == "f" and bits != dtype_bits):
         raise DataError(f"items of dtype {values.dtype} cannot be stored in {bits} bits")
     if quantized and kind not in "iu":
         raise DataError(f"quantised codes are integers, not of dtype {values.dtype}")
@@ -356,7 +356,7 @@ def encode_tensor(
     length = bitstream.packed_size(values.size, bits)
     if length > _MAX_WORD:
         raise DataError(f"{length} bytes of data, but a tensor file holds less than 4 GiB")
-    if bits < own_bits:
+    if bits < dtype_bits:
         low, high = (-1 << bits - 1, (1 << bits - 1) - 1) if kind == "i" else (0, (1 << bits) - 1)
         least, most = int(values.min()), int(values.max())
         if least < low or most > high:
@@ -369,7 +369,7 @@ def encode_tensor(
     return header, _encode(values, dtype, bits)
 
 
-def _encode(values: NDArray[Any], dtype: np.dtype[Any], bits: int) -> memoryview:
+def _encode(values: NDArray[Any], dtype: np.dtype[np.generic], bits: int) -> memoryview:
     flat = values.reshape(-1)
     if values.dtype.kind == "b" and bits == 1:
         return np.packbits(flat).data

@@ -1,4 +1,4 @@
-"""Writing a container: a folder, or a tar archive whose bytes depend on its members alone."""
+"""Writes containers: a folder, or a tar archive whose bytes depend only on its members."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,8 +36,8 @@ _FORMATS: dict[tuple[str, ...], Callable[[Any], AbstractContextManager[Any]]] = 
 }
 
 
-# What means a file of another format, which a folder of that name would pretend to be.
-_OTHERS = (
+# Endings of files of other formats: a folder with such a name would be misleading.
+_FOREIGN = (
     ".onnx",
     ".xml",
     ".bin",
@@ -54,20 +54,20 @@ _OTHERS = (
 def write_members(
     path: str | os.PathLike[str], members: Mapping[str, Member], *, overwrite: bool = False
 ) -> None:
-    """Write members by name into a container: bytes as they are, arrays as tensor files (spec 5.1).
+    """Write members by name into a container: bytes unchanged, arrays as tensor files (spec 5.1).
 
-    A path that ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2 is an archive, every
-    other a folder. Equal members make equal archives. A `TensorFile` keeps its bits and its
-    quantised mark.
+    A path that ends in .tar, .tar.gz, .tgz, .tar.xz, .txz, .tar.bz2 or .tbz2 is an archive, any
+    other a folder. Equal members make equal archives. A `TensorFile` keeps its number of bits and
+    its mark as quantised.
 
-    The container appears complete and on the disk, or what was there stays, even if the process is
-    killed. A folder is replaced only if it holds nothing but graph.nnef, graph.quant, the tensor
-    files of labels in that graph.nnef, and files named as the new ones: docs/saving.md.
+    The container is written atomically, even if the process is killed. A folder is replaced only if
+    it holds no other files than graph.nnef, graph.quant, the tensor files of labels in that
+    graph.nnef, and files with names of new members: see docs/saving.md.
 
-    Raises FileExistsError for what is not to be replaced, ArchiveError for a path that ends in .zip
-    or as another format, and for a name that could lead outside or collides with another, DataError
-    for an array that no tensor file can hold, OSError for a disk that is full or cannot be written
-    to.
+    Raises FileExistsError for a path that must not be replaced; ArchiveError for a path that ends
+    in .zip or like another format's, and for a member name that leads outside or collides with
+    another; DataError for an array that no tensor file can hold; OSError for a full or read-only
+    disk.
     """
     target = os.path.abspath(os.fsdecode(path))
     named = by_normal_name(members)
@@ -78,9 +78,9 @@ def write_members(
             f"'{target}' would be a zip archive, which is read and not written",
             hint="end the path in .tgz or .tar; without such an ending it is a folder",
         )
-    if lowered.endswith(_OTHERS):
+    if lowered.endswith(_FOREIGN):
         raise ArchiveError(
-            f"'{target}' would be of another format, what is written here is NNEF",
+            f"'{target}' would be of another format: only NNEF is written here",
             hint="end the path in .tgz or .tar; without such an ending it is a folder",
         )
     if os.path.lexists(target) and not overwrite:
@@ -93,7 +93,7 @@ def write_members(
 
 
 def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
-    """Return members in order, by names that are safe; ArchiveError for others."""
+    """Return the members sorted by normalised name. Raises ArchiveError for an unsafe name."""
     named: dict[str, Member] = {}
     for name in sorted(members):
         reason = "is an absolute path" if name.startswith("/") else refusal(name)
@@ -110,18 +110,18 @@ def by_normal_name(members: Mapping[str, Member]) -> dict[str, Member]:
 
 
 def parts_of(member: Member) -> tuple[bytes | memoryview, ...]:
-    """Return the bytes of a member, of a tensor its header and its data."""
+    """Return the bytes of a member: for a tensor its header and its data."""
     if isinstance(member, TensorFile):
         return encode_tensor(member.array, bits=member.bits, quantized=member.quantized)
     return encode_tensor(member) if isinstance(member, np.ndarray) else (member,)
 
 
-def write_tar(stream: Any, members: dict[str, Member]) -> None:
-    """Write members of normal names as a tar archive."""
+def write_tar(stream: BinaryIO, members: dict[str, Member]) -> None:
+    """Write members as a tar archive; their names must be normalised."""
     with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, member in members.items():
             content = b"".join(parts_of(member))
-            info = tarfile.TarInfo(name)  # of the year 1970, and nobody's
+            info = tarfile.TarInfo(name)  # its time is 0, and its owner root
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
 
@@ -129,19 +129,19 @@ def write_tar(stream: Any, members: dict[str, Member]) -> None:
 def write_folder(
     path: str, members: Mapping[str, Member], *, overwrite: bool, network: bool = False
 ) -> None:
-    """Write members, whose names are safe, as a folder: all of them, or what was there stays.
+    """Write members as a folder, atomically; their names must be safe.
 
-    An empty folder is replaced, another one with `overwrite` alone, and only if it holds nothing
-    but files named as the new ones or, for a `network`, those of another network.
+    An empty folder is replaced. Any other is replaced only with `overwrite`, and only if its files
+    have names of new members or, for a `network`, belong to a network.
 
-    Raises FileExistsError, and else as `write_members` does.
+    Raises FileExistsError for any other folder, and other errors as `write_archive` does.
     """
     target = os.path.abspath(path)
     names = members.keys()
     check = partial(_check_replaceable, shown=target, names=names, network=network)
     with placing.naming(target):
         old = check_folder(target, names, overwrite=overwrite, network=network)
-        # Modes are kept from a folder, not from a linked one.
+        # The new folder gets the modes of an old folder, not those of a link's target.
         in_place = old is not None and stat.S_ISDIR(old.st_mode)
         with temporaries.temporary_folder(target, private=in_place) as temporary:
             _fill(temporary, members, target if in_place else None)
@@ -151,7 +151,7 @@ def write_folder(
 def check_folder(
     path: str, names: Collection[str], *, overwrite: bool, network: bool = False
 ) -> os.stat_result | None:
-    """Refuse a path that `write_folder` would refuse now for these names; return what is there."""
+    """Raise the error that `write_folder` would raise for these names; return the old status."""
     placing.require_parent(path)
     target = os.path.abspath(path)
     old = placing.status(target)
@@ -163,7 +163,7 @@ def check_folder(
 
 
 def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
-    """Write members into a new folder, with the modes of those in an old one."""
+    """Write members into a new folder, with the modes of the same members in an old one."""
 
     def finish(name: str) -> None:
         if old:
@@ -184,40 +184,40 @@ def _fill(folder: str, members: Mapping[str, Member], old: str | None) -> None:
 
 
 def _check_replaceable(path: str, *, shown: str, names: Collection[str], network: bool) -> None:
-    """Raise FileExistsError for what must stay: an input, or a folder that holds other files.
+    """Raise FileExistsError for a path that must stay: an input, or a folder with other files.
 
-    Others are those that are not of `names` nor, with `network`, of the network that is there.
+    Files of `names` may be replaced and, with `network`, files of the network in the folder.
     """
     protected_files.require_other(path)
     if os.path.islink(path) or not os.path.isdir(path):
         return
     temporaries.sweep(path)
-    found = os.listdir(path)
-    if not found:
+    entries = os.listdir(path)
+    if not entries:
         return
-    own = {*names}
+    replaceable = {*names}
     if network:
-        if _GRAPH not in found:
+        if _GRAPH not in entries:
             reason = f"is a folder without {_GRAPH}, not replaced"
             raise FileExistsError(errno.EEXIST, reason, shown)
         with protected_files.unnoted():
             folder = Folder(path, Meter())
             text = bytes(folder.read(_GRAPH)).decode(errors="replace")
             folder.close()
-        own |= {_GRAPH, _QUANTIZATION, *quoted_members(text)}
-    stranger = _stranger(path, own)
+        replaceable |= {_GRAPH, _QUANTIZATION, *quoted_members(text)}
+    stranger = _stranger(path, replaceable)
     if stranger:
-        whose = "which is not the network's" if network else "of which no new one is written"
+        whose = "which is not the network's" if network else "which would not be written anew"
         reason = f"is not replaced: it holds '{stranger}', {whose}"
         raise FileExistsError(errno.EEXIST, reason, shown)
 
 
-def _stranger(root: str, own: set[str]) -> str:
-    """Return a name in a folder that is neither a member nor on the way to one, or ''.
+def _stranger(root: str, members: set[str]) -> str:
+    """Return a name in a folder that is neither a member nor a folder of one, or ''.
 
     Raises FileExistsError for a member that is an input.
     """
-    ways = set().union(*(above(name) for name in own))
+    folders = set().union(*(above(name) for name in members))
     ahead = [""]
     while ahead:
         folder = ahead.pop()
@@ -227,10 +227,10 @@ def _stranger(root: str, own: set[str]) -> str:
             path = os.path.join(root, name)
             if not os.path.isdir(path) or os.path.islink(path):
                 protected_files.require_other(path)
-                known = name in own or (name in ways and os.path.islink(path))
+                is_expected = name in members or (name in folders and os.path.islink(path))
             else:
-                known = name in ways
+                is_expected = name in folders
                 ahead.append(name)
-            if not known:
+            if not is_expected:
                 return name
     return ""

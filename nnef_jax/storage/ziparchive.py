@@ -1,7 +1,7 @@
-"""A zip archive as a container: stored members are viewed where they lie, others are inflated.
+"""Offers a zip archive as a container. Stored members are views of it; others are inflated.
 
-Names, sizes and places are those of the central directory, read by the standard library. Data are
-read here: the library would copy what is stored, and knows no limits.
+The standard library reads the central directory: names, sizes and offsets. It does not read the
+data: it would copy stored members, and has no limits.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from nnef_jax.errors import ArchiveError, LimitError
 from nnef_jax.limits import MEMBER, PIECE, Meter
 from nnef_jax.storage.members import PackedArchive
 
-ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # with which a zip archive starts
-_LOCAL = struct.Struct("<4s22xHH")  # of a member: signature, lengths of its name and its extra
-_PIECE = 1 << 13
-_MOST = 1100 * _PIECE  # deflate makes at most 1032 times of a piece
-_BYTES_PER_STEP = 512  # as of gzip
-_PADDING = 48  # a large bytearray usually starts 16 bytes behind a multiple of 64
-_ENTRY = 46  # bytes of the central directory that a member takes at least
-_ENCRYPTED = 1
+ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # first bytes of a zip archive
+_LOCAL = struct.Struct("<4s22xHH")  # a member's header: signature, lengths of name and extra field
+_PIECE = 1 << 13  # bytes inflated at a time
+_MOST = 1100 * _PIECE  # bytes of an inflated piece; deflate expands at most 1032 times
+_BYTES_PER_STEP = 512  # the same as for gzip
+_PADDING = 48  # aligns the data: a large bytearray usually starts 16 bytes behind a multiple of 64
+_ENTRY = 46  # bytes of a member in the central directory, at least
+_ENCRYPTED = 1  # a flag
 
 
 class ZipArchive(PackedArchive[zipfile.ZipInfo]):
-    """The members of a zip archive but folders.
+    """The members of a zip archive, without folders.
 
-    The checksum of a stored member is looked at where the archive is `checked`, which reads all of
-    it.
+    The checksum of a stored member is compared only with `checked`, which reads all its bytes. That
+    of an inflated member always is.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
     ) -> None:
         self._name, self._data, self._meter, self._checked = name, data, meter, checked
         self._inflated: dict[zipfile.ZipInfo, memoryview] = {}
-        # `is_dir` of Python 3.11 fails where a name is empty, or begins with NUL.
+        # In Python 3.11 `is_dir` fails for a name that is empty, or begins with NUL.
         members = [(x.filename, x) for x in self._entries() if not x.filename.endswith("/")]
         super().__init__(members, name, graphs)
 
@@ -61,7 +61,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
             raise ArchiveError(f"{self._name}: broken or truncated zip archive: {error}") from None
 
     def read(self, name: str) -> memoryview:
-        """Return the bytes of a member; raise ArchiveError where they cannot be read."""
+        """Return the bytes of a member. Raises ArchiveError if they cannot be read."""
         member = self.find(name)
         if member not in self._inflated:
             self._inflated[member] = self._read(member, self.location(name))
@@ -108,9 +108,9 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
                     break
         except zlib.error as error:
             raise ArchiveError(f"'{location}': broken compression: {error}") from None
-        found = memoryview(expanded)[_PADDING:].toreadonly()
-        _check(found, member, location)
-        return found
+        content = memoryview(expanded)[_PADDING:].toreadonly()
+        _check(content, member, location)
+        return content
 
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
@@ -119,7 +119,7 @@ def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
 
 
 class _File(io.RawIOBase):
-    """Bytes as a file, of which the library reads the directory alone: that is charged."""
+    """Bytes as a file for the library, which reads the central directory; the meter counts that."""
 
     def __init__(self, data: memoryview, name: str, meter: Meter) -> None:
         super().__init__()
