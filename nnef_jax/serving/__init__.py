@@ -1,6 +1,6 @@
-"""Networks over HTTP: an ASGI application that speaks the Open Inference Protocol 2.
+"""Serves networks over HTTP by an ASGI application for the Open Inference Protocol 2.
 
-It needs the extra `serve`. docs/serving.md says what it answers.
+It needs the extra `serve`. docs/serving.md describes its routes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["ServingLimits", "app"]
 
 
 def require_packages(*names: str) -> None:
-    """Raise UnsupportedError, which says what to install, where a package is missing."""
+    """Raise UnsupportedError, which names the extra to install, if a package is missing."""
     if missing := [name for name in names if not find_spec(name)]:
         raise extra_missing(f"serving needs {' and '.join(missing)}", "serve")
 
@@ -38,19 +38,19 @@ def app(
 ) -> Starlette:
     """Return an ASGI application that serves models by name.
 
-    Requests are computed in batches of these sizes, as `Model.batcher` does it. A model whose items
-    of a batch depend on one another is served one request at a time; one with a state one cycle a
-    request, for the sequence that the request names. All are compiled when the application starts,
-    and until then it is not ready.
+    Requests are computed in batches of these sizes, as by `Model.batcher`. A model in which the
+    items of a batch depend on one another is served one request at a time. A model with a state
+    computes one cycle a request, for the sequence that the request names. All models are compiled
+    when the application starts; until then it is not ready.
 
     Args:
-        models: by name; a `Batcher`, or what has its attributes, may stand for a model.
-        sizes: of batches.
-        limits: of what clients can ask for.
-        progress: called with how many models are ready, and of how many.
+        models: models by name. A `Batcher`, or any `Servable`, may take the place of a model.
+        sizes: batch sizes.
+        limits: bounds on the requests of clients.
+        progress: called with the number of models that are ready, and the number of models.
 
-    Raises InputError for names that no URL has, UnsupportedError for dtypes without a name in the
-    protocol, and where the extra `serve` is missing.
+    Raises InputError for a name that cannot be a part of a URL; UnsupportedError for a dtype
+    without a name in the protocol, and if the extra `serve` is missing.
 
     >>> application = nnef_jax.serving.app({"digits": nnef_jax.load("examples/digits/model")})
     """
@@ -60,7 +60,7 @@ def app(
         raise InputError("there is no model to serve")
     for name in names_of("models", [*models], "names"):
         if not name or "/" in name or not name.isprintable():
-            raise InputError(f"{name!r:.60} is no name of a model: it is a part of a URL")
+            raise InputError(f"{name!r:.60} cannot name a model: it is a part of a URL")
     require_packages("starlette", "prometheus_client")
     from nnef_jax.serving.asgi import Application
 

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, bodies within limits, errors as JSON."""
+"""Implements the ASGI application: routes, limited bodies, errors as JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -29,13 +29,14 @@ from nnef_jax.serving.servables import Full, Servable
 from nnef_jax.serving.service import Service
 from nnef_jax.similar import did_you_mean, listed
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
 _SHOWN = 60  # characters of a name in the log
-_LONG = 64 << 10  # bytes of JSON, and items, that a thread of their own makes or reads
+_LONG = 64 << 10  # bytes of JSON, or items; longer texts are read and written on a thread
 
 
 class RequestProgress:
-    """Tells of one request its id, and how many seconds each part of the answer took."""
+    """Records the id of one request, and the seconds that each part of the answer took."""
 
     def __init__(self) -> None:
         self.id, self._start = "", time.monotonic()
@@ -43,15 +44,15 @@ class RequestProgress:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds since the request came."""
+        """Return the seconds since the request arrived."""
         return time.monotonic() - self._start
 
     def done(self, part: str) -> None:
-        """Note the end of a part, which began at the end of the one before."""
+        """Record the end of a part, which began at the end of the part before."""
         self._parts[part] = self.seconds - sum(self._parts.values())
 
     def line(self, model: str, status: int) -> str:
-        """Return a line for the log; names are JSON, and cut."""
+        """Return a line for the log. Names are JSON strings, shortened."""
         named = (json.dumps(name[:_SHOWN]) for name in (model, self.id))
         line = "request model={} id={} status={} seconds={:.6f}".format(
             *named, status, self.seconds
@@ -60,7 +61,7 @@ class RequestProgress:
 
 
 class Application:
-    """Answers requests for models, each by its name; `starlette` is the ASGI application."""
+    """Answers requests for models by name; `starlette` is the ASGI application."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Application:
             name: Service(name, model, sizes, limits, self.metrics)
             for name, model in models.items()
         }
-        self.held = 0  # bytes of requests
+        self.held = 0  # bytes of requests in memory
         self.metrics.bytes.set_function(lambda: self.held)
         self.texts = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
@@ -90,12 +91,12 @@ class Application:
         self.starlette = Starlette(
             routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
-        # A server sets it when it stops: connections are closed after their next answer.
+        # A server sets this when it stops: connections are then closed after their next answer.
         self.starlette.state.is_draining = False
 
     @asynccontextmanager
     async def _lifespan(self, starlette: Starlette) -> AsyncGenerator[None]:
-        tasks = [asyncio.create_task(x.run(self._told)) for x in self.services.values()]
+        tasks = [asyncio.create_task(x.run(self._report)) for x in self.services.values()]
         try:
             yield
         finally:
@@ -106,21 +107,21 @@ class Application:
                 service.close()
             self.texts.shutdown(wait=False)
 
-    def _told(self) -> None:
+    def _report(self) -> None:
         if self.progress:
             ready = [x for x in self.services.values() if x.state == "ready"]
             self.progress(len(ready), len(self.services))
 
     async def _server(self, request: Request) -> Response:
-        told = {"name": "nnef_jax", "version": __version__}
-        return JSONResponse({**told, "extensions": ["binary_tensor_data", "sequence"]})
+        extensions = ["binary_tensor_data", "sequence"]
+        return JSONResponse({"name": "nnef_jax", "version": __version__, "extensions": extensions})
 
     async def _live(self, request: Request) -> Response:
         return JSONResponse({"live": True})
 
     async def _ready(self, request: Request) -> Response:
         if self.starlette.state.is_draining:
-            raise HTTPException(503, "the server stops")
+            raise HTTPException(503, "the server is stopping")
         for service in self.services.values():
             _require_ready(service)
         return JSONResponse({"ready": True})
@@ -137,12 +138,12 @@ class Application:
         return JSONResponse({"name": service.name, "ready": True})
 
     def _service(self, request: Request) -> Service:
-        """Return the service that a path names; HTTPException for one that there is not."""
+        """Return the service that a path names. Raises HTTPException if there is none."""
         name, version = request.path_params["name"], request.path_params.get("version", "1")
         if name not in self.services:
             hint = did_you_mean(name, self.services)
-            known = f"there is no model {name!r:.60}, the models are {listed(self.services)}"
-            raise HTTPException(404, f"{known}. {hint}".rstrip(" ."))
+            message = f"there is no model {name!r:.60}, the models are {listed(self.services)}"
+            raise HTTPException(404, f"{message}. {hint}".rstrip(" ."))
         if version != "1":
             raise HTTPException(404, f"'{name}' has no version {version!r:.60}, it has 1")
         return self.services[name]
@@ -166,7 +167,7 @@ class Application:
     async def _answer(
         self, request: Request, service: Service, body: bytearray, progress: RequestProgress
     ) -> Response:
-        """Return the response to an inference request, whose body is read; raise what is wrong."""
+        """Read the body of an inference request, and return the response. Raises any error."""
         _require_ready(service)
         await self._read(request, body)
         progress.done("read")
@@ -174,16 +175,16 @@ class Application:
         if length > self.limits.json:
             raise HTTPException(413, f"{length} bytes are JSON, the limit is {self.limits.json}")
         outputs = service.servable.outputs
-        asked = await self._by(length, partial(protocol.decoded, body, length, outputs))
-        progress.id = asked.id
-        size = sum(x.nbytes for x in asked.arrays.values())
-        arrays = await self._by(size, partial(service.servable.bind, (), asked.arrays))
+        query = await self._by(length, partial(protocol.decoded, body, length, outputs))
+        progress.id = query.id
+        size = sum(x.nbytes for x in query.arrays.values())
+        arrays = await self._by(size, partial(service.servable.bind, (), query.arrays))
         progress.done("decode")
         left = self.limits.timeout - progress.seconds
-        results = await service.infer(asked.parameters, arrays, left)
+        results = await service.infer(query.parameters, arrays, left)
         progress.done("compute")
-        size = sum(x.size for x in results if not all(asked.wanted.values()))
-        encode = partial(protocol.encoded, service.name, asked, outputs, results)
+        size = sum(x.size for x in results if not all(query.outputs.values()))
+        encode = partial(protocol.encoded, service.name, query, outputs, results)
         text, length = await self._by(size, encode)
         progress.done("encode")
         headers = {} if length is None else {protocol.LENGTH: str(length)}
@@ -191,11 +192,11 @@ class Application:
         return Response(text, headers=headers, media_type=media)
 
     def _refusal(self, name: str, error: Exception) -> Response:
-        """Return the response to a request that fails."""
+        """Return the response for an error."""
         if isinstance(error, NnefError):
             error = HTTPException(400, str(error))
         elif isinstance(error, ClientDisconnect):
-            error = HTTPException(400, "the client went away")
+            error = HTTPException(400, "the client disconnected")
         elif isinstance(error, Full):
             error = HTTPException(429, str(error), {"Retry-After": "1"})
         elif isinstance(error, TimeoutError):
@@ -205,21 +206,24 @@ class Application:
             error = HTTPException(500, f"'{name}' failed: {error}")
         return _response(error)
 
-    async def _by(self, size: int, function: Any) -> Any:
-        """Call a function, on a thread of its own where it takes long; return its result."""
+    async def _by(self, size: int, function: Callable[[], _Result]) -> _Result:
+        """Return the result of a function that is called on a thread if the size is large."""
         if size < _LONG:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)
 
     async def _read(self, request: Request, body: bytearray) -> None:
-        """Read a body, whose bytes are `held`. Raises HTTPException beyond limits."""
+        """Append a request's bytes to a body, and count them as `held`.
+
+        Raises HTTPException for a body beyond the limits.
+        """
         limits = self.limits
         coding = request.headers.get("Content-Encoding", "identity")
         if coding != "identity":
             raise HTTPException(415, f"Content-Encoding {coding!r:.60} is not served")
-        told = request.headers.get("Content-Length", "0")
-        if told.isdecimal() and int(told[:20]) > limits.body:
-            raise HTTPException(413, f"the body has {told} bytes, the limit is {limits.body}")
+        length = request.headers.get("Content-Length", "0")
+        if length.isdecimal() and int(length[:20]) > limits.body:
+            raise HTTPException(413, f"the body has {length} bytes, the limit is {limits.body}")
         try:
             async with asyncio.timeout(limits.timeout):
                 async for part in request.stream():

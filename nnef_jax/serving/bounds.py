@@ -1,4 +1,4 @@
-"""What clients of an application can ask for at most."""
+"""Defines the bounds on the requests of clients."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from nnef_jax.options import require
 
 @dataclass(frozen=True, slots=True)
 class ServingLimits:
-    """Bounds of what clients can ask for. A request beyond one is answered with an HTTP error.
+    """Bounds on the requests of clients. A request beyond one is answered with an HTTP error.
 
     Args:
         body: bytes of a request.
-        json: bytes of a request that are not binary tensors: they take twenty times the memory.
+        json: bytes of JSON in a request. JSON takes twenty times its size in memory.
         memory: bytes of all requests that are being read or answered.
-        queue: requests that wait for a network.
-        timeout: seconds that reading a request, and answering it, may take.
-        delay: seconds that a request waits for others, to be computed with them.
-        shapes: shapes that a network with open extents, other than the batch, is compiled for.
-        sequences: sequences of a network with a state that are open.
-        idle: seconds after which a sequence that is not used is gone.
+        queue: waiting requests for one network.
+        timeout: seconds for reading a request, and again for answering it.
+        delay: seconds that a request waits for others, to be computed in one batch.
+        shapes: sets of input shapes, apart from the batch, for which a network is compiled.
+        sequences: open sequences of a network with a state.
+        idle: seconds without use after which a sequence is dropped.
     """
 
     body: int = 64 << 20

@@ -1,7 +1,6 @@
-"""Reads and writes long JSON in pieces, between which other threads get on.
+"""Reads and writes long JSON in pieces, so that other threads can run in between.
 
-Python's own reader and writer of JSON keep all other threads waiting until they are done, which
-takes half a second for 16 MB.
+Python's json module holds the interpreter's lock for a whole text: half a second for 16 MB.
 """
 
 from __future__ import annotations
@@ -17,26 +16,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 64 << 10  # characters that are read at once, a millisecond
-_ITEMS = 4 << 10  # that are written at once
-# Values of a long text that are read one by one: up to half a millisecond each. The others are
-# numbers, in short lists at most.
+_PIECE = 64 << 10  # characters read at once, in a millisecond
+_ITEMS = 4 << 10  # items written at once
+# Values of a long text that are read one by one, each in up to half a millisecond: strings, objects
+# and long lists. Numbers and short lists are read in pieces.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match
 
 
+Items = list[Any]  # JSON values, or Pieces
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A long array of JSON, as lists of its items. A list of numbers in it is its numbers.
+    """A long JSON array, as consecutive lists of its items.
 
-    An array that holds `Pieces` is `Pieces` itself, never a list.
+    A list of numbers among the items is flattened into them. An array that contains `Pieces` is
+    `Pieces` too, never a list.
     """
 
-    lists: list[list[Any]]
+    lists: list[Items]
 
-    def flat(self) -> Iterator[list[Any]]:
-        """Yield the lists, those of long arrays in it too."""
+    def flat(self) -> Iterator[Items]:
+        """Yield the lists, including those of `Pieces` among the items."""
         for items in self.lists:
             types = set(map(type, items))
             if Pieces in types and types <= {Pieces, list}:
@@ -47,16 +50,16 @@ class Pieces:
 
 
 def loads(data: bytes) -> Any:
-    """Return the value of a JSON text, as `json.loads` does, but for long arrays: `Pieces`.
+    """Return the value of a JSON text as `json.loads` does, but long arrays as `Pieces`.
 
-    Raises ValueError, also for a long text of many strings and objects, and RecursionError.
+    Raises RecursionError, and ValueError, also for a long text with too many strings and objects.
     """
     text = data.decode(json.detect_encoding(data), "surrogatepass")
     return json.loads(text) if len(text) <= _PIECE else _Reader(text).document()
 
 
-def flattened(items: list[Any]) -> list[Any]:
-    """Return the items of lists in lists, in order. Raises ValueError where lengths differ."""
+def flattened(items: Items) -> Items:
+    """Return the items of nested lists, in order. Raises ValueError if their lengths differ."""
     while set(map(type, items)) == {list}:
         if len(set(map(len, items))) > 1:
             raise ValueError("lists in a list differ in length")
@@ -64,15 +67,15 @@ def flattened(items: list[Any]) -> list[Any]:
     return items
 
 
-def dumped(array: NDArray[Any]) -> Iterator[str]:
-    """Yield the text of the items of an array, flat, with commas between."""
+def dumped(array: NDArray[np.generic]) -> Iterator[str]:
+    """Yield the JSON text of an array's items, flat and separated by commas, in pieces."""
     items = array.ravel()
     for start in range(0, len(items), _ITEMS):
         yield (", " if start else "") + json.dumps(items[start : start + _ITEMS].tolist())[1:-1]
 
 
 class _Reader:
-    """Reads values of a text from a place on."""
+    """Reads the values of a JSON text; `at` is the index of the next character."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
@@ -86,15 +89,15 @@ class _Reader:
         return value
 
     def _next(self) -> str:
-        """Return the next character that is no space, '' at the end."""
+        """Return the next character after spaces, '' at the end."""
         self.at = _space(self.text, self.at).end()  # pyright: ignore[reportOptionalMemberAccess]
         return self.text[self.at : self.at + 1]
 
-    def _error(self, wanted: str) -> ValueError:
-        return ValueError(f"at character {self.at} {wanted} is due")
+    def _error(self, expected: str) -> ValueError:
+        return ValueError(f"at character {self.at} {expected} is due")
 
     def _take(self, *allowed: str) -> str:
-        """Pass over one of some characters, and return it."""
+        """Consume the next character, which must be one of the allowed ones, and return it."""
         character = self._next()
         if character not in allowed:
             raise self._error(" or ".join(allowed))
@@ -129,9 +132,9 @@ class _Reader:
             if self._take(",", "}") == "}":
                 return members
 
-    def _array(self) -> list[Any] | Pieces:
+    def _array(self) -> Items | Pieces:
         self._take("[")
-        lists: list[list[Any]] = [[]]
+        lists: list[Items] = [[]]
         if self._next() == "]":
             self._take("]")
             return lists[0]
@@ -146,8 +149,8 @@ class _Reader:
                 is_long = len(lists) > 1 or any(isinstance(x, Pieces) for x in lists[0])
                 return Pieces(lists) if is_long else lists[0]
 
-    def _numbers(self) -> list[Any] | None:
-        """Return the next items, whole ones before any string or object; None if there are none."""
+    def _numbers(self) -> Items | None:
+        """Return the next complete items of an array, up to a string or object; None if none."""
         stop = self.at + _PIECE
         for mark in ('"', "{"):
             position = self.text.find(mark, self.at, stop)
@@ -155,7 +158,7 @@ class _Reader:
         region = self.text[self.at : stop]
         codes = np.frombuffer(region.encode("latin-1", "replace"), np.uint8)
         depth = np.cumsum((codes == ord("[")).astype(np.int32) - (codes == ord("]")))
-        ends = np.flatnonzero(depth < 0)[:1]  # of the array itself
+        ends = np.flatnonzero(depth < 0)[:1]  # the end of the array
         if not len(ends):
             ends = np.flatnonzero((codes == ord(",")) & (depth == 0))[-1:]
         if not len(ends):

@@ -1,4 +1,4 @@
-"""What Prometheus reads of an application."""
+"""Defines the metrics of an application for Prometheus."""
 
 from __future__ import annotations
 
@@ -11,29 +11,34 @@ _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters of one application, in a registry of its own."""
+    """The counters of one application, in a separate registry."""
 
     def __init__(self) -> None:
-        self._registry = own = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         name = "nnef_jax_serving_"
         labels = ("model", "code")
-        self.requests = Counter(f"{name}requests", "Answered requests", labels, registry=own)
+        self.requests = Counter(f"{name}requests", "Answered requests", labels, registry=registry)
+        labels = ("model",)
         self.seconds = Histogram(
-            f"{name}seconds", "From arrival to answer", ("model",), buckets=_SECONDS, registry=own
+            f"{name}seconds", "From arrival to answer", labels, buckets=_SECONDS, registry=registry
         )
         self.items = Histogram(
-            f"{name}batch_items", "Computed at once", ("model",), buckets=_ITEMS, registry=own
+            f"{name}batch_items", "Computed at once", labels, buckets=_ITEMS, registry=registry
         )
         self._gauges = {
-            what: Gauge(f"{name}{what}", text, ("model",), registry=own)
-            for what, text in (("waiting", "Requests that wait"), ("sequences", "Open sequences"))
+            quantity: Gauge(f"{name}{quantity}", text, labels, registry=registry)
+            for quantity, text in (
+                ("waiting", "Waiting requests"),
+                ("sequences", "Open sequences"),
+            )
         }
-        self.bytes = Gauge(f"{name}request_bytes", "Bytes of requests in memory", registry=own)
+        text = "Bytes of requests in memory"
+        self.bytes = Gauge(f"{name}request_bytes", text, registry=registry)
 
-    def watch(self, what: str, model: str, count: Callable[[], int]) -> None:
-        """Show a number of a model, "waiting" or "sequences", as it is when it is read."""
-        self._gauges[what].labels(model).set_function(count)
+    def watch(self, quantity: str, model: str, count: Callable[[], int]) -> None:
+        """Have a model's "waiting" requests or open "sequences" counted at each reading."""
+        self._gauges[quantity].labels(model).set_function(count)
 
     def text(self) -> bytes:
-        """Return all of them as Prometheus reads them."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self._registry)

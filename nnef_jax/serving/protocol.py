@@ -1,7 +1,8 @@
-"""Requests and responses of the Open Inference Protocol 2 over HTTP, with binary tensors.
+"""Decodes requests and encodes responses of the Open Inference Protocol 2, with binary tensors.
 
-JSON stands first. Of tensors whose parameters have `binary_data_size` the items follow it, in order
-and in little endian. The header `Inference-Header-Content-Length` says how long the JSON is then.
+A body starts with JSON. The items of tensors whose parameters have `binary_data_size` follow it, in
+the order of the tensors and in little endian. The header `Inference-Header-Content-Length` is then
+the number of bytes of the JSON.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering import rounding
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.options import shown
-from nnef_jax.serving.json_pieces import Pieces, dumped, flattened, loads
+from nnef_jax.serving.json_pieces import Items, Pieces, dumped, flattened, loads
 from nnef_jax.similar import did_you_mean, listed
 from nnef_jax.tensor_spec import TensorSpec
 
@@ -36,36 +37,37 @@ _DATATYPES = {
     "FP64": "float64",
 }
 _NAMES = {dtype: name for name, dtype in _DATATYPES.items()}
-_TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}  # of items, by kind
+_TYPES: Mapping[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}}  # of JSON items, by kind
 _MOST_AXES = 32
+_Object = Mapping[str, Any]  # a JSON object
 
 
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
-    """What a request asks for.
+    """The content of an inference request.
 
     Args:
-        id: what the response repeats, "" for none.
-        arrays: the inputs by name, in the datatypes that they were sent in.
-        wanted: the outputs by name, and whether each is sent in binary.
-        parameters: of the request, `sequence_id` and the like.
+        id: the id, which the response repeats; "" for none.
+        arrays: the inputs by name, in the datatypes of the request.
+        outputs: the requested outputs by name, and whether each is sent as a binary tensor.
+        parameters: the parameters of the request, such as `sequence_id`.
     """
 
     id: str
     arrays: Mapping[str, NDArray[Any]]
-    wanted: Mapping[str, bool]
+    outputs: Mapping[str, bool]
     parameters: Mapping[str, Any]
 
 
 def datatype(spec: TensorSpec) -> str:
-    """Return the protocol's name of a dtype; UnsupportedError where it has none."""
+    """Return the protocol's name of a dtype. Raises UnsupportedError if it has none."""
     if spec.dtype not in _NAMES:
         raise UnsupportedError(f"'{spec}' cannot be served: the protocol has no {spec.dtype}")
     return _NAMES[spec.dtype]
 
 
 def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    """Return the metadata of tensors; an extent of -1 is open."""
+    """Return the metadata of tensors; -1 is an open extent."""
     return [
         {
             "name": x.name,
@@ -77,7 +79,7 @@ def described(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
 
 
 def json_length(header: str | None, size: int) -> int:
-    """Return how long the JSON of a body of this size is, by the header; InputError."""
+    """Return the number of bytes of JSON in a body of `size` bytes. Raises InputError."""
     if header is None:
         return size
     if not (header.isascii() and header.isdecimal() and len(header) < 20 and int(header) <= size):
@@ -88,7 +90,7 @@ def json_length(header: str | None, size: int) -> int:
 def decoded(
     body: bytes | bytearray, length: int, outputs: Sequence[TensorSpec]
 ) -> InferenceRequest:
-    """Return the request in a body, of which so many bytes are JSON. Raises InputError."""
+    """Return the request in a body that starts with `length` bytes of JSON. Raises InputError."""
     try:
         document: Any = loads(bytes(memoryview(body)[:length]))
     except (ValueError, RecursionError) as error:
@@ -114,18 +116,18 @@ def decoded(
     id = request.get("id", "")
     if not isinstance(id, str):
         raise InputError(f"id must be a string, it is {shown(id)}")
-    return InferenceRequest(id, arrays, _wanted(request, parameters, outputs), parameters)
+    return InferenceRequest(id, arrays, _requested(request, parameters, outputs), parameters)
 
 
 def encoded(
-    model: str, request: InferenceRequest, specs: Sequence[TensorSpec], results: Sequence[Any]
+    model: str, request: InferenceRequest, specs: Sequence[TensorSpec], results: Sequence[ArrayLike]
 ) -> tuple[bytes, int | None]:
-    """Return the body of a response, and how long its JSON is where tensors follow it."""
+    """Return the body of a response, and its bytes of JSON, None without binary tensors."""
     named = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
     head = {"model_name": model, "model_version": "1"} | ({"id": request.id} if request.id else {})
     text = [f'{json.dumps(head)[:-1]}, "outputs": [']
     parts: list[bytes] = []
-    for name, is_binary in request.wanted.items():
+    for name, is_binary in request.outputs.items():
         spec, result = named[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
@@ -136,25 +138,25 @@ def encoded(
             text.append(json.dumps(output))
         else:
             text += [f'{json.dumps(output)[:-1]}, "data": [', *dumped(array), "]}"]
-    texts = [x.encode() for x in (*text, "]}")]  # which are joined once
+    texts = [x.encode() for x in (*text, "]}")]  # joined with the tensors: one copy less
     length = sum(map(len, texts)) if parts else None
     return b"".join([*texts, *parts]), length
 
 
-def _fields(what: str, value: Any) -> Mapping[str, Any]:
+def _fields(what: str, value: object) -> _Object:
     if not isinstance(value, dict):
         raise InputError(f"{what} must be a JSON object, it is {shown(value)}")
     return value  # pyright: ignore[reportUnknownVariableType]
 
 
-def _items(name: str, request: Mapping[str, Any], default: Any) -> list[Any]:
+def _items(name: str, request: _Object, default: list[Any] | None) -> list[Any]:
     items = request.get(name, default)
     if not isinstance(items, list):
         raise InputError(f"{name} must be a list, it is {shown(items)}")
     return items  # pyright: ignore[reportUnknownVariableType]
 
 
-def _parameters(what: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(what: str, item: _Object) -> _Object:
     parameters = _fields(f"parameters of {what}", item.get("parameters", {}))
     for name in ("shared_memory_region", "classification"):
         if name in parameters:
@@ -162,30 +164,31 @@ def _parameters(what: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def _named(kind: str, item: Any) -> tuple[str, str]:
+def _named(kind: str, item: object) -> tuple[str, str]:
     name = _fields(f"an {kind}", item).get("name")
     if not isinstance(name, str):
         raise InputError(f"an {kind} has no name, it is {shown(name)}")
     return name, f"{kind} '{name}'"
 
 
-def _wanted(
-    request: Mapping[str, Any], parameters: Mapping[str, Any], outputs: Sequence[TensorSpec]
+def _requested(
+    request: _Object, parameters: _Object, outputs: Sequence[TensorSpec]
 ) -> dict[str, bool]:
+    """Return the requested outputs by name, and whether each is sent as a binary tensor."""
     names = [spec.name for spec in outputs]
     is_binary = parameters.get("binary_data_output") is True
-    wanted: dict[str, bool] = {}
+    requested: dict[str, bool] = {}
     for item in _items("outputs", request, []):
         name, what = _named("output", item)
         if name not in names:
-            known = f"the graph has no {what}, its outputs are {listed(names)}"
-            raise InputError(known, hint=did_you_mean(name, names))
-        wanted[name] = _parameters(what, item).get("binary_data", is_binary) is True
-    return wanted or dict.fromkeys(names, is_binary)
+            message = f"the graph has no {what}, its outputs are {listed(names)}"
+            raise InputError(message, hint=did_you_mean(name, names))
+        requested[name] = _parameters(what, item).get("binary_data", is_binary) is True
+    return requested or dict.fromkeys(names, is_binary)
 
 
-def _type(what: str, item: Mapping[str, Any]) -> tuple[list[int], np.dtype[Any]]:
-    """Return the shape and the dtype that an input is said to have."""
+def _type(what: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
+    """Return the shape and the dtype in the description of an input. Raises InputError."""
     shape: Any = item.get("shape")
     name = item.get("datatype")
     if not isinstance(name, str) or name not in _DATATYPES:
@@ -196,7 +199,7 @@ def _type(what: str, item: Mapping[str, Any]) -> tuple[list[int], np.dtype[Any]]
     return shape, jnp.dtype(_DATATYPES[name])
 
 
-def _from_bytes(what: str, item: Mapping[str, Any], data: memoryview) -> NDArray[Any]:
+def _from_bytes(what: str, item: _Object, data: memoryview) -> NDArray[Any]:
     if "data" in item:
         raise InputError(f"{what} has both data and binary_data_size")
     shape, dtype = _type(what, item)
@@ -209,8 +212,8 @@ def _from_bytes(what: str, item: Mapping[str, Any], data: memoryview) -> NDArray
     return array if _LITTLE else array.byteswap()
 
 
-def _from_json(what: str, item: Mapping[str, Any]) -> NDArray[Any]:
-    """Return an input whose items are numbers, flat or in lists of lists."""
+def _from_json(what: str, item: _Object) -> NDArray[Any]:
+    """Return an input whose items are JSON numbers, in a flat list or in nested lists."""
     shape, dtype = _type(what, item)
     data = item.get("data")
     lists = data.flat() if isinstance(data, Pieces) else [_items("data", item, None)]
@@ -221,10 +224,11 @@ def _from_json(what: str, item: Mapping[str, Any]) -> NDArray[Any]:
     return np.concatenate(parts).reshape(shape)
 
 
-def _numbers(what: str, name: str, dtype: np.dtype[Any], items: list[Any]) -> NDArray[Any]:
-    """Return the numbers in lists of lists, flat.
+def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArray[Any]:
+    """Return the numbers in nested lists as a flat array.
 
-    Types are checked before there is an array: one of strings has room for the longest in each.
+    Types are checked before the array is made: an array of strings would have the length of the
+    longest string for each item.
     """
     try:
         items = flattened(items)
@@ -239,6 +243,6 @@ def _numbers(what: str, name: str, dtype: np.dtype[Any], items: list[Any]) -> ND
         return np.array(items, dtype)
     try:
         array = np.array(items, bool if dtype.kind == "b" else np.float64)
-    except OverflowError:  # of an integer
+    except OverflowError:  # an integer beyond float64
         raise InputError(f"data of {what} do not fit {name}") from None
     return rounding.saturated(array, dtype)

@@ -1,4 +1,4 @@
-"""What is served: batches of a network, single calls of one, or sequences of one with a state."""
+"""Offers a network to a service: in batches, in single calls, or in sequences with a state."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from nnef_jax.tensor_spec import TensorSpec
 from nnef_jax.workings import bind
 
 Arrays = Sequence[NDArray[Any]]
-_LONGEST_ID = 256  # characters of the name of a sequence, which is kept as long as its state
+_LONGEST_ID = 256  # characters; the id of a sequence is stored with its state
 
 
 class Full(Exception):
-    """A limit is reached for now: the request may be sent again."""
+    """A limit is reached now; the request may be sent again later."""
 
 
 class Servable(Protocol):
-    """What an application serves: a `Batcher`, or what has the same attributes."""
+    """The interface of a network to a service; a `Batcher` has it."""
 
     @property
     def inputs(self) -> Sequence[TensorSpec]:
@@ -39,41 +39,41 @@ class Servable(Protocol):
 
     @property
     def sizes(self) -> Sequence[int]:
-        """Return the sizes of batches; none where each call is by itself."""
+        """Return the batch sizes; none if calls cannot be batched."""
         ...
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Make ready for calls, where it is known which."""
+        """Compile for all calls whose shapes are known."""
         ...
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrays:
-        """Return the arrays of a call in order; InputError where they do not fit."""
+    def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
+        """Return the arrays of a call in order. Raises InputError if they do not fit."""
         ...
 
     def compute(self, arrays: Arrays) -> Arrays:
-        """Return the outputs for what `bind` returned, items of calls one after another."""
+        """Return the outputs for bound arrays; those of several calls are concatenated."""
         ...
 
 
 class FewShapes:
-    """Limits the number of shapes that a network is compiled for: each stays in memory."""
+    """Limits the number of shapes for which a network is compiled: each executable stays."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._known: set[Hashable] = set()
+        self._served: set[Hashable] = set()
 
     def require(self, shapes: Hashable) -> None:
-        """Raise InputError for shapes that are one too many."""
-        if shapes not in self._known and len(self._known) >= self._most:
+        """Raise InputError for new shapes beyond the limit."""
+        if shapes not in self._served and len(self._served) >= self._most:
             raise InputError(
                 f"inputs of {self._most} shapes were served, which is the limit",
                 hint="load the network with known shapes, or allow more",
             )
-        self._known.add(shapes)
+        self._served.add(shapes)
 
 
 class SingleCalls:
-    """A network each of whose calls is by itself, as items of a batch are not apart in it."""
+    """A network whose calls are computed one by one: items of a batch depend on one another."""
 
     sizes = ()
 
@@ -81,7 +81,7 @@ class SingleCalls:
         self.model, self.inputs, self.outputs = model, model.inputs, model.outputs
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile for the declared shapes, if they are known."""
+        """Compile for the declared shapes, if no extent is open."""
         try:
             example = zeros(self.inputs)
         except InputError:
@@ -90,7 +90,7 @@ class SingleCalls:
         if self.model.graph.states:
             self.model.step(self.model.init_state(*example), *example)
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arrays:
+    def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Arrays:
         """Return the arrays of a call in order."""
         return bind(self.model, args, kwargs)
 
@@ -103,7 +103,7 @@ class SingleCalls:
 
 
 class SequenceStep(NamedTuple):
-    """Which sequence a request is a cycle of, and whether it is the first or the last."""
+    """The sequence to which a request's cycle belongs; `starts` and `ends` mark first and last."""
 
     id: int | str
     starts: bool
@@ -111,7 +111,7 @@ class SequenceStep(NamedTuple):
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> SequenceStep | None:
-        """Return the step of a sequence that a request is, None if its parameters name none."""
+        """Return a request's step, None if its parameters name no sequence. Raises InputError."""
         id = parameters.get("sequence_id", 0)
         flags = [parameters.get(f"sequence_{name}", False) for name in ("start", "end")]
         if type(id) not in (int, str) or any(type(flag) is not bool for flag in flags):
@@ -125,22 +125,22 @@ class SequenceStep(NamedTuple):
 
 
 class Sequences(SingleCalls):
-    """A network with a state, one for each sequence of requests.
+    """A network with a state, of which each sequence of requests has its own.
 
-    States stay on the device. One that was not used for so many seconds is gone. So is one whose
-    cycle failed. All is called by one thread.
+    States stay on the device. A state is dropped after `idle` seconds without use, and if a cycle
+    fails. One thread makes all calls.
     """
 
     def __init__(self, model: Model, most: int, idle: float, shapes: FewShapes) -> None:
         super().__init__(model)
         self._most, self._idle, self._shapes = most, idle, shapes
-        self._states: dict[int | str, tuple[float, Any]] = {}  # when they were used: oldest first
+        self._states: dict[int | str, tuple[float, Any]] = {}  # last use, state; oldest first
 
     def __len__(self) -> int:
         return len(self._states)
 
     def step(self, step: SequenceStep, arrays: Arrays) -> Arrays:
-        """Run a cycle of a sequence. Raises InputError if there is none, Full for one too many."""
+        """Run a cycle of a sequence. Raises InputError for an unknown one, Full for too many."""
         self.expire()
         if step.starts:
             if len(self._states) >= self._most and step.id not in self._states:
@@ -152,21 +152,21 @@ class Sequences(SingleCalls):
         else:
             raise InputError(
                 f"there is no sequence {step.id!r:.60}",
-                hint=f"sequence_start begins one; it is gone {self._idle:g} s after its last use",
+                hint=f"sequence_start begins one; it ends {self._idle:g} s after its last use",
             )
         self._shapes.require(("state", *((name, x.shape) for name, x in state.items())))
         results, state = self.model.step(state, *arrays)
-        found = self._on_host(results)
+        outputs = self._on_host(results)
         if not step.ends:
             self._states[step.id] = time.monotonic(), state
-        return found
+        return outputs
 
     def end(self, step: SequenceStep) -> None:
-        """Forget the state of a sequence, if there is one."""
+        """Drop the state of a sequence, if there is one."""
         self._states.pop(step.id, None)
 
     def expire(self) -> None:
-        """Forget states that were not used for long."""
+        """Drop the states that have not been used for `idle` seconds."""
         before = time.monotonic() - self._idle
         for id, (used, _) in [*self._states.items()]:
             if used > before:

@@ -1,4 +1,4 @@
-"""Runs an application on uvicorn: bounded connections, and a stop that loses nothing."""
+"""Runs an application on uvicorn, with bounded connections and a stop that loses no request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 
-_PATIENCE = 1.0  # seconds in which clients of open connections are told that the server stops
+_PATIENCE = 1.0  # seconds for open connections to be closed after one more answer
 _CONNECTIONS = 512
-_BACKLOG = 2048  # connections that the system accepts ahead
+_BACKLOG = 2048  # connections that the system accepts before the server does
 
 
 def listeners(host: str, port: int) -> list[socket.socket]:
-    """Return a socket for each address of a host; OSError if one is taken, or there is none."""
+    """Return a socket for each address of a host. Raises OSError if an address is in use."""
     flags = {"type": socket.SOCK_STREAM, "flags": socket.AI_PASSIVE}
     addresses = {x[4][:2]: x[0] for x in socket.getaddrinfo(host, port, **flags)}
     return [
@@ -27,16 +27,16 @@ def listeners(host: str, port: int) -> list[socket.socket]:
 
 
 class Server(uvicorn.Server):
-    """Serves until a signal, then answers what it has accepted.
+    """Serves until a signal, then answers the requests that it has accepted.
 
-    A connection without a request under way for `idle` seconds is closed, whether its client sends
-    slowly or not at all, or does not read. `listening` is told the URL.
+    A connection that has no request in progress for `idle` seconds is closed, whether its client
+    sends slowly or not at all, or does not read. `listening` is called with the URL.
     """
 
     def __init__(
         self, app: Starlette, host: str, port: int, idle: float, listening: Callable[[str], None]
     ) -> None:
-        # h11 bounds the headers of a request, which httptools does not.
+        # h11 limits the headers of a request; httptools does not.
         config = uvicorn.Config(
             app,
             host,
@@ -51,34 +51,36 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._app, self._idle, self._listening = app, idle, listening
-        self._seen: dict[Any, tuple[Any, float]] = {}  # the last request of a connection, and since
+        # By connection: its last request, and the time since which it has been idle.
+        self._seen: dict[Any, tuple[Any, float]] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and tell where."""
+        """Listen, and report the URL."""
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             self._listening(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that are idle for too long."""
+        """Close connections that have been idle for too long."""
         if counter % 10 == 0:
             now, seen = time.monotonic(), self._seen
             self._seen = {}
             connections: list[Any] = [*self.server_state.connections]
-            for each in connections:
-                last, since = seen.get(each, (None, now))
-                is_busy = each.cycle is not None and not each.cycle.response_complete
-                if is_busy or each.cycle is not last:
+            for connection in connections:
+                request = connection.cycle
+                last, since = seen.get(connection, (None, now))
+                is_busy = request is not None and not request.response_complete
+                if is_busy or request is not last:
                     since = now
                 if now - since > self._idle:
-                    each.transport.abort()
+                    connection.transport.abort()
                 else:
-                    self._seen[each] = each.cycle, since
+                    self._seen[connection] = request, since
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, answer what comes by open connections, then close them."""
+        """Stop listening, answer requests on open connections, then close these."""
         for server in self.servers:
             server.close()
         self._app.state.is_draining = True

@@ -1,4 +1,4 @@
-"""One network of an application: requests that wait, and a thread that computes them in batches."""
+"""Computes the waiting requests for one network in batches, on one thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -29,26 +29,29 @@ from nnef_jax.serving.servables import (
     SingleCalls,
 )
 
+_Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")
-_FILLED = 0.75  # of a batch, from which on it is computed instead of a smaller one, and the rest
+_FILLED = 0.75  # part of a batch; one filled less is split into smaller batches
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    """A waiting request. Requests of equal `shapes` can be computed in one batch."""
+
     arrays: Arrays
-    count: int
-    alike: Any
+    count: int  # items of the batch
+    shapes: tuple[tuple[int, ...], ...]
     step: SequenceStep | None
-    since: float
+    since: float  # seconds, by the event loop's clock
     result: asyncio.Future[Arrays]
 
 
 class Service:
-    """A network that answers requests. `state` is "loading", "ready", or why it is neither.
+    """A network that answers requests. `state` is "loading", "ready" or the text of an error.
 
-    Requests are computed in the order of arrival, those that go together at once. One waits until
-    the thread is free, and then until so many wait as the largest batch has, or the first has
-    waited for the limits' `delay`.
+    Requests are computed in the order of arrival, those of equal shapes together. The next batch
+    starts when the thread is free, and either enough requests for the largest batch wait, or the
+    first of them has waited for the limits' `delay`.
     """
 
     def __init__(
@@ -65,8 +68,13 @@ class Service:
             model = _servable(name, model, sizes, limits)
         self.servable = servable = model
         inputs, outputs = described(servable.inputs), described(servable.outputs)
-        told = {"name": name, "versions": ["1"], "platform": "nnef_jax"}
-        self.metadata = {**told, "inputs": inputs, "outputs": outputs}
+        self.metadata = {
+            "name": name,
+            "versions": ["1"],
+            "platform": "nnef_jax",
+            "inputs": inputs,
+            "outputs": outputs,
+        }
         self._waiting: deque[_Waiting] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "nnef-jax-serving")
@@ -75,13 +83,13 @@ class Service:
         if isinstance(servable, Sequences):
             metrics.watch("sequences", name, lambda: len(servable))
 
-    async def run(self, told: Callable[[], None]) -> None:
-        """Compile the network, tell that it is ready, then answer what is submitted, for ever."""
+    async def run(self, is_ready: Callable[[], None]) -> None:
+        """Compile the network, call `is_ready`, then answer requests until cancelled."""
         try:
             if not any(None in spec.shape[1:] for spec in self.servable.inputs):
                 await self._in_thread(self.servable.compile)
             self.state = "ready"
-            told()
+            is_ready()
         except Exception as error:
             _log.exception("%s cannot be served", self.name)
             self.state = f"cannot be served: {error}"
@@ -92,32 +100,34 @@ class Service:
                 tasks.create_task(self._expire(self.servable))
 
     def close(self) -> None:
-        """Let go of the thread."""
+        """Release the thread."""
         with suppress(RuntimeError):
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def infer(self, parameters: Mapping[str, Any], arrays: Arrays, timeout: float) -> Arrays:
-        """Return the outputs for the parameters of a request, and arrays that `bind` returned.
+        """Return the outputs for the parameters and the bound arrays of a request.
 
-        Raises InputError, Full, TimeoutError.
+        Raises InputError, Full, and TimeoutError after `timeout` seconds.
         """
         step = SequenceStep.of(parameters)
         sizes = self.servable.sizes
         if step and not isinstance(self.servable, Sequences):
-            raise InputError(f"'{self.name}' has no state: sequence_id is for networks that have")
+            raise InputError(f"'{self.name}' has no state: it takes no sequence_id")
         if sizes and len(arrays[0]) > max(sizes):
             raise InputError(f"a request has at most {max(sizes)} items, this has {len(arrays[0])}")
-        alike = tuple(x.shape[1:] if sizes else x.shape for x in arrays)
-        self._shapes.require(alike)
+        shapes = tuple(x.shape[1:] if sizes else x.shape for x in arrays)
+        self._shapes.require(shapes)
         if len(self._waiting) >= self._limits.queue:
             raise Full(f"{self._limits.queue} requests wait for the network, which is the limit")
         loop, count = asyncio.get_running_loop(), len(arrays[0]) if sizes else 1
-        waiting = _Waiting(arrays, count, alike, step, loop.time(), loop.create_future())
+        waiting = _Waiting(arrays, count, shapes, step, loop.time(), loop.create_future())
         self._waiting.append(waiting)
         self._arrived.set()
         return await asyncio.wait_for(waiting.result, timeout)
 
-    def _in_thread(self, function: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def _in_thread(
+        self, function: Callable[..., _Result], *args: object
+    ) -> asyncio.Future[_Result]:
         return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     async def _expire(self, sequences: Sequences) -> None:
@@ -127,27 +137,27 @@ class Service:
 
     async def _answer(self) -> None:
         while True:
-            await self._first()
-            chosen = self._taken()
-            if not chosen:
+            await self._batch_due()
+            requests = self._take_batch()
+            if not requests:
                 continue
             try:
-                results = await self._in_thread(partial(_computed, self.servable, chosen))
+                results = await self._in_thread(partial(_computed, self.servable, requests))
             except Exception as error:
-                for each in chosen:
-                    if not each.result.done():
-                        each.result.set_exception(error)
+                for request in requests:
+                    if not request.result.done():
+                        request.result.set_exception(error)
                 continue
-            self._count(sum(each.count for each in chosen))
-            for each, result in zip(chosen, results, strict=True):
-                if not each.result.done():
-                    each.result.set_result(result)
-                elif each.step and isinstance(self.servable, Sequences):
-                    # Who waited for it does not know whether the state has changed.
-                    await self._in_thread(self.servable.end, each.step)
+            self._count(sum(request.count for request in requests))
+            for request, result in zip(requests, results, strict=True):
+                if not request.result.done():
+                    request.result.set_result(result)
+                elif request.step and isinstance(self.servable, Sequences):
+                    # The client timed out, and cannot know whether the state has changed.
+                    await self._in_thread(self.servable.end, request.step)
 
-    async def _first(self) -> None:
-        """Wait until what waits is to be computed."""
+    async def _batch_due(self) -> None:
+        """Wait until a batch is to be computed."""
         now = asyncio.get_running_loop().time
         while True:
             self._arrived.clear()
@@ -155,26 +165,26 @@ class Service:
             if self._waiting:
                 most = max(self.servable.sizes, default=0)
                 left = self._waiting[0].since + self._limits.delay - now()
-                if left <= 0 or sum(each.count for each in self._waiting) >= most:
+                if left <= 0 or sum(request.count for request in self._waiting) >= most:
                     return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), left)
 
-    def _taken(self) -> list[_Waiting]:
-        """Take the first request and others that are alike, as many as fill a batch well."""
-        alive = [each for each in self._waiting if not each.result.done()]
-        taken, total = alive[:1], sum(each.count for each in alive[:1])
+    def _take_batch(self) -> list[_Waiting]:
+        """Remove the first request and others of its shapes from the queue, to fill one batch."""
+        alive = [request for request in self._waiting if not request.result.done()]
+        batch, total = alive[:1], sum(request.count for request in alive[:1])
         if alive and self.servable.sizes:
-            alike = [each for each in alive[1:] if each.alike == alive[0].alike]
-            size = batch_size(self.servable.sizes, total + sum(each.count for each in alike))
-            for each in alike:
-                if total + each.count > size:
+            alike = [request for request in alive[1:] if request.shapes == alive[0].shapes]
+            size = batch_size(self.servable.sizes, total + sum(x.count for x in alike))
+            for request in alike:
+                if total + request.count > size:
                     break
-                taken.append(each)
-                total += each.count
-        gone = set(map(id, taken))
-        self._waiting = deque(each for each in alive if id(each) not in gone)
-        return taken
+                batch.append(request)
+                total += request.count
+        ids = set(map(id, batch))
+        self._waiting = deque(request for request in alive if id(request) not in ids)
+        return batch
 
 
 def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimits) -> Servable:
@@ -188,20 +198,20 @@ def _servable(name: str, model: Model, sizes: Sequence[int], limits: ServingLimi
 
 
 def batch_size(sizes: Sequence[int], waiting: int) -> int:
-    """Return the size of the batch to compute, where so many items wait."""
+    """Return the size of the next batch while `waiting` items wait."""
     filled = [size for size in sizes if size * _FILLED <= waiting]
     return max(filled, default=min(sizes))
 
 
-def _computed(servable: Servable, chosen: Sequence[_Waiting]) -> list[Arrays]:
-    """Return the outputs of each request, which are computed together."""
-    (first, *others) = chosen
+def _computed(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
+    """Return the outputs of each request; all are computed in one batch."""
+    first = requests[0]
     if first.step and isinstance(servable, Sequences):
         return [servable.step(first.step, first.arrays)]
-    if not others:
+    if len(requests) == 1:
         return [servable.compute(first.arrays)]
-    columns = zip(*(each.arrays for each in chosen), strict=True)
+    columns = zip(*(request.arrays for request in requests), strict=True)
     outputs = servable.compute([np.concatenate(column) for column in columns])
-    stops = np.cumsum([each.count for each in chosen])[:-1]
+    stops = np.cumsum([request.count for request in requests])[:-1]
     rows: list[Any] = [np.split(x, stops) for x in outputs]
     return [list(parts) for parts in zip(*rows, strict=True)]
