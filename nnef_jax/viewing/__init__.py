@@ -1,1 +1,1 @@
-"""Shows a network as a page: `nnef_jax.view`, `nnef-jax view`, and the card of a notebook."""
+"""Shows a network as an HTML page (`nnef_jax.view`, `nnef-jax view`) and as a notebook's card."""

@@ -1,4 +1,4 @@
-"""A network in a notebook: a card that unfolds, without a script."""
+"""Shows a network in a notebook as a card whose groups unfold, without a script."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from lowering.extents import show
 from nnef_jax.network import Network
 from nnef_jax.viewing.data import page_data
 
-_ROWS = 200  # that the card has at most
-_PORTS = 100  # inputs, and outputs
+_ROWS = 200  # operations and groups of a card at most
+_PORTS = 100  # inputs, states or outputs of a card at most
 _Node = Mapping[str, Any]
 
-# Colours are those of the notebook, which may be light or dark.
+# The card uses the notebook's colours, which may be light or dark.
 _STYLE = """
 .nnef-card { font: 13px/1.6 system-ui, sans-serif; max-width: 720px; padding: 10px 14px;
   border: 1px solid rgb(128 128 128 / 30%); border-radius: 10px; }
@@ -35,14 +35,14 @@ _STYLE = """
 def card(network: Network) -> str:
     """Return a network as HTML: inputs, outputs, and operations in groups that unfold.
 
-    It has up to 200 rows, and says where there are more. `nnef_jax.view` shows all.
+    The card has up to 200 rows, and counts of omitted ones. `nnef_jax.view` shows all.
     """
     data = page_data(network)
     nodes: list[_Node] = data["nodes"]
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):
         members.setdefault(node["parent"], []).append(index)
-    whole = max(1, nodes[0]["multiply_adds"])
+    total = max(1, nodes[0]["multiply_adds"])
     left = _ROWS
 
     def rows(group: int) -> Iterator[str]:
@@ -51,7 +51,7 @@ def card(network: Network) -> str:
         taken = shown[: max(left, 0)]
         left -= len(taken)
         for index in taken:
-            row = _row(nodes[index], whole)
+            row = _row(nodes[index], total)
             if nodes[index]["type"] == "operation":
                 yield f'<div class="leaf">{row}</div>'
             else:
@@ -75,7 +75,7 @@ def card(network: Network) -> str:
     return f'<div class="nnef-card"><style>{_STYLE}</style>{head}{"".join(rows(0))}</div>'
 
 
-def _row(node: _Node, whole: int) -> str:
+def _row(node: _Node, total: int) -> str:
     repeats = f" <small>&times;{node['repeats']}</small>" if "repeats" in node else ""
     name = node.get("module") or node.get("label") or node["name"]
     kind = node.get("kind") or f"{node['operations']:,} operations"
@@ -83,7 +83,7 @@ def _row(node: _Node, whole: int) -> str:
     cells = [
         f"<span>{_text(name)}{repeats} <small>{_text(kind)}</small></span>",
         *map(_number, (f"{x:,}" if x else "" for x in (node["parameters"], work))),
-        f'<i style="width: {100 * work / whole:.1f}%"></i>',
+        f'<i style="width: {100 * work / total:.1f}%"></i>',
     ]
     return f'<span class="row">{"".join(cells)}</span>'
 
@@ -93,7 +93,7 @@ def _number(text: str) -> str:
 
 
 def _is(nodes: list[_Node], node: _Node, type: str) -> bool:
-    """Tell whether a node is a port of the network, not of a body within it."""
+    """Tell whether a node is a port of the network, not of a body in it."""
     return node["type"] == type and nodes[node["parent"]].get("by") in ("root", "ports")
 
 

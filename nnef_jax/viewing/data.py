@@ -1,4 +1,4 @@
-"""The data of the page: a network as an object for JSON, whose size is bounded."""
+"""Makes the data of the page: a network as an object for JSON, of bounded size."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from lowering import multiply_adds
 from lowering.extents import UNKNOWN, is_known, known, volume
@@ -20,19 +21,21 @@ from nnef_jax.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 
-OPEN = 36  # boxes that are shown at first, about
-_FEW = 5  # more groups are opened then
+OPEN = 36  # boxes that are shown at first, approximately
+_FEW = 5  # boxes; while fewer are shown, larger groups are opened
 _NAME = 300  # characters of a name
-_TEXT = 400  # of an attribute, or a line of the document
-_ITEMS = 24  # of an attribute that is a list
-_DETAILS = 6_000_000  # characters of attributes and lines, of all operations together
-_PORTS = 24  # inputs, states or outputs that are shown side by side, more are a group
-VALUES = 16_384  # items of an array that the page has, more have statistics alone
-_BYTES = 2_000_000  # of such arrays, all together
+_TEXT = 400  # characters of an attribute, or of a line of the document
+_ITEMS = 24  # items of a list attribute
+_DETAILS = 6_000_000  # characters of all attributes and lines
+_PORTS = 24  # inputs, states or outputs side by side; more become a group
+VALUES = 16_384  # items of an array in the page; larger ones have statistics only
+_BYTES = 2_000_000  # of all arrays in the page
 
 _T = TypeVar("_T")
+ArrayOf = Callable[[str], ArrayLike | None]  # from a label to an array
+_Node = dict[str, Any]  # an object of the page's JSON
 
-# What a box is coloured by: few, so that they can be told apart.
+# Families of boxes by colour: few, so that the colours can be distinguished.
 _COLOURS: Mapping[str, tuple[str, ...]] = {
     "product": ("conv", "linear", "transformer", "experts"),
     "activation": ("activation", "softmax"),
@@ -54,16 +57,16 @@ _FAMILY_OF = {
 
 def page_data(
     network: Network,
-    arrays: Callable[[str], Any] = lambda _: None,
+    arrays: ArrayOf = lambda _: None,
     fields: Mapping[str, Fields] | None = None,
 ) -> dict[str, Any]:
-    """Return a network as an object for JSON: docs/view.md says what it has.
+    """Return a network as an object for JSON, which docs/view.md describes.
 
     Args:
         network: the network.
-        arrays: gives the array of a parameter by label, or None where it cannot be read; their
-            statistics are shown.
-        fields: more of operations, by the name of a tensor that they write.
+        arrays: the function from a label to the parameter's array, None if it cannot be read. The
+            page has statistics of the arrays.
+        fields: further fields of operations, by the name of a tensor that they write.
     """
     with uncollected():
         return _Page(network, arrays, fields or {}).data
@@ -73,18 +76,18 @@ class _Page:
     def __init__(
         self,
         network: Network,
-        arrays: Callable[[str], Any],
+        arrays: ArrayOf,
         fields: Mapping[str, Fields],
     ) -> None:
         graph = network.graph
-        self.nodes: list[dict[str, Any]] = []
+        self.nodes: list[_Node] = []
         self.tensors: list[dict[str, Any]] = []
         self.numbers: dict[Value, int] = {}
         self.details = _DETAILS
         self.fields = fields
         sizes = {p.value: volume(known(p.value.type.shape)) for p in graph.parameters}
         unused = {p.value for p in graph.parameters if p.label in network.unused}
-        # As in the summary, a parameter counts for the first operation that reads it.
+        # As in the summary, a parameter is counted at the first operation that reads it.
         self.sizes: dict[Operation, int] = {}
         pending = {value: size for value, size in sizes.items() if value not in unused}
         for operation in graph.operations:
@@ -129,38 +132,39 @@ class _Page:
             "open": _opened(self.nodes),
         }
 
-    def _values(self, array: Any) -> dict[str, Any]:
-        """Return statistics of an array, and where it is small a .npy file of it, as base64."""
+    def _values(self, array: ArrayLike | None) -> dict[str, Any]:
+        """Return statistics of an array and, if it is small, a .npy file of it in base64."""
         if array is None:
             return {"statistics": None}
-        found: dict[str, Any] = {"statistics": statistics_of(array)}
-        if found["statistics"]["count"] <= min(VALUES, self.bytes // 16):
-            known = np.asarray(array)
-            known = known if known.dtype.kind in "biufc" else known.astype(np.float32)
+        statistics = statistics_of(array)
+        values: dict[str, Any] = {"statistics": statistics}
+        if statistics["count"] <= min(VALUES, self.bytes // 16):
+            items = np.asarray(array)
+            items = items if items.dtype.kind in "biufc" else items.astype(np.float32)
             file = io.BytesIO()
-            np.save(file, np.asarray(known, order="C"), allow_pickle=False)
-            self.bytes -= known.nbytes
-            found["npy"] = base64.b64encode(file.getvalue()).decode()
-        return found
+            np.save(file, np.asarray(items, order="C"), allow_pickle=False)
+            self.bytes -= items.nbytes
+            values["npy"] = base64.b64encode(file.getvalue()).decode()
+        return values
 
     def _beside(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
-        """Yield ports with the groups that they are in: the root, or where there are many others.
+        """Yield each port with the index of its parent: the root, or a group if ports are many.
 
-        A group of groups has each in turn, since a parent comes before its members.
+        Groups of groups are added in turn with their ports: a parent comes before its members.
         """
         if len(ports) <= _PORTS:
             yield from ((0, port) for port in ports)
             return
-        whole = parent = len(self.nodes)
+        group = parent = len(self.nodes)
         self._add("group", what, 0, by="ports", label=f"{len(ports):,} {what}")
         for index, port in enumerate(ports):
             if len(ports) > MOST and index % MOST == 0:
                 label = f"{index:,} … {min(index + MOST, len(ports)) - 1:,}"
                 parent = len(self.nodes)
-                self._add("group", f"{what}/{index}", whole, by="ports", label=label)
+                self._add("group", f"{what}/{index}", group, by="ports", label=label)
             yield parent, port
 
-    def _add(self, type: str, name: str, parent: int | None, **fields: Any) -> dict[str, Any]:
+    def _add(self, type: str, name: str, parent: int | None, **fields: object) -> _Node:
         node = {"type": type, "name": _cut(name), "parent": parent, **fields}
         self.nodes.append(node)
         return node
@@ -173,7 +177,7 @@ class _Page:
         *,
         reads: Value | None = None,
         writes: Value | None = None,
-    ) -> dict[str, Any]:
+    ) -> _Node:
         return self._add(
             type,
             name,
@@ -195,14 +199,14 @@ class _Page:
                 node = self._add("group", path, parent, by=member.by, label=_cut(member.label))
                 if member.repeats:
                     node["repeats"] = member.repeats
-                if member.by == "operation":  # it looks like the operation that the others serve
+                if member.by == "operation":  # shown as its last operation, prepared by the others
                     main = member.members[-1]
                     assert isinstance(main, Operation)
                     node |= {"kind": main.kind, "family": _FAMILY_OF.get(main.kind, "other")}
                     node |= {"module": _cut(member.module)} if member.module else {}
                 self._members(member, index)
 
-    def _operation(self, operation: Operation, parent: int) -> dict[str, Any]:
+    def _operation(self, operation: Operation, parent: int) -> _Node:
         index = len(self.nodes)
         node = self._add(
             "operation",
@@ -233,8 +237,8 @@ class _Page:
         else:
             yield name, _shown(operand)
 
-    def _describe(self, node: dict[str, Any], operation: Operation) -> None:
-        """Add attributes, place and line of the document, while there is room for them."""
+    def _describe(self, node: _Node, operation: Operation) -> None:
+        """Add attributes, place and line of the document, as far as the page's size allows."""
         if self.details < 0:
             return
         node["attributes"] = [
@@ -248,14 +252,14 @@ class _Page:
         self.details -= sum(len(str(node.get(x, ""))) for x in ("attributes", "text", "calls"))
 
     def _body(self, operation: Operation, body: Graph, parent: int) -> None:
-        """Add the graph that an operation repeats: its ports stand for what goes in and out."""
+        """Add the body of an operation, whose ports connect it with the tensors around it."""
         outside = list(operation.reads())
         initial = dict(operation.operands).get("initial", ())
         states = len(initial) if isinstance(initial, tuple) else 0
         first = len(body.inputs) - states
         for index, value in enumerate(body.inputs):
-            given = outside[index] if index < len(outside) else None
-            node = self._port("input", value.name, parent, reads=given, writes=value)
+            outer = outside[index] if index < len(outside) else None
+            node = self._port("input", value.name, parent, reads=outer, writes=value)
             if index >= first:
                 node |= {"type": "state", "label": _cut(value.name)}
                 node["update"] = self._tensor(body.outputs[index - first])
@@ -274,13 +278,13 @@ class _Page:
         return self.numbers[value]
 
 
-def _summed(nodes: list[dict[str, Any]]) -> dict[str, int]:
-    """Give each group the sums of what is in it, and return those of the whole."""
+def _summed(nodes: list[_Node]) -> dict[str, int]:
+    """Add to each group the sums over its members, and return those of the root."""
     for node in nodes:
         if node["type"] == "group":
             node |= {"operations": 0, "multiply_adds": 0, "parameters": 0}
     for node in reversed(nodes):
-        # What an operation repeats is counted with it.
+        # Members of a body are not counted: the operation's own counts include them.
         group = None if node["parent"] is None else nodes[node["parent"]]
         if group is not None and group["type"] == "group" and node["type"] in _COUNTED:
             group["operations"] += node.get("operations", 1)
@@ -295,8 +299,8 @@ def _summed(nodes: list[dict[str, Any]]) -> dict[str, int]:
 _COUNTED = ("group", "operation")
 
 
-def _opened(nodes: list[dict[str, Any]]) -> list[int]:
-    """Return the groups that are open at first: level by level, while there is room for all."""
+def _opened(nodes: list[_Node]) -> list[int]:
+    """Return the groups that are open at first: all of a level, while the boxes are few enough."""
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):
         members.setdefault(node["parent"], []).append(index)
@@ -313,12 +317,12 @@ def _opened(nodes: list[dict[str, Any]]) -> list[int]:
     return opened
 
 
-def _opens(node: dict[str, Any]) -> bool:
+def _opens(node: _Node) -> bool:
     return node["type"] == "group" and node["by"] not in ("operation", "call", "ports")
 
 
 def _file(graph: Graph) -> str:
-    """Return the name of the folder or archive that a network was read from."""
+    """Return the name of the network's folder or archive, '' if unknown."""
     span = next((x.span for x in graph.operations if x.span is not None), None)
     parts = span.source.name.replace("\\", "/").split("/") if span is not None else []
     return _cut(parts[-2]) if len(parts) > 1 else ""
@@ -330,15 +334,15 @@ def _place(span: Span) -> tuple[str, str]:
     return f"{_cut(file)}:{line}", _cut(span.source.line(line).strip(), _TEXT)
 
 
-def _shown(value: Any) -> str:
-    """Return an attribute or a literal as the document would have it, cut where it is long."""
+def _shown(value: object) -> str:
+    """Return an attribute or a literal in NNEF's syntax, shortened if it is long."""
     return _cut(_literal(value), _TEXT)
 
 
-def _literal(value: Any) -> str:
+def _literal(value: object) -> str:
     if isinstance(value, tuple):
-        items = [_literal(item) for item in value[:_ITEMS]]
-        return f"[{', '.join(items + ['…'] * (len(value) > _ITEMS))}]"
+        items = [_literal(item) for item in value[:_ITEMS]]  # pyright: ignore[reportUnknownArgumentType]
+        return f"[{', '.join(items + ['…'] * (len(value) > _ITEMS))}]"  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, str):
         return f"'{value[:_TEXT]}'"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""What boxes are coloured by: a profile's times and a comparison's errors, by names of tensors."""
+"""Extracts measures that colour boxes: times of a profile, errors of a comparison, by tensor."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from typing import Any
 from nnef_jax.errors import InputError
 from nnef_jax.options import require
 
-Fields = Mapping[str, Any]  # which a node gets
+Fields = Mapping[str, Any]  # fields of a node
+_Result = Mapping[str, Any]  # from a result's `to_dict()`
 
 
-def fields_by_name(profile: Any, comparison: Any) -> dict[str, dict[str, Any]]:
-    """Return measures of nodes, by the name of a tensor that they write: seconds; error, reason.
+def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, Any]]:
+    """Return the fields seconds, error and reason of nodes, by the name of a tensor they write.
 
-    `profile` and `comparison` are results, their `to_dict()`, or None. Raises InputError for what
-    is neither.
+    `profile` and `comparison` are results, their `to_dict()`, or None. Raises InputError for a dict
+    of another form.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for name, given, fields_in in (
+    measures: dict[str, dict[str, Any]] = {}
+    for name, result, fields_in in (
         ("profile", profile, _times),
         ("comparison", comparison, _errors),
     ):
-        given = given.to_dict() if hasattr(given, "to_dict") else given
-        require(name, given, Mapping | None, "a result, or the dict that its to_dict() returns")
+        to_dict = getattr(result, "to_dict", None)
+        content: Any = to_dict() if callable(to_dict) else result
+        require(name, content, Mapping | None, "a result, or the dict that its to_dict() returns")
         try:
-            for tensor, fields in {} if given is None else fields_in(given):
-                found.setdefault(tensor, {}).update(fields)
+            for tensor, fields in {} if content is None else fields_in(content):
+                measures.setdefault(tensor, {}).update(fields)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise InputError(
                 f"the {name} is not as the command of that name writes it",
                 hint=f"give {_SHAPES[name]}",
             ) from None
-    return found
+    return measures
 
 
 _SHAPES = {
@@ -42,21 +44,21 @@ _SHAPES = {
 }
 
 
-def _times(profile: Mapping[str, Any]) -> list[tuple[str, Fields]]:
+def _times(profile: _Result) -> list[tuple[str, Fields]]:
     rows = [(str(row["name"]), float(row["seconds"])) for row in profile["operations"]]
     return [(name, {"seconds": x}) for name, x in rows if 0 <= x < math.inf]
 
 
-def _errors(comparison: Mapping[str, Any]) -> list[tuple[str, Fields]]:
-    """Return errors relative to the tensor: root mean squares, by both networks' names."""
-    found: list[tuple[str, Fields]] = []
+def _errors(comparison: _Result) -> list[tuple[str, Fields]]:
+    """Return rms(difference) / rms(tensor) of each tensor, by its names in both networks."""
+    rows: list[tuple[str, Fields]] = []
     for name, row in comparison["tensors"].items():
         noise, reason = _noise(float(row["snr"])), str(row["reason"])
-        # What cannot be measured but differs, a NaN, say, is all wrong.
+        # Tensors that differ by an unmeasurable amount, as by a NaN, have an error of 1.
         error = noise if noise < math.inf else float(bool(reason))
         fields = {"error": error, "reason": reason}
-        found += [(str(row["b"]), fields), (str(name), fields)]
-    return found
+        rows += [(str(row["b"]), fields), (str(name), fields)]
+    return rows
 
 
 def _noise(decibels: float) -> float:

@@ -1,8 +1,8 @@
-"""Folds the operations of a graph into a tree of groups, none of which has too many members.
+"""Folds the operations of a graph into a tree of groups with a bounded number of members.
 
-Groups are stretches of the order in which operations are computed, so that what is between them
-never goes back. They are modules and fragment calls; where these leave too many members side by
-side, repetitions; where nothing repeats, ranges.
+A group is a contiguous range of the order of computation, so that no edge between groups goes
+backwards. Groups are modules and fragment calls. Where these have too many members, groups of
+repeated members are added, and ranges where nothing repeats.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from nnef_jax.viewing.modules import OperationUnit, alive, find_modules, units_o
 MOST = 60  # members of a group
 _RANGE = 40  # members of a range
 _LONGEST_PERIOD = 1024
-_DEEPEST = 40  # groups within each other
+_DEEPEST = 40  # nested groups
 
 By = Literal["root", "module", "call", "operation", "repetition", "range"]
 
 
 @dataclass(eq=False)
 class Group:
-    """Some members of the graph under one label; `by` says what it is."""
+    """A group of operations and groups under one label; `by` is its kind."""
 
     label: str
     by: By
     members: list[Group | Operation]
-    start: int  # of its first unit
-    repeats: int = 0  # how many members there are, where all have one structure
-    module: str = ""  # of an operation's own group
+    start: int  # index of its first unit
+    repeats: int = 0  # number of members if all have the same structure
+    module: str = ""  # for the group of one operation
     signature: int = field(default=0, repr=False)
 
 
@@ -54,10 +54,9 @@ def tree_of(graph: Graph) -> Group:
 
 
 def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
-    """Return the groups around each unit, outermost first.
+    """Return the groups that contain each unit, outermost first, at most `_DEEPEST` ones.
 
-    Of a chain of calls each comes after the part of the path that all in it share. What is deeper
-    than `_DEEPEST` is left out.
+    A call comes after the start of the module path that all its units share.
     """
     keys: list[list[_Key]] = [[] for _ in units]
 
@@ -91,10 +90,10 @@ def _nested(
 ) -> list[Group | Operation]:
     members: list[Group | Operation] = []
     for key, stretch in groupby(range(start, end), key=lambda i: keys[i][depth : depth + 1]):
-        first, *rest = stretch
-        last = rest[-1] if rest else first
+        indices = list(stretch)
+        first, last = indices[0], indices[-1]
         if not key:
-            members += [_leaf(units[i], i) for i in range(first, last + 1)]
+            members += [_leaf(units[i], i) for i in indices]
             continue
         by, label, _ = key[0]
         inner = _nested(units, keys, first, last + 1, depth + 1)
@@ -115,7 +114,7 @@ def _joined(group: Group) -> Group | Operation:
         return group
     (member,) = group.members
     if isinstance(member, Operation):
-        # One operation in a call or module: the box keeps the name of the module.
+        # The box of a single operation has the name of its call or module.
         return Group(member.name, "operation", [member], group.start, module=group.label)
     if member.by == "operation":
         name = group.label if group.by == "module" else ""
@@ -128,7 +127,7 @@ def _joined(group: Group) -> Group | Operation:
 
 
 class _Folding:
-    """Bounds the members of groups, and finds repetitions, from the innermost groups outwards."""
+    """Bounds the number of members of groups, and finds repetitions, innermost groups first."""
 
     def __init__(self, living: Sequence[int]) -> None:
         self.living = living
@@ -148,20 +147,20 @@ class _Folding:
             group.members = [*_ranges(group.members, self._start_of(group))]
 
     def _signature(self, member: Group | Operation) -> int:
-        """Return a number for the structure of a member: the kinds in it, nested as they are."""
+        """Return a number for the structure of a member: the nested kinds of its operations."""
         if isinstance(member, Group):
             return member.signature
         return self.numbers.setdefault(member.kind, len(self.numbers))
 
     def _start_of(self, group: Group) -> Callable[[int], int]:
-        """Return where members start, as units."""
+        """Return the function from a member's index to the index of its first unit."""
         starts: list[int] = []
         at = group.start
         for member in group.members:
             at = member.start if isinstance(member, Group) else at
             starts.append(at)
             at += _units_in(member)
-        last = len(self.living) - 1  # many operations may be one unit
+        last = len(self.living) - 1  # a group may have several operations of one unit
         return lambda index: min(starts[index], last)
 
     def _wrap_repetitions(self, group: Group) -> None:
@@ -169,12 +168,12 @@ class _Folding:
             if len(group.members) <= MOST:
                 return
             signatures = np.array([self._signature(member) for member in group.members])
-            found = _repetition(signatures)
-            if found is None:
+            repetition = _repetition(signatures)
+            if repetition is None:
                 return
-            first, period, covered = found
+            first, period, covered = repetition
             where = self._start_of(group)
-            # Of all places to begin at, where fewest tensors are alive.
+            # Start where the fewest tensors are alive.
             spare = min(period, covered - 2 * period + 1)
             shift = min(range(spare), key=lambda i: self.living[where(first + i)])
             first, count = first + shift, (covered - shift) // period
@@ -182,7 +181,7 @@ class _Folding:
             members = group.members[first:end]
             if period == 1 and len(members) == len(group.members):
                 return
-            whole = Group(_from_to(members), "repetition", members, where(first))
+            wrapper = Group(_from_to(members), "repetition", members, where(first))
             if period > 1:
                 starts = range(first, end, period)
                 blocks = [
@@ -191,15 +190,15 @@ class _Folding:
                 ]
                 for block in blocks:
                     self.fold(block)
-                whole.label, whole.members = f"{_size(blocks[0])} operations", [*blocks]
-            self.fold(whole)
-            group.members[first:end] = [whole]
+                wrapper.label, wrapper.members = f"{_size(blocks[0])} operations", [*blocks]
+            self.fold(wrapper)
+            group.members[first:end] = [wrapper]
 
 
 def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
-    """Return start, period and length of the repetition that covers most, None without one."""
+    """Return start, period and length of the longest repetition, None if there is none."""
     best: tuple[int, int, int] | None = None
-    most = len(signatures) // 10  # what covers less is no structure of the network
+    most = len(signatures) // 10  # shorter repetitions are taken for coincidences
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
         equal = signatures[period:] == signatures[:-period]
         (bounds,) = np.diff(equal, prepend=False, append=False).nonzero()

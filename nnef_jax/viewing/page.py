@@ -1,4 +1,4 @@
-"""`nnef_jax.view`: a network as one HTML file, which asks nothing of any server."""
+"""Implements `nnef_jax.view`: a network as one HTML file that requests nothing from a server."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ _SCRIPTS = ("graph", "layout", "draw", "panel", "values", "export", "app", "sear
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page that shows a network; a notebook shows it where it is the value of a cell."""
+    """A page that shows a network. A notebook shows it as the value of a cell."""
 
-    data: Mapping[str, Any]  # what the page shows, for JSON: docs/view.md
+    data: Mapping[str, Any]  # an object for JSON, which docs/view.md describes
 
     @property
     def html(self) -> str:
-        """Return the whole page."""
+        """Return the page as HTML."""
         return _html(self.data)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """Write the page as a file; FileExistsError where there is one, without `overwrite`."""
+        """Write the page to a file. An existing file is FileExistsError without `overwrite`."""
         require_path("path", path)
         require_flags(overwrite=overwrite)
         with storage.replacing(os.fsdecode(path), overwrite=overwrite) as file:
@@ -73,16 +73,16 @@ def view(
     >>> nnef_jax.view(model)                         # in a notebook
 
     Args:
-        network: a model, or what `load` reads.
-        output: the file to write, one that needs no other and no network.
-        profile: colours operations by their time: what `nnef_jax.profile` returned, or a dict,
-            `{"operations": [{"name": ..., "seconds": ...}, ...]}`.
-        comparison: colours operations by their error: what `nnef_jax.analysis.compare` returned, or
-            the dict that its `to_dict` makes.
-        overwrite: replace what is at `output`, but not the network; otherwise FileExistsError.
+        network: a model, or a source that `load` reads.
+        output: the file to write. It needs no other file, and no connection.
+        profile: a result of `nnef_jax.profile`, or a dict,
+            `{"operations": [{"name": ..., "seconds": ...}, ...]}`. Operations are coloured by time.
+        comparison: a result of `nnef_jax.analysis.compare`, or its `to_dict()`. Operations are
+            coloured by error.
+        overwrite: replace an existing file, but never the network's; otherwise FileExistsError.
 
-    Raises InputError where a profile or comparison is not as above, or names no operation of the
-    network; NnefError where there is something wrong with the network.
+    Raises InputError for a profile or comparison of another form, or one that names no operation of
+    the network, and NnefError for a broken network.
     """
     require_flags(overwrite=overwrite)
     if output is not None:
@@ -95,24 +95,24 @@ def view(
 
 
 def page_of(
-    network: Model | Network | Source, *, profile: Any = None, comparison: Any = None
+    source: Model | Network | Source, *, profile: object = None, comparison: object = None
 ) -> Page:
-    """Return the page of a network that is read already, or not."""
+    """Return the page of a model, a network, or a source to read."""
     fields = fields_by_name(profile, comparison)
-    if isinstance(network, Model):
-        array_of, found = stored(network).get, network_of(network)
+    if isinstance(source, Model):
+        array_of, network = stored(source).get, network_of(source)
     else:
-        found = network if isinstance(network, Network) else read(network, outline=True)
-        array_of = found.data.get
+        network = source if isinstance(source, Network) else read(source, outline=True)
+        array_of = network.data.get
 
     def readable(label: str) -> Any:
         array = array_of(label)
         return array if has_values(array) else None
 
-    data = page_data(found, readable, fields)
+    data = page_data(network, readable, fields)
     if fields and not data["coloured_by"]:
         raise InputError(
-            f"the profile or comparison names no operation of '{found.graph.name:.60}', it has "
+            f"the profile or comparison names no operation of '{network.graph.name:.60}', it has "
             f"{listed([name[:60] for name in fields])}",
             hint="it is of another network, or of this one loaded with other options",
         )
@@ -138,7 +138,7 @@ def _html(data: Mapping[str, Any]) -> str:
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none'; "
         f"style-src {hashes['style']}; script-src {hashes['dagre']} {hashes['script']}"
     )
-    # Of what is not ours nothing can end an element: names have no < there, in any alphabet.
+    # Names from the network cannot end the element of the script: it has no <, > or &.
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -1,4 +1,4 @@
-// Reacts to people: selecting, folding, moving, keys, dark mode, links.
+// Handles the user's actions: selecting, folding, moving, keys, dark mode, links.
 
 const $ = (id) => document.getElementById(id);
 let found = null;                            // the layout
@@ -41,7 +41,7 @@ function select(i, { focus = true } = {}) {
   if (focus) (box?.element ?? svg).focus({ preventScroll: true });
 }
 
-// Unfolds what is around a node, selects it and moves it into sight.
+// Unfolds the groups around a node, selects it and moves it into view.
 function reveal(i) {
   const around = ancestors(i).filter((j) => !state.open.has(j));
   for (const j of around) state.open.add(j);
@@ -72,7 +72,7 @@ function foldAll() {
   fit();
 }
 
-// Unfolds the groups that are in the least depth, as long as the page stays quick.
+// Unfolds groups level by level, while the page stays fast.
 const MOST_DRAWN = 500;
 function unfoldMore() {
   const closed = [...drawnBoxes.keys()].filter((i) => isGroup(i) && !state.open.has(i) && nodes[i].by !== "operation");
@@ -89,7 +89,7 @@ function unfoldMore() {
 
 // --- where the scene is ---
 
-// Text that would be under 7.5 pixels is not drawn; titles are larger instead, and none is too far.
+// Text of less than 7.5 pixels is not drawn; titles are drawn larger instead.
 const READABLE = 7.5;
 const FARTHEST = READABLE / 24;
 function look() {
@@ -100,7 +100,7 @@ function look() {
   drawMap();
 }
 
-// The overview: all boxes, and what of them is in sight.
+// The overview: all boxes, and the part that is in view.
 const map = $("map").getContext("2d");
 function drawMap() {
   const { width, height } = svg.getBoundingClientRect();
@@ -225,7 +225,7 @@ svg.addEventListener("dblclick", (event) => { if (boxAt(event)) toggle(boxAt(eve
 
 const TURNED = { ArrowDown: "ArrowRight", ArrowUp: "ArrowLeft", ArrowRight: "ArrowDown", ArrowLeft: "ArrowUp" };
 function along(key) {
-  // Where the graph goes across, all is turned: keys and boxes.
+  // In a graph from left to right, the directions of keys are swapped like those of boxes.
   if (state.across) key = TURNED[key];
   const turn = (box) => (state.across ? { left: box.top, top: box.left, width: box.height, height: box.width } : box);
   const here = drawnBoxes.has(state.selected) && turn(drawnBoxes.get(state.selected));

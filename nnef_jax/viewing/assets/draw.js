@@ -1,4 +1,4 @@
-// Draws a layout as SVG, and keeps what is drawn for each node.
+// Draws a layout as SVG, and stores the elements of each node.
 
 const svg = document.getElementById("graph");
 const scene = make("g", { class: "scene" });
@@ -53,10 +53,10 @@ function drawInto(parent, found, left, top, depth) {
   }
 }
 
-// Whether a line ends there: at a port and at an open group another one goes on.
+// Whether an edge ends at this node: at a port or an open group another edge continues it.
 const ends = (end) => typeof end !== "string" && !state.open.has(end);
 
-// Below a box, once for each tensor that leaves it, its shape.
+// The shape of each tensor that leaves a box, once, below the box.
 function drawShapes(parent, found) {
   const seen = new Set();
   for (const { from, to, points, tensors: carried, back } of found.lines) {
@@ -70,7 +70,7 @@ function drawShapes(parent, found) {
   }
 }
 
-// A soft curve down (or across) through points: it never turns back between two of them.
+// A smooth curve down (or across) through points, monotonic between two of them.
 function curve(points) {
   if (state.across) points = points.map(flip);
   const at = (x, y) => (state.across ? `${round(y)},${round(x)}` : `${round(x)},${round(y)}`);
@@ -119,7 +119,7 @@ function colourBox(found, i) {
   found.classList.add("heat");
   found.style.setProperty("--heat", `${Math.round(85 * heat(measured(i, measure), most))}%`);
 }
-// Between 0 and 1. The root lets small shares be told apart; errors are of many magnitudes.
+// Between 0 and 1. A square root separates small shares; errors need a logarithmic scale.
 function heat(x, most) {
   if (!(most > 0 && x > 0)) return 0;
   return state.colour === "error" ? Math.max(0, 1 + Math.log10(x / most) / 6) : Math.sqrt(x / most);
@@ -153,7 +153,7 @@ function badged(badge, width, repeats) {
   ];
 }
 
-// The group's share of the multiply-adds, or of the parameters where nothing multiplies.
+// The group's share of the multiply-adds, or of the parameters if there are no multiply-adds.
 function share(i, width, height) {
   const by = state.colour !== "kind" && state.colour !== "error" ? state.colour
     : measured(0, "multiply_adds") ? "multiply_adds" : "parameters";

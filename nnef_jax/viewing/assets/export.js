@@ -1,4 +1,4 @@
-// What is drawn as a file: an SVG that needs no style sheet, and a PNG of it.
+// Exports the drawing: an SVG with its styles inline, and a PNG.
 
 const STYLES = ["display", "fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin",
   "paint-order", "opacity", "font-family", "font-size", "font-weight"];
@@ -18,7 +18,7 @@ function standalone() {
     for (const name of ["class", "tabindex", "role", "data-i", "aria-label", "aria-expanded"]) element.removeAttribute(name);
   });
   svg.setAttribute("class", before);
-  // Names may have characters that XML has not.
+  // Names may have characters that XML does not allow.
   for (const element of copy.querySelectorAll("text, title")) {
     element.textContent = element.textContent.replace(/[^\t\n\u0020-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu, "\ufffd");
   }

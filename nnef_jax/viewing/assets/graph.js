@@ -1,5 +1,5 @@
-// The network as the page holds it: nodes in a tree of groups, and edges between those that are not
-// groups. Nodes and tensors are numbers; a parent comes before its members.
+// The network: nodes in a tree of groups, and edges between nodes that are not groups. Nodes and
+// tensors are indices. A parent comes before its members.
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const { nodes, tensors } = data;
@@ -10,7 +10,7 @@ const parameterOf = new Map(data.parameters.map((parameter) => [parameter.tensor
 const producerOf = new Map();
 nodes.forEach((node, i) => { for (const t of node.writes ?? []) producerOf.set(t, i); });
 
-// From producer to reader; `back` for what a state becomes in the next cycle.
+// Edges from producer to reader; `back` is set for the update of a state.
 const edges = [];
 nodes.forEach((node, i) => {
   if (!isGroup(i)) {
@@ -29,7 +29,7 @@ for (const edge of edges) {
   readersOf.get(edge.tensor).push(edge.to);
 }
 
-// What the page is at: open groups, the selected node, what boxes are coloured by.
+// The state of the page: open groups, the selected node, the measure that colours boxes.
 const state = { open: new Set([0, ...data.open]), selected: 0, colour: "kind", across: false };
 
 function isGroup(i) {
@@ -53,7 +53,7 @@ function drawnFor() {
   return drawn;
 }
 
-// Names as links have them: the first of a name has it alone.
+// Names in links: the first node of several with one name has the bare name.
 const named = new Map();
 nodes.forEach((node, i) => { if (!named.has(node.name)) named.set(node.name, i); });
 function linkOf(i) {
@@ -67,7 +67,7 @@ function linked(link) {
   return i < nodes.length ? i : undefined;
 }
 
-// What a node is called where there is little room; a number alone says too little.
+// The short name of a node, which is more than a number.
 function called(i) {
   const node = nodes[i];
   if (node.label === undefined || node.by === "operation") {
@@ -94,7 +94,7 @@ const number = (x) => (x === null || x === undefined ? "–" : Number(x.toPrecis
 const shape = (t) => (tensors[t].shape ? tensors[t].shape.map((n) => n ?? "?").join("×") || "scalar" : "?");
 const typed = (t) => `${tensors[t].dtype} ${shape(t)}`;
 
-// What boxes can be coloured by: of each the name, whether it is there, and how it is written.
+// Measures that can colour boxes: for each its name, whether it is present, and its text.
 const MEASURES = {
   multiply_adds: ["Multiply-adds", short],
   parameters: ["Parameters", short],

@@ -1,6 +1,6 @@
-// Where boxes and edges are. Each open group is laid out by itself, with ports where edges go in and
-// out, and is then a box among the members of the group around it. All goes down; where it is to go
-// across, boxes are laid out on their sides, and what is found is turned in the end.
+// Computes the places of boxes and edges. Each open group is laid out by itself, with ports where
+// edges enter and leave it. It is then a box among the members of the group around it. The layout
+// goes down. For one that goes across, boxes have width and height swapped, and so have the results.
 
 const HEAD = 34;    // of an open group, above its members
 const PAD = 18;
@@ -60,19 +60,19 @@ function measure(i) {
   const width = Math.max(Math.ceil(needed), port ? 70 : 112);
   return {
     title, texts, badge, plain, port, width,
-    // From afar the start of the title stands alone, and is larger.
+    // Zoomed out, only the start of the title is shown, in larger type.
     short: fitted(plain && /^\d+$/.test(node.label) ? node.label : title, "title", (width - (port ? 16 : 26)) / FAR),
     height: 30 + 15 * texts.length + (plain ? 5 : 0),
   };
 }
-// The parameters that an operation reads, and those of what prepares them for it.
+// The parameters that an operation reads, and those that its preparing operations read.
 function parametersIn(i) {
   const inside = nodes[i].type === "group" ? members[i] : [i];
   return inside.flatMap((j) => (nodes[j].reads ?? []).filter(([, t]) => parameterOf.has(t)));
 }
 
-// Returns the layout of the root: members with x, y, width, height, and inside of the open ones
-// their own layout; edges with points. All are relative to the group that they are in.
+// Returns the layout of the root: members with x, y, width, height, and for open groups their own
+// layout; edges with points. All coordinates are relative to the containing group.
 function layout() {
   const drawn = drawnFor();
   const links = new Map();  // of each open group the edges between members and ports
@@ -84,7 +84,7 @@ function layout() {
     else links.get(group).set(key, { from, to, source, back: edge.back, tensors: new Set([edge.tensor]) });
   };
   for (const edge of edges) {
-    // What goes back to a state is laid out as if it went on from there.
+    // An edge back to a state is laid out as if it went forwards.
     const [first, last] = edge.back ? [edge.to, edge.from] : [edge.from, edge.to];
     const [u, v] = [drawn[first], drawn[last]];
     if (u === v) continue;
@@ -124,7 +124,7 @@ function laidOut(group, links) {
   here.forEach((edge, n) => {
     for (const end of [edge.from, edge.to]) {
       if (typeof end === "string" && !graph.hasNode(end)) {
-        // Ports are pulled to the edge of the group.
+        // Ports are moved to the border of the group.
         graph.setNode(end, { width: 2, height: 2 });
         const rim = end.startsWith("in") ? "rim in" : "rim out";
         graph.setNode(rim, { width: 2, height: 2 });
@@ -137,13 +137,13 @@ function laidOut(group, links) {
   return placed(group, graph, here, inner);
 }
 
-// Takes from dagre what it found, without the rims, around which the group would be too large.
+// Takes the places from dagre without its margins, which would make the group too large.
 function placed(group, graph, here, inner) {
   const boxesHere = members[group].map((i) => ({ i, ...graph.node(String(i)), inside: inner.get(i) }));
   const lines = here.map((edge, n) => (
     { ...edge, points: graph.edge(String(edge.from), String(edge.to), String(n)).points }));
-  // Of dagre's points those between ranks only bend a line; in a rank it goes straight down beside
-  // the boxes there, however tall they are.
+  // Dagre's points between ranks bend an edge. Within a rank it goes straight down beside the boxes,
+  // however tall they are.
   const tall = new Map();
   for (const { y, height } of boxesHere) {
     tall.set(Math.round(y), Math.max(height, tall.get(Math.round(y)) ?? 0));
@@ -179,13 +179,13 @@ function placed(group, graph, here, inner) {
   }
   const found = boxesHere.map((box) => ({ ...box, ...move(box) }));
   const boxAt = new Map(found.map((box) => [box.i, box]));
-  // A small box beside a tall one: its lines first leave what is as tall.
+  // The edges of a small box beside a tall one first pass the tall one.
   const beside = (it, { x }, side) => {
     const box = boxAt.get(it);
     const spare = box ? tall.get(Math.round(box.y - dy)) - box.height : 0;
     return spare > 40 ? [{ x, y: box.y + side * (box.height + spare) / 2 }] : [];
   };
-  // Ends are in the middle of a box, or at the port of an open group.
+  // An edge ends in the middle of a box, or at the port of an open group.
   const end = (it, y, port) => {
     if (typeof it === "string") return { x: ports.get(it), y: it.startsWith("in") ? 0 : height };
     const box = boxAt.get(it);

@@ -1,4 +1,4 @@
-// The panel beside the graph: what is selected, in full.
+// The panel beside the graph: the details of the selected node.
 
 const panel = document.getElementById("panel");
 
@@ -68,7 +68,7 @@ function legend() {
 const FAMILIES = ["product", "activation", "normalization", "pooling", "recurrence", "arithmetic",
   "shape", "quantization", "constant", "other"];
 
-// The members of a group that take most of what boxes are coloured by.
+// The members of a group with the largest shares of the measure that colours boxes.
 function heaviest(i) {
   const measure = state.colour !== "kind" ? state.colour : measured(0, "multiply_adds") ? "multiply_adds" : "parameters";
   const [title, write] = MEASURES[measure];

@@ -1,4 +1,4 @@
-// Search: names, kinds, labels of parameters, shapes and attributes; all words of a query must be there.
+// Searches names, kinds, labels of parameters, shapes and attributes for all words of a query.
 
 const MOST_FOUND = 60;
 let texts = null;  // of each node what it is called, then what else is known of it; made when first needed
@@ -19,14 +19,14 @@ function searchable(i) {
   return { own: own.map(plainText), more, all: plainText([...own, ...more].join("\n")) };
 }
 
-// Nodes that have all words, the best first, and of each what it is found by.
+// Nodes that match all words, the best first, each with the text that matches.
 function hits(query) {
   texts ??= nodes.map((_, i) => searchable(i));
   const whole = plainText(query);
   const words = whole.split(/\s+/);
   const ranked = [[], [], [], []];
   for (let i = 1; i < nodes.length; i++) {
-    // An operation stands for those that prepare something for it, as its box does.
+    // An operation stands for the operations that prepare its operands, as its box does.
     const { parent } = nodes[i];
     if (nodes[parent].by === "operation" && members[parent].at(-1) === i) continue;
     const { own, all } = texts[i];

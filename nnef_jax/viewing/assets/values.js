@@ -1,4 +1,4 @@
-// The items of a small array, which the page has as a .npy file: a table, and the file.
+// Shows the items of a small array, a .npy file in the page: a table, and a link to the file.
 
 const MOST_ROWS = 64;
 const MOST_COLUMNS = 32;
@@ -26,7 +26,7 @@ function half(x) {
 }
 const written = (x) => (typeof x === "number" && Number.isFinite(x) ? Number(x.toPrecision(6)).toString() : String(x));
 
-// Rows run along the last axis; before each is where it is along the others.
+// Rows run along the last axis; each starts with its indices along the other axes.
 function values(parameter) {
   if (!parameter.npy) return "";
   const { bytes, item } = npy(parameter.npy);
