@@ -1,10 +1,12 @@
-"""`Model.cut`: which part of a network is meant, and what is wrong with it."""
+"""Implements `Model.cut`: determines the part that a user means, and reports what is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError, raise_all
@@ -14,21 +16,29 @@ from nnef_jax.options import names_of
 from nnef_jax.part import Part, PartFrontend, needed, tensors
 
 _Named = Mapping[str, Value]
+_Names = Sequence[str] | None
 
 
-def cut(network: Network, inputs: Any, outputs: Any, stored: Callable[[str], Any]) -> Network:
+def cut(
+    network: Network,
+    inputs: _Names,
+    outputs: _Names,
+    stored: Callable[[str], NDArray[np.generic]],
+) -> Network:
     """Return the part of a network between tensors of these names, as `Model.cut` documents it.
 
-    `stored` gives the arrays of variables by label.
+    `stored` is the function from the label of a variable to its array.
     """
     part = _part(network.graph, inputs, outputs)
-    kept, _ = part.of(network.graph)
-    raise_all([*_changing(network, kept)])
-    labels = [variable.label for variable in (*kept.parameters, *kept.states)]
+    graph, _ = part.of(network.graph)
+    raise_all([*_changing(network, graph)])
+    labels = [variable.label for variable in (*graph.parameters, *graph.states)]
     pairs = {label: network.pairs[label] for label in labels if label in network.pairs}
-    # A part of a part is one of the whole, which alone can be saved.
-    whole = network.frontend.whole if isinstance(network.frontend, PartFrontend) else network
-    frontend = PartFrontend(whole, part, pairs)
+    # A part of a part is cut from the original network: only that one can be saved.
+    if isinstance(network.frontend, PartFrontend):
+        frontend = PartFrontend(network.frontend.network, part, pairs)
+    else:
+        frontend = PartFrontend(network, part, pairs)
     return Network(
         frontend,
         replace(network.options, input_shapes={}, values={}),
@@ -45,31 +55,32 @@ def _changing(network: Network, part: Graph) -> Iterator[InputError]:
     for state in part.states:
         if state.label in network.changing:
             yield InputError(
-                f"the part has state '{state.label}', whose shape or start follows from the inputs",
+                f"the part has state '{state.label}', whose shape or initial value depends on the "
+                "inputs",
                 span=state.span,
-                hint="cut a part without it: take what is read of it as an input",
+                hint="cut a part without it: take the tensor that is read from it as an input",
             )
 
 
-def _part(graph: Graph, inputs: Any, outputs: Any) -> Part:
-    """Return the part that the arguments ask for. Raises InputError for all that is wrong."""
+def _part(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
+    """Return the part that the arguments mean. Raises InputError with all errors."""
     named = tensors(graph)
-    given = None if inputs is None else names_of("inputs", inputs, "names of tensors")
-    wanted = None if outputs is None else names_of("outputs", outputs, "names of tensors")
-    raise_all([*_wrong_names(graph, "inputs", given), *_wrong_names(graph, "outputs", wanted)])
-    if given is None:
-        found = needed(graph, [named[name] for name in wanted or graph.output_names], ())
-        if wanted is None:  # the whole network, with inputs that it does not read
-            found.update(graph.inputs)
-        given = tuple(value.name for value in graph.inputs if value in found)
-    sources = {name: named[name] for name in given}
-    if wanted is None:
-        follows = _following(graph, frozenset(sources.values()))
-        own = zip(graph.output_names, graph.outputs, strict=True)
-        wanted = tuple(name for name, value in own if value in follows) or graph.output_names
-    results = {name: named[name] for name in wanted}
+    takes = None if inputs is None else names_of("inputs", inputs, "names of tensors")
+    returns = None if outputs is None else names_of("outputs", outputs, "names of tensors")
+    raise_all([*_wrong_names(graph, "inputs", takes), *_wrong_names(graph, "outputs", returns)])
+    if takes is None:
+        values = needed(graph, [named[name] for name in returns or graph.output_names], ())
+        if returns is None:  # all of the network, with the inputs that it does not read
+            values.update(graph.inputs)
+        takes = tuple(value.name for value in graph.inputs if value in values)
+    sources = {name: named[name] for name in takes}
+    if returns is None:
+        computable = _computable(graph, frozenset(sources.values()))
+        ends = zip(graph.output_names, graph.outputs, strict=True)
+        returns = tuple(name for name, value in ends if value in computable) or graph.output_names
+    results = {name: named[name] for name in returns}
     raise_all([*_wrong_part(graph, sources, results)])
-    return Part(given, wanted)
+    return Part(takes, returns)
 
 
 def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterator[InputError]:
@@ -88,22 +99,22 @@ def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterat
 
 
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
-    """Yield why a part cannot be, or does not need one of its inputs."""
-    given = frozenset(inputs.values())
-    found = needed(graph, outputs.values(), given)
-    missing = _missing(graph, given, found)
+    """Yield the errors of a part: missing and unneeded inputs, outputs that depend on none."""
+    cuts = frozenset(inputs.values())
+    values = needed(graph, outputs.values(), cuts)
+    missing = _missing(graph, cuts, values)
     if missing:
         hint = f"cut(inputs=[{', '.join(map(repr, [*inputs, *missing]))}], ...)"
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=hint)
-    fed = _reached(graph, given)
-    constant = {*graph.outputs} - _reached(graph, graph.inputs)  # in the network too
+    fed = _reached(graph, cuts)
+    constant = {*graph.outputs} - _reached(graph, graph.inputs)  # constant in the network, too
     for name, value in outputs.items():
         if value not in fed and value not in constant:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    idle = set(graph.inputs) - graph.needed  # nor does the network read them
+    idle = set(graph.inputs) - graph.needed  # inputs that the network does not read either
     for name, value in inputs.items():
-        if value in found or value in idle:
+        if value in values or value in idle:
             continue
         sources = needed(graph, [value], ())
         before = [output for output, value in outputs.items() if value in sources]
@@ -114,56 +125,59 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
             yield InputError(f"input '{name}' is not needed", hint="leave it out")
 
 
-def _missing(graph: Graph, given: frozenset[Value], found: set[Value]) -> list[str]:
-    """Return the tensors that a part reads, but cannot compute from what it is given."""
-    fed = _after(graph, given, given)
-    outside = _after(graph, {*graph.inputs} - given, given)
+def _missing(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list[str]:
+    """Return the names of tensors that a part reads, but cannot compute from its inputs.
+
+    `values` are the values that the part computes.
+    """
+    fed = _after(graph, inputs, inputs)
+    outside = _after(graph, {*graph.inputs} - inputs, inputs)
     reads = [
         value
         for operation in graph.operations
-        if any(v in found and v in fed and v not in given for v in operation.writes())
+        if any(v in values and v in fed and v not in inputs for v in operation.writes())
         for value in operation.reads()
     ]
-    reads += [s.update for s in graph.states if s.value in found and s.value not in given]
+    reads += [s.update for s in graph.states if s.value in values and s.value not in inputs]
     lacking = [value for value in dict.fromkeys(reads) if value in outside and value not in fed]
     return [*dict.fromkeys(name for value in lacking for name in _spelled(graph, value, outside))]
 
 
-def _following(graph: Graph, given: frozenset[Value]) -> set[Value]:
-    """Return the values that can be computed from given ones, cycle after cycle."""
+def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
+    """Return the values that can be computed from the inputs of a part, in any cycle."""
     variables = [variable.value for variable in (*graph.parameters, *graph.states)]
-    made = [value for operation in graph.operations for value in operation.writes()]
-    return {*given, *variables, *made} - _reached(graph, {*graph.inputs} - given, given)
+    results = [value for operation in graph.operations for value in operation.writes()]
+    return {*inputs, *variables, *results} - _reached(graph, {*graph.inputs} - inputs, inputs)
 
 
 def _reached(
-    graph: Graph, values: Iterable[Value], given: frozenset[Value] = frozenset()
+    graph: Graph, sources: Iterable[Value], cuts: frozenset[Value] = frozenset()
 ) -> set[Value]:
-    """Return the values that depend on some, in the same cycle or a later one.
+    """Return the sources and the values that depend on them, in the same cycle or a later one.
 
-    What they depend on through given ones is left out.
+    Dependencies through `cuts` do not count.
     """
-    found = set(values)
+    values = set(sources)
     while True:
-        found = _after(graph, found, given)
-        states = {s.value for s in graph.states if s.update in found and s.value not in given}
-        if states <= found:
-            return found
-        found |= states
+        values = _after(graph, values, cuts)
+        states = {s.value for s in graph.states if s.update in values and s.value not in cuts}
+        if states <= values:
+            return values
+        values |= states
 
 
-def _after(graph: Graph, values: Iterable[Value], given: frozenset[Value]) -> set[Value]:
-    """Return the values that depend on some within a cycle, otherwise than through given ones."""
-    found = set(values)
+def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> set[Value]:
+    """Return the sources and the values that depend on them in the same cycle, not by `cuts`."""
+    values = set(sources)
     for operation in graph.operations:
-        if not found.isdisjoint(operation.reads()):
-            found.update(value for value in operation.writes() if value not in given)
-    return found
+        if not values.isdisjoint(operation.reads()):
+            values.update(value for value in operation.writes() if value not in cuts)
+    return values
 
 
 def _spelled(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
-    """Yield the name of a value, or where a user has none for it, of what it is computed from."""
-    names = {known: name for name, known in tensors(graph).items()}
+    """Yield the name of a value; without one, the names of values from which it is computed."""
+    names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:
         yield names[value]
         return

@@ -1,4 +1,4 @@
-"""A network that was read: its graph for given input shapes, and its stored data."""
+"""Holds a network that was read: its document, its graph for input shapes, and its stored data."""
 
 from __future__ import annotations
 
@@ -23,32 +23,34 @@ from nnef_jax.limits import Meter
 from nnef_jax.similar import did_you_mean
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 
-# Of extents that are open: masks and batches of 1 fit others; 64 has windows in it, and halves.
+# Guesses for open extents. Masks and batches of 1 broadcast with others. 64 is large enough for
+# windows, and can be halved.
 _GUESSES = (1, 64)
-_EXAMPLE = 8  # of an example, which tells axes of a reshaped tensor apart
+_EXAMPLE = 8  # an open extent in an example; larger than 1, since axes of 1 are ambiguous
 
-for _module, _kinds in KINDS.items():  # a pickled network may be of any format
+for _module, _kinds in KINDS.items():  # for unpickled networks, which may be of any format
     rules.add(_module, _kinds)
 
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """A checked document with what is needed to flatten it, and its stored data by label.
+    """A checked document, the options for flattening it, its graph, and its data by label.
 
-    `graph` is its graph for the declared input shapes (or those of `options.input_shapes`), in
-    which extents that are left open are UNKNOWN; `specialise` gives the one for known shapes.
-    `pairs` are the inputs that are its state, each with the output that takes its place in the next
-    cycle. Neither is left among the graph's own: the input is a state variable of its name.
+    `graph` is for the input shapes in `options.input_shapes`, or else for the declared ones. Open
+    extents in it are UNKNOWN; `specialise` returns the graph for known shapes.
+
+    `pairs` maps inputs that are states to the outputs that update them. The graph has a state
+    variable instead of each such input and its output, with the name of the input.
     """
 
     frontend: Frontend
     options: Options
     graph: Graph
-    unpaired: Graph  # with the pairs among its inputs and outputs, as the document has them
+    unpaired: Graph  # the document's graph, with the pairs among its inputs and outputs
     data: Mapping[str, NDArray[Any]]
     pairs: Mapping[str, str]
-    declared: Graph | None  # for the document's own shapes, where others were asked for
-    is_guessed: bool  # whether the structure depends on extents that are open
+    declared: Graph | None  # the graph for the document's own shapes, if the options have others
+    is_guessed: bool  # whether the structure depends on open extents
     _specialised: dict[tuple[Any, ...], Graph] = field(
         default_factory=dict[tuple[Any, ...], Graph], repr=False
     )
@@ -57,9 +59,10 @@ class Network:
     def build(
         cls, frontend: Frontend, options: Options, pairs: Mapping[str, str], *, data: bool
     ) -> Network:
-        """Flatten a document and check its shapes; `data` says whether to read what is stored.
+        """Flatten a document and check its shapes. With `data` its stored data are read.
 
-        Raises InputError for shapes and pairs that the document does not take, NnefError.
+        Raises InputError for shapes and pairs that do not fit the document, NnefError for a broken
+        document.
         """
         raise_all(
             [
@@ -73,10 +76,10 @@ class Network:
         graph, declared, is_guessed = _flatten_and_check(frontend, options)
         stored: Mapping[str, NDArray[Any]] = {}
         if data:
-            found = frontend.stored(graph)
-            stored = found.data
-            if found.frontend is not frontend:
-                frontend = found.frontend
+            content = frontend.stored(graph)
+            stored = content.data
+            if content.frontend is not frontend:
+                frontend = content.frontend
                 graph, declared, is_guessed = _flatten_and_check(frontend, options)
         unpaired, graph = graph, with_pairs(graph, pairs)
         stored = {**stored, **_zeros(graph, pairs, frontend)}
@@ -84,11 +87,11 @@ class Network:
 
     @cached_property
     def is_open(self) -> bool:
-        """Tell whether extents of inputs are open."""
+        """Tell whether an input has an open extent."""
         return _has_open_inputs(self.graph)
 
     def example(self) -> Graph:
-        """Return a graph whose inputs have no open extents. Raises NnefError where it has none."""
+        """Return a graph with 8 for open extents of inputs. Raises NnefError if 8 does not fit."""
         shapes = [value.type.shape for value in self.graph.inputs]
         closed = [tuple(_EXAMPLE if n is UNKNOWN else n for n in shape) for shape in shapes]
         return self.graph if all(map(is_known, shapes)) else self.specialise(closed)
@@ -96,10 +99,11 @@ class Network:
     def specialise(
         self, shapes: Sequence[Shape], state: Mapping[str, Shape] | None = None
     ) -> Graph:
-        """Return the graph for these shapes of the inputs, in order; check all shapes in it.
+        """Return the graph for these shapes of the inputs, in order, with all shapes checked.
 
-        `state` has the shapes of the variables by label. Without it the graph is that of a first
-        cycle. Raises ShapeError or SemanticError naming the operation that does not take them.
+        `state` has the shapes of state variables by label; without it the graph is that of a first
+        cycle. Raises ShapeError or SemanticError, which names an operation that the shapes do not
+        fit.
         """
         if not self.is_open and not (self.graph.states and self.changing):
             return self.graph
@@ -108,13 +112,13 @@ class Network:
         if key not in self._specialised:
             names = [value.name for value in self.graph.inputs]
             named = {**self.options.input_shapes, **dict(zip(names, shapes, strict=True))}
-            # Each call has a budget of its own: the network itself was read within one.
+            # Each specialisation has a new budget: reading the network has used its own.
             meter = Meter(self.options.meter.limits)
             starts = not self.computed_starts <= before.keys()
             options = replace(
                 self.options, input_shapes=named, meter=meter, state_shapes=before, starts=starts
             )
-            if self.is_guessed:  # other extents may need weights that were folded
+            if self.is_guessed:  # other extents may need weights that were folded for the guess
                 options = replace(options, labels=self.labels)
             if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
                 return self._symbolic(options)
@@ -130,7 +134,7 @@ class Network:
         return self._specialised[key]
 
     def _disagreement(self, shapes: Sequence[Shape]) -> str:
-        """Return which named extent differs between inputs of these shapes, '' if none does."""
+        """Return a sentence on a named extent that differs between these inputs, or ''."""
         seen: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
@@ -140,11 +144,11 @@ class Network:
                     return f"'{name}' is {other} in '{input}', {extent} in '{value.name}'"
         return ""
 
-    def opened(self, stored: Callable[[str], Any]) -> Network:
-        """Return the network for batches of any size: the inputs' first axes are open.
+    def opened(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
+        """Return the network for batches of any size: the first axes of inputs are open.
 
-        Its data are what is `stored` by label. Raises NnefError where the document does not allow
-        it; what it wrote down of the declared batch may show only when shapes are known.
+        `stored` is the function from a label to the data. Raises NnefError if the document fixes
+        the batch. Some documents do so in ways that only `specialise` detects.
         """
         shapes = {
             value.name: [None, *(None if n is UNKNOWN else n for n in value.type.shape[1:])]
@@ -152,19 +156,19 @@ class Network:
         }
         meter = Meter(self.options.meter.limits)
         options = replace(self.options, input_shapes=shapes, meter=meter)
-        found = Network.build(self.frontend, options, self.pairs, data=False)
-        labels = [v.label for v in (*found.graph.parameters, *found.graph.states)]
-        return replace(found, data={label: stored(label) for label in labels})
+        network = Network.build(self.frontend, options, self.pairs, data=False)
+        labels = [v.label for v in (*network.graph.parameters, *network.graph.states)]
+        return replace(network, data={label: stored(label) for label in labels})
 
     def _symbolic(self, options: Options) -> Graph:
-        """Return the graph for shapes in which `jax.export` keeps extents open."""
+        """Return the graph for shapes with symbolic extents of `jax.export`."""
         symbolic = options.input_shapes
-        known = {
+        numeric = {
             name: [None if is_symbolic(extent) else extent for extent in shape]
             for name, shape in symbolic.items()
         }
         try:
-            return self._flatten(replace(options, input_shapes=known, symbolic_shapes=symbolic))
+            return self._flatten(replace(options, input_shapes=numeric, symbolic_shapes=symbolic))
         except ExtentNeeded:
             raise UnsupportedError(
                 "the structure of the graph depends on an extent that is symbolic",
@@ -174,24 +178,24 @@ class Network:
     def specs(
         self, values: Sequence[Value], names: Sequence[str] | None = None
     ) -> tuple[TensorSpec, ...]:
-        """Return the descriptions of inputs or outputs, which may have other names."""
+        """Return the specs of inputs or outputs, under other `names` if given."""
         names = [value.name for value in values] if names is None else names
-        said = self.extent_names
+        extents = self.extent_names
         pairs = zip(names, values, strict=True)
-        return tuple(spec_of(name, value, said.get(name, ())) for name, value in pairs)
+        return tuple(spec_of(name, value, extents.get(name, ())) for name, value in pairs)
 
     def shape_of(self, value: Value) -> str:
-        """Return the shape of an input as messages show it: `[batch,3,?]`."""
+        """Return the shape of an input for messages, as `[batch,3,?]`."""
         return show(value.type.shape, self.extent_names.get(value.name, ()))
 
     @cached_property
     def extent_names(self) -> Mapping[str, Sequence[str]]:
-        """Return the document's names of extents, of inputs and outputs."""
+        """Return the document's names of extents, by input and output."""
         return self.frontend.extent_names()
 
     @cached_property
     def computed_starts(self) -> frozenset[str]:
-        """Return the labels of variables that start with what the network computes."""
+        """Return the labels of variables whose initial value the network computes."""
         return frozenset(s.label for s in self.graph.states if s.initial is not None)
 
     @cached_property
@@ -201,13 +205,13 @@ class Network:
 
     @cached_property
     def changing(self) -> frozenset[str]:
-        """Return the labels of variables whose shape or start a document leaves open."""
+        """Return the labels of variables whose shape or initial value the document leaves open."""
         return self.computed_starts.union(self.frontend.state_shapes())
 
     @cached_property
     def unused(self) -> frozenset[str]:
-        """Return the labels of parameters that neither outputs nor states depend on."""
-        if self.is_guessed:  # with other extents they may
+        """Return the labels of parameters on which neither outputs nor states depend."""
+        if self.is_guessed:  # for other extents they may depend on them
             return frozenset()
         needed = self.graph.needed
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
@@ -216,9 +220,9 @@ class Network:
         return with_pairs(_flatten(self.frontend, options), self.pairs)
 
     def _check_variables(self, graph: Graph) -> None:
-        """Refuse variables that were not there, or not of this type, when their data were read."""
-        known = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
-        known.update((v.label, v.value.type) for v in graph.states if v.label in self.changing)
+        """Raise SemanticError for a variable that is new, or has another type than its data."""
+        types = {v.label: v.value.type for v in (*self.graph.parameters, *self.graph.states)}
+        types.update((v.label, v.value.type) for v in graph.states if v.label in self.changing)
         raise_all(
             [
                 SemanticError(
@@ -227,7 +231,7 @@ class Network:
                     hint=f"give the extent by {self.frontend.closing()}",
                 )
                 for variable in (*graph.parameters, *graph.states)
-                if known.get(variable.label) != variable.value.type
+                if types.get(variable.label) != variable.value.type
             ]
         )
 
@@ -238,13 +242,13 @@ def _flatten(frontend: Frontend, options: Options) -> Graph:
 
 
 def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
-    """Return the graph, that of the document's own shapes, and whether extents are guessed."""
+    """Return the graph, the one for the document's own shapes, and whether extents are guessed."""
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
-        with suppress(SemanticError):  # none for its own shapes
-            own = replace(options, input_shapes={}, extents={})
-            declared, _ = _flatten_or_guess(frontend, own)
+        with suppress(SemanticError):  # the document's own shapes may be wrong
+            original = replace(options, input_shapes={}, extents={})
+            declared, _ = _flatten_or_guess(frontend, original)
     _require_ranks(frontend, declared, shapes)
     graph, is_guessed = _flatten_or_guess(frontend, options)
     if not _has_open_inputs(graph):
@@ -253,15 +257,15 @@ def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Gra
 
 
 def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool]:
-    """Return the graph, and whether extents that are left open had to be guessed for it."""
+    """Return the graph, and whether open extents had to be guessed for it."""
     try:
         return _flatten(frontend, options), False
     except ExtentNeeded:
         pass
-    # The structure depends on an open extent: guess it, to learn the rest.
+    # The structure depends on an open extent. The graph for a guess has the names and ranks.
     states = frontend.state_shapes()
     guesses = [replace(options, open_extent=extent) for extent in _GUESSES]
-    if states:  # one of 1 may not go with inputs of 1, as in a mask for past and present
+    if states:  # a state and an input of 1 may not fit a mask of 1, which covers both
         guesses.insert(1, replace(guesses[0], starts=True))
     refused: list[SemanticError] = []
     for guessed in guesses:
@@ -286,23 +290,23 @@ def _has_open_inputs(graph: Graph) -> bool:
     return not all(is_known(value.type.shape) for value in graph.inputs)
 
 
-def _unknown(what: str, names: Iterable[str], kind: str, known: Sequence[str]) -> list[InputError]:
-    there = f"the graph's {kind}s are {', '.join(known)}"
-    there = there if known else f"the graph has no {kind} with a name"
+def _unknown(what: str, names: Iterable[str], kind: str, valid: Sequence[str]) -> list[InputError]:
+    choices = f"the graph's {kind}s are {', '.join(valid)}"
+    choices = choices if valid else f"the graph has no {kind} with a name"
     return [
-        InputError(f"{what} names '{name}', {there}", hint=did_you_mean(name, known))
+        InputError(f"{what} names '{name}', {choices}", hint=did_you_mean(name, valid))
         for name in names
-        if name not in known
+        if name not in valid
     ]
 
 
 def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
-    """Return the graph with the pairs as its state; InputError where they do not go together."""
+    """Return the graph with the pairs as state variables. Raises InputError if types differ."""
     if not pairs:
         return graph
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    kept = {name: value for name, value in outputs.items() if name not in pairs.values()}
+    outputs_left = {name: value for name, value in outputs.items() if name not in pairs.values()}
     states: list[StateVariable] = []
     for input, output in pairs.items():
         old, new = inputs[input].type, outputs[output].type
@@ -312,14 +316,14 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
     return replace(
         graph,
         inputs=tuple(value for name, value in inputs.items() if name not in pairs),
-        outputs=tuple(kept.values()),
-        output_names=tuple(kept),
+        outputs=tuple(outputs_left.values()),
+        output_names=tuple(outputs_left),
         states=(*graph.states, *states),
     )
 
 
 def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[str, NDArray[Any]]:
-    """Return zeros for the states that were inputs."""
+    """Return zeros for the states that are inputs of the document, by label."""
     types = {state.label: state.value.type for state in graph.states if state.label in pairs}
     for label, type in types.items():
         if not is_known(type.shape):
@@ -332,13 +336,13 @@ def _zeros(graph: Graph, pairs: Mapping[str, str], frontend: Frontend) -> dict[s
 
 
 def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -> None:
-    """Raise InputError for shapes of another rank than the document's."""
-    said = frontend.extent_names()
+    """Raise InputError for shapes whose rank differs from the document's."""
+    names = frontend.extent_names()
     raise_all(
         [
             InputError(
                 f"input_shapes gives '{value.name}' rank {len(shapes[value.name])}, "
-                f"the graph declares {show(value.type.shape, said.get(value.name, ()))}",
+                f"the graph declares {show(value.type.shape, names.get(value.name, ()))}",
                 span=frontend.spans().get(value.name),
             )
             for value in (declared.inputs if declared else ())
@@ -348,7 +352,7 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
 
 
 def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
-    """Refuse reshapes that wrote down an extent which `input_shapes` has changed since."""
+    """Raise ShapeError for reshapes with a constant extent that `input_shapes` has changed."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
     raise_all(
@@ -361,7 +365,7 @@ def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
 
 
 def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
-    """Return the error for a leading extent that a reshape passes through, but only as declared."""
+    """Return the error for a reshape that keeps a leading extent of the declared shape, or None."""
     old_in, new_in = next(old.reads()).type.shape, next(new.reads()).type.shape
     old_out, new_out = next(old.writes()).type.shape, next(new.writes()).type.shape
     for axis, (a, b) in enumerate(zip(old_in, old_out, strict=False)):
@@ -379,7 +383,7 @@ def _baked_extent(old: Operation, new: Operation) -> ShapeError | None:
 
 
 def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
-    """Return the graph with these shapes, and all extents open that were guessed."""
+    """Return the graph with these shapes of inputs and states, and other extents open."""
     swapped: dict[Value, Value] = {}
     changing = {s.value: states[s.label] for s in graph.states if s.label in states}
     tensors = chain.from_iterable(operation.writes() for operation in graph.operations)
@@ -388,17 +392,15 @@ def _opened(graph: Graph, shapes: Shapes, states: Shapes) -> Graph:
         shape = tuple(UNKNOWN if extent is None else extent for extent in extents)
         swapped[value] = replace(value, type=TensorType(shape, value.type.dtype))
 
-    def swap(operand: Any) -> Any:
-        return substituted(operand, swapped)
+    def swap(operation: Operation) -> Operation:
+        results: Any = substituted(operation.results, swapped)
+        return replace(operation.reading(swapped), results=results)
 
     return replace(
         graph,
-        inputs=swap(graph.inputs),
-        outputs=swap(graph.outputs),
-        operations=tuple(
-            replace(operation.reading(swapped), results=swap(operation.results))
-            for operation in graph.operations
-        ),
+        inputs=tuple(swapped[value] for value in graph.inputs),
+        outputs=tuple(swapped.get(value, value) for value in graph.outputs),
+        operations=tuple(map(swap, graph.operations)),
         states=tuple(state.substituted(swapped) for state in graph.states),
-        aliases={name: swap(value) for name, value in graph.aliases.items()},
+        aliases={name: swapped.get(value, value) for name, value in graph.aliases.items()},
     )

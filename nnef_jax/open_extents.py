@@ -1,14 +1,14 @@
-"""Finds the shapes of a network's inputs by those of tensors inside it.
+"""Solves for the shapes of a network's inputs, given the shapes of tensors inside it.
 
-How a network is flattened may depend on extents of its inputs. A part that has other inputs knows
-them by what they make of these: the network is flattened for guesses, which get better by secants.
+Flattening may need the shapes of the network's inputs, but a cut part knows only those of its own
+inputs. The network is flattened for a guess, the shapes at the cut are compared, and the guess is
+improved by the secant method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -19,34 +19,36 @@ from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
 from nnef_jax.network import Network
 
-_GUESSES = 8  # each is exact where extents are sums and multiples of those of the inputs
-_FACTORS = (0.5, 2, 8, 64)  # by which an extent is changed to see what depends on it
+_GUESSES = 8  # steps of the secant method; one is enough where extents depend linearly
+_FACTORS = (0.5, 2, 8, 64)  # changes of an extent, tried in order to get a slope
 
-Sizes = Mapping[str, int]  # of symbols of the document, else of open extents `input[axis]`
+Sizes = Mapping[str, int]  # extents, by the document's symbol or else by `input[axis]`
 
 
 @dataclass(frozen=True)
 class Solver:
     """Flattens a part of a network for shapes of the part's inputs.
 
-    `cut` makes the part of the network's graph, `described` tells all that a graph depends on.
+    `cut` is the function from the network's graph to the part's. `described` is the function from a
+    graph to an object that is equal for equal graphs.
     """
 
-    whole: Network
+    network: Network
     cut: Callable[[Graph], Graph]
     described: Callable[[Graph], object]
 
-    def solve(self, wanted: Sequence[Shape], meter: Meter) -> Graph:
-        """Return the part where its inputs have these shapes.
+    def solve(self, shapes: Sequence[Shape], meter: Meter) -> Graph:
+        """Return the part's graph for these shapes of the part's inputs.
 
-        Raises InputError where no shapes of the network's inputs make them, or several.
+        Raises InputError if no shapes of the network's inputs lead to them, or if several do, with
+        different graphs.
         """
-        target = [extent for shape in wanted for extent in shape]
+        target = [extent for shape in shapes for extent in shape]
         sizes = self._start(target)
         for _ in range(_GUESSES):
             part = self._part(sizes, meter)
             if _extents(part) == target:
-                self._require_told(sizes, part, meter)
+                self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
             lacking = np.subtract(target, _extents(part))
@@ -57,23 +59,23 @@ class Solver:
                 break
             sizes = better
         raise InputError(
-            f"no shapes of the network's inputs make the part's {', '.join(map(show, wanted))}",
+            f"no shapes of the network's inputs make the part's {', '.join(map(show, shapes))}",
             hint="give them by load(..., input_shapes=...) before the network is cut",
         )
 
     def _start(self, target: Sequence[int]) -> dict[str, int]:
-        """Return the first guess: the largest extent for all of them."""
+        """Return the first guess: the largest extent of the target for each open extent."""
         names: dict[str, None] = {}
 
-        def noted(name: str) -> int:
+        def note(name: str) -> int:
             names[name] = None
             return UNKNOWN
 
-        self._shapes(noted)
+        self._shapes(note)
         return dict.fromkeys(names, max(target, default=1))
 
     def _slopes(self, sizes: Sizes, name: str, part: Graph, meter: Meter) -> Sequence[float]:
-        """Return by how much the extents of the part's inputs change with an open extent."""
+        """Return the change of each extent of the part's inputs per unit of an open extent."""
         before, size = _extents(part), sizes[name]
         for other in (max(int(size * factor), 1) for factor in _FACTORS):
             moved = self._perhaps({**sizes, name: other}, meter) if other != size else None
@@ -81,8 +83,8 @@ class Solver:
                 return (np.subtract(_extents(moved), before) / (other - size)).tolist()
         return [0.0] * len(before)
 
-    def _require_told(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
-        """Refuse a part that is another one for other sizes, with the same inputs."""
+    def _require_unique(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
+        """Raise InputError if other sizes give the same input shapes, but another graph."""
         for name, size in sizes.items():
             for other in (size - 1, size + 1, 2 * size + 2):
                 moved = self._perhaps({**sizes, name: other}, meter) if other > 0 else None
@@ -90,45 +92,45 @@ class Solver:
                     continue
                 if self.described(moved) != self.described(part):
                     raise InputError(
-                        f"the part depends on '{name}', which the shapes of its inputs do not tell",
+                        f"the part depends on '{name}', which does not follow from its inputs' "
+                        "shapes",
                         hint="give it by load(..., input_shapes=...) before the network is cut",
                     )
 
     def _perhaps(self, sizes: Sizes, meter: Meter) -> Graph | None:
-        """Return the part for some sizes, None where the network does not take them."""
+        """Return the part for some sizes, None if they do not fit the network."""
         try:
             return self._part(sizes, meter)
         except NnefError:
             return None
 
     def _part(self, sizes: Sizes, meter: Meter) -> Graph:
-        whole = self.whole
+        network = self.network
         shapes = self._shapes(sizes.__getitem__)
         options: Options = replace(
-            whole.options,
-            input_shapes={**whole.options.input_shapes, **shapes},
-            meter=Meter(meter.limits),  # each guess has a budget of its own, as a call has
+            network.options,
+            input_shapes={**network.options.input_shapes, **shapes},
+            meter=Meter(meter.limits),  # each guess has a new budget, as a call has
         )
-        return self.cut(whole.frontend.flatten(options))
+        return self.cut(network.frontend.flatten(options))
 
     def _shapes(self, size: Callable[[str], int]) -> dict[str, list[int]]:
-        """Return the shapes of the network's inputs, given the sizes of what is open."""
-        inputs = self.whole.graph.inputs
-        symbolic: Mapping[str, Sequence[Any]] = self.whole.frontend.symbolic_shapes(size)
-        shapes: dict[str, list[int]] = {}
-        for value in inputs:
+        """Return the shapes of the network's inputs; `size` returns each open extent."""
+        network, shapes = self.network, dict[str, list[int]]()
+        symbolic = network.frontend.symbolic_shapes(size)
+        for value in network.graph.inputs:
             shape = list(value.type.shape)
-            said = symbolic.get(value.name, ())
+            extents = symbolic.get(value.name, ())
             for axis, extent in enumerate(shape):
                 if extent is UNKNOWN:
-                    by_symbols = axis < len(said) and _has_symbol(self.whole, value.name, axis)
-                    shape[axis] = said[axis] if by_symbols else size(f"{value.name}[{axis}]")
+                    by_symbols = axis < len(extents) and _has_symbol(network, value.name, axis)
+                    shape[axis] = extents[axis] if by_symbols else size(f"{value.name}[{axis}]")
             shapes[value.name] = shape
         return shapes
 
 
-def _has_symbol(whole: Network, name: str, axis: int) -> bool:
-    return whole.frontend.symbolic_shapes(lambda _: 7)[name][axis] not in (UNKNOWN, 0)
+def _has_symbol(network: Network, name: str, axis: int) -> bool:
+    return network.frontend.symbolic_shapes(lambda _: 7)[name][axis] not in (UNKNOWN, 0)
 
 
 def _extents(part: Graph) -> list[int]:

@@ -1,4 +1,4 @@
-"""A part of a network: which tensors it takes and gives, and the front end that flattens it."""
+"""Cuts a part out of a network's graph, and offers it as a front end."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from lowering.errors import InvalidOperation
 from lowering.extents import UNKNOWN, Shape, is_known
 from lowering.graph import Graph, Operation, TensorType, Value, substituted
+from lowering.location import Span
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.flattening.emission import Emission, placed, refused
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
@@ -17,83 +18,83 @@ from nnef_jax.network import Network
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
-    """Return the tensors of a graph by the names that a user has for them."""
+    """Return the values of a graph by name, outputs by their output names."""
     return graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
 
 
-def needed(graph: Graph, wanted: Iterable[Value], given: Collection[Value]) -> set[Value]:
-    """Return the values that some depend on, cycle after cycle, down to those that are given."""
-    found = set(wanted)
+def needed(graph: Graph, results: Iterable[Value], inputs: Collection[Value]) -> set[Value]:
+    """Return the values from which the results are computed in any cycle, down to the inputs."""
+    values = set(results)
     while True:
         for operation in reversed(graph.operations):
-            if any(value in found and value not in given for value in operation.writes()):
-                found.update(operation.reads())
-        states = [s for s in graph.states if s.value in found and s.value not in given]
-        if found.issuperset(state.update for state in states):
-            return found
-        found.update(state.update for state in states)
+            if any(value in values and value not in inputs for value in operation.writes()):
+                values.update(operation.reads())
+        states = [s for s in graph.states if s.value in values and s.value not in inputs]
+        if values.issuperset(state.update for state in states):
+            return values
+        values.update(state.update for state in states)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Names the tensors that a part of a graph takes and gives."""
+    """The names of a part's inputs and outputs, which are tensors of the graph."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
     def of(self, graph: Graph) -> tuple[Graph, Mapping[Value, Value]]:
-        """Return the part of a graph, and its inputs by the values whose places they take."""
+        """Return the part of a graph, and its inputs by the values that they replace."""
         named = tensors(graph)
-        given = {named[n]: replace(named[n], name=n, inserted=False) for n in self.inputs}
-        found = needed(graph, [named[name] for name in self.outputs], given)
+        inputs = {named[n]: replace(named[n], name=n, inserted=False) for n in self.inputs}
+        values = needed(graph, [named[name] for name in self.outputs], inputs)
 
-        def swap(operand: Any) -> Any:
-            return substituted(operand, given)
+        def swap(value: Value) -> Value:
+            return inputs.get(value, value)
 
         def stays(value: Value) -> bool:
-            return value in found and value not in given
+            return value in values and value not in inputs
 
-        operations = [o.reading(given) for o in graph.operations if any(map(stays, o.writes()))]
+        operations = [o.reading(inputs) for o in graph.operations if any(map(stays, o.writes()))]
         part = replace(
             graph,
-            inputs=tuple(given.values()),
+            inputs=tuple(inputs.values()),
             outputs=tuple(swap(named[name]) for name in self.outputs),
             output_names=self.outputs,
             operations=tuple(operations),
             parameters=tuple(p for p in graph.parameters if stays(p.value)),
             states=tuple(replace(s, update=swap(s.update)) for s in graph.states if stays(s.value)),
-            aliases={n: swap(value) for n, value in graph.aliases.items() if value in found},
+            aliases={n: swap(value) for n, value in graph.aliases.items() if value in values},
         )
-        return part, given
+        return part, inputs
 
 
 class PartFrontend(Frontend):
-    """The front end of a part of a network, whose pairs are among its inputs and outputs."""
+    """The front end of a part of `network`; its inputs and outputs include those of the pairs."""
 
-    def __init__(self, whole: Network, part: Part, pairs: Mapping[str, str]) -> None:
-        named = dict.fromkeys([*part.outputs, *pairs.values()])
-        self._part = Part((*part.inputs, *pairs), tuple(named))
+    def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
+        outputs = dict.fromkeys([*part.outputs, *pairs.values()])
+        self._part = Part((*part.inputs, *pairs), tuple(outputs))
         self.inputs, self.outputs = self._part.inputs, self._part.outputs
-        self.whole = whole
-        self.graph = self._part.of(whole.unpaired)[0]
-        self.describe_as(whole.frontend)
-        is_open = whole.is_guessed or any(map(_has_unknown, self.graph.operations))
+        self.network = network
+        self.graph = self._part.of(network.unpaired)[0]
+        self.describe_as(network.frontend)
+        is_open = network.is_guessed or any(map(_has_unknown, self.graph.operations))
         if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):
             raise InputError(
-                "the part depends on open extents of inputs that it does not have",
+                "the part depends on open extents of inputs that are not the part's",
                 hint="give them by load(..., input_shapes=...) before the network is cut",
             )
         self._is_open = is_open
 
     def declared(self) -> Graph | None:
-        """Return the part as it is for the document's own shapes, None where it is not known."""
-        whole = self.whole.declared
-        if whole is None or not {*self.inputs, *self.outputs} <= tensors(whole).keys():
+        """Return the part's graph for the document's own shapes, None if it is not known."""
+        graph = self.network.declared
+        if graph is None or not {*self.inputs, *self.outputs} <= tensors(graph).keys():
             return None
-        return self._part.of(whole)[0]
+        return self._part.of(graph)[0]
 
     def flatten(self, options: Options) -> Graph:
-        """Return the part for the shapes in `options.input_shapes`, else those of the network."""
+        """Return the part's graph for the shapes in `options.input_shapes`, or the network's."""
         if not self._is_open:
             return _retyped(self.graph, options, self.integer)
         shapes = [_shape(value, options) for value in self.graph.inputs]
@@ -102,57 +103,57 @@ class PartFrontend(Frontend):
         from nnef_jax.execution.cache_key import described
         from nnef_jax.open_extents import Solver
 
-        solver = Solver(self.whole, self._cut, lambda graph: [*described(graph)])
+        solver = Solver(self.network, self._cut, lambda graph: [*described(graph)])
         return solver.solve(shapes, options.meter)
 
-    def _cut(self, whole: Graph) -> Graph:
-        missing = {*self.inputs, *self.outputs} - tensors(whole).keys()
+    def _cut(self, graph: Graph) -> Graph:
+        missing = {*self.inputs, *self.outputs} - tensors(graph).keys()
         if missing:
             raise InputError(
                 f"for these shapes the network has no tensor {', '.join(map(repr, missing))}",
                 hint="its graph depends on them: cut it after load(..., input_shapes=...)",
             )
-        return self._part.of(whole)[0]
+        return self._part.of(graph)[0]
 
     def stored(self, graph: Graph) -> Stored:
-        """Return no data: those of the network stay where they are."""
+        """Return no data: `cut` takes the arrays from the network."""
         return Stored({}, self)
 
     def content(self) -> Iterable[object]:
-        """Return the content of the whole network, and which part of it this is."""
-        whole = self.whole
-        fixed = [(name, x.dtype, x.tobytes()) for name, x in whole.options.values.items()]
-        return [*whole.frontend.content(), repr((self._part, whole.options.input_shapes, fixed))]
+        """Return the content of the network, and the names and shapes that define the part."""
+        options = self.network.options
+        fixed = [(name, x.dtype, x.tobytes()) for name, x in options.values.items()]
+        return [*self.network.frontend.content(), repr((self._part, options.input_shapes, fixed))]
 
-    def spans(self) -> Mapping[str, Any]:
-        """Return where the document assigns the names that the part has."""
-        spans, values = self.whole.frontend.spans(), self.graph.values
+    def spans(self) -> Mapping[str, Span]:
+        """Return the places where the document assigns names of the part."""
+        spans, values = self.network.frontend.spans(), self.graph.values
         return {name: span for name, span in spans.items() if name in values}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
-        """Return the names of tensors of the part, by what a saved graph.quant calls them."""
-        return self.whole.frontend.identifiers(graph)
+        """Return the names of the part's tensors, by their names in a saved graph.quant."""
+        return self.network.frontend.identifiers(graph)
 
     def members(self, arrays: Mapping[str, Any], quantization: str | None) -> Written:
         """Return the archive of the part as a flat document, with rounding as operations.
 
-        Raises UnsupportedError, naming all that such a document cannot say.
+        Raises UnsupportedError, which lists all that a flat document cannot express.
         """
-        whole = self.whole
-        if whole.is_guessed:
+        network = self.network
+        if network.is_guessed:
             raise UnsupportedError(
                 "the structure of the part depends on an open extent, no flat document has that",
                 hint="give it by load(..., input_shapes=...) before the network is cut",
             )
-        options = replace(whole.options, meter=Meter(whole.options.meter.limits))
-        part = whole.unpaired, options, self._part.of
-        return whole.frontend.flat_members(*part, arrays, quantization)
+        options = replace(network.options, meter=Meter(network.options.meter.limits))
+        part = network.unpaired, options, self._part.of
+        return network.frontend.flat_members(*part, arrays, quantization)
 
 
 def _has_unknown(operation: Operation) -> bool:
     """Tell whether an attribute of an operation depends on an open extent."""
 
-    def unknown(attribute: Any) -> bool:
+    def unknown(attribute: object) -> bool:
         match attribute:
             case tuple():
                 return any(map(unknown, attribute))  # pyright: ignore[reportUnknownArgumentType]
@@ -165,15 +166,15 @@ def _has_unknown(operation: Operation) -> bool:
 
 
 def _shape(value: Value, options: Options) -> Shape:
-    """Return the shape that the options have for an input, else its own."""
+    """Return the shape of an input from the options, or else its own."""
     declared = [None if extent is UNKNOWN else extent for extent in value.type.shape]
     return options.shape(value.name, declared)
 
 
 def _retyped(graph: Graph, options: Options, integer: str) -> Graph:
-    """Return the graph with the types that follow from other shapes of its inputs.
+    """Return the graph with types inferred from other shapes of its inputs.
 
-    Raises ShapeError or SemanticError naming the operation that does not take them.
+    Raises ShapeError or SemanticError, which names an operation that the shapes do not fit.
     """
     emission = Emission(options, integer)
     builder = emission.builder

@@ -202,8 +202,8 @@ def test_wrong_lengths_are_refused(header: str) -> None:
 
 
 def test_outputs_that_are_asked_for() -> None:
-    assert _decoded({"inputs": []}).wanted == {"y": False}
+    assert _decoded({"inputs": []}).outputs == {"y": False}
     binary = {"binary_data_output": True}
-    assert _decoded({"inputs": [], "parameters": binary}).wanted == {"y": True}
+    assert _decoded({"inputs": [], "parameters": binary}).outputs == {"y": True}
     asked = [{"name": "y", "parameters": {"binary_data": False}}]
-    assert _decoded({"outputs": asked, "parameters": binary}).wanted == {"y": False}
+    assert _decoded({"outputs": asked, "parameters": binary}).outputs == {"y": False}
