@@ -90,7 +90,9 @@ def test_a_window_of_it_is_one_loop(tmp_path: Path) -> None:
 def test_what_cannot_be_done_with_it(tmp_path: Path) -> None:
     path = cache().write(tmp_path)
     model, x, beam = nnef_jax.load(path), real(BATCH, 1, WIDTH), np.arange(BATCH)
-    with pytest.raises(nnef_jax.InputError, match=r"'past' has shape \[2,0,3\] before .* keeps"):
+    with pytest.raises(
+        nnef_jax.InputError, match=r"'past' has shape \[2,0,3\] before .* must not change"
+    ):
         model.scan(x[None], beam[None])
     with pytest.raises(nnef_jax.InputError, match=r"state: 'past' has shape \[2,0,4\]"):
         model.step({"past": np.zeros((BATCH, 0, 4))}, x, beam)
@@ -123,7 +125,7 @@ def test_it_starts_with_an_input(tmp_path: Path) -> None:
     np.testing.assert_allclose(y, wanted, rtol=1e-5)
     y, state = model.step(model.init_state(xs[0]), xs[0])
     np.testing.assert_allclose(model.step(state, xs[1])[0], wanted[1], rtol=1e-5)
-    with pytest.raises(nnef_jax.InputError, match="computes of input 'x'"):
+    with pytest.raises(nnef_jax.InputError, match="is computed from input 'x'"):
         model.init_state()
 
 

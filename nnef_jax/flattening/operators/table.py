@@ -69,7 +69,7 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
     if isinstance(meaning, Refusal):
         return OperatorEntry(*versions, role="refused", refusal=meaning.reason)
     inspection = inspected(operator, site)
-    attributes = {x.name: _attribute(x, False) for x in inspection.attributes}
+    attributes = {x.name: _attribute(x, False) for x in sorted(inspection.attributes, key=repr)}
     attributes |= {x.name: _attribute(x, True) for x in _registered(operator)}
     by_name = tuple(attributes[name] for name in sorted(attributes))
     return OperatorEntry(*versions, by_name, "operation", tuple(sorted(inspection.kinds)))
