@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from operator import is_
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -33,9 +33,6 @@ from lowering.jaxprs import (
     variables,
 )
 from lowering.program_printing import described, printed
-
-if TYPE_CHECKING:
-    from lowering.targets.target import Target
 
 Role = Literal["value", "forward", "backward"]
 Rule = Callable[..., Any]
@@ -445,7 +442,7 @@ def in_loops(run: Callable[..., Program]) -> Callable[..., Program]:
     """Make a pass rewrite the bodies of loops too, each as a program of its own."""
 
     @wraps(run)
-    def everywhere(program: Program, target: Target) -> Program:
+    def everywhere(program: Program, target: Any) -> Program:
         return run(program, target).with_bodies(lambda body: everywhere(body, target))
 
     return everywhere

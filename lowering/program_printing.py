@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lowering import jaxprs
 from lowering.jaxprs import Atom, Equation, is_literal, primitive
 
-if TYPE_CHECKING:
-    from lowering.program import Program
-
 _LONG = 60  # characters; longer parameters are cut
 _WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")
 _BY_ONE = re.compile("(strides|dilation|group_count)$")  # left out if all are 1
 
 
-def printed(program: Program) -> str:
+def printed(program: Any) -> str:
     """Return a program as text: arguments, equations with types and places, results.
 
     Variables are numbered in the order of the text. `*` marks results that are computed once,

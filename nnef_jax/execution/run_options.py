@@ -6,15 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import jax
 
 from nnef_jax.errors import InputError
 from nnef_jax.options import require, require_flags
-
-if TYPE_CHECKING:
-    from nnef_jax.execution.definition import Definition
 
 
 class RunKeywords(TypedDict, total=False):
@@ -101,9 +98,9 @@ class Prepared:
 
     params: Mapping[str, Any]
     values: Mapping[str, Any]
-    definition: Definition
+    definition: Any
 
-    def of(self, definition: Definition) -> Prepared:
+    def of(self, definition: object) -> Prepared:
         """Return self if prepared for this definition; raise InputError for another network's."""
         if definition != self.definition:
             raise InputError(

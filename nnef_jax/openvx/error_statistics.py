@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,6 @@ from nnef_jax.openvx.plan_evaluation import real
 from nnef_jax.openvx.tensor import Tensor
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, plain, table_of
-
-if TYPE_CHECKING:
-    from nnef_jax.openvx.integer_function import Lowered
 
 _NONE = float("nan")
 
@@ -114,9 +111,9 @@ class Stats(Result):
 
 
 def statistics(
-    lowered: Lowered, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
+    lowered: Any, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Return the result of `Lowered.stats`."""
+    """Return the result of `Lowered.stats`; `lowered` is the `Lowered`, whose module imports this."""
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
