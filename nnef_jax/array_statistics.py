@@ -1,4 +1,4 @@
-"""Statistics of arrays: counts, extremes and moments, which are merged, and histograms."""
+"""Computes statistics of arrays: counts, extremes, moments, and histograms."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-SAMPLE = 1 << 17  # items that are looked at
-_BLOCKS = 64  # stretches that these are in: a mapped file is read there alone
+SAMPLE = 1 << 17  # items; larger arrays are sampled
+_BLOCKS = 64  # contiguous blocks of a sample, so that few pages of a mapped file are read
 _BINS = 32
-_CHUNK = 1 << 20  # items that are widened at a time
+_CHUNK = 1 << 20  # items converted at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,10 +21,10 @@ class Moments:
     """Statistics of numbers.
 
     Args:
-        count: items that are finite: `mean`, `squares`, `min` and `max` are of these.
-        mean, min, max: 0, infinity and -infinity where nothing is finite.
-        squares: the sum of squared distances from the mean.
-        zeros, nan, inf: numbers of items.
+        count: the number of finite items. `mean`, `squares`, `min` and `max` are of these.
+        mean, min, max: 0, infinity and -infinity if no item is finite.
+        squares: the sum of (x - mean)^2.
+        zeros, nan, inf: the numbers of such items.
     """
 
     count: int = 0
@@ -50,10 +50,10 @@ class Moments:
 _Moments = TypeVar("_Moments", bound=Moments)
 
 
-def merged(a: _Moments, b: Moments, **others: Any) -> _Moments:
-    """Return the statistics of two series of numbers together, exactly, with other fields of `a`.
+def merged(a: _Moments, b: Moments, **fields: object) -> _Moments:
+    """Return the statistics of the numbers of `a` and `b` together.
 
-    Source: Chan, Golub and LeVeque 1983.
+    `fields` replace further fields of `a`'s type. Source: Chan, Golub and LeVeque 1983.
     """
     count = a.count + b.count
     share, step = (b.count / count if count else 0.0), b.mean - a.mean
@@ -67,7 +67,7 @@ def merged(a: _Moments, b: Moments, **others: Any) -> _Moments:
         zeros=a.zeros + b.zeros,
         nan=a.nan + b.nan,
         inf=a.inf + b.inf,
-        **others,
+        **fields,
     )
 
 
@@ -91,45 +91,45 @@ def moments_of(values: NDArray[np.float64]) -> Moments:
     )
 
 
-def chunks(array: NDArray[Any], dtype: Any) -> Iterator[NDArray[Any]]:
-    """Yield the items of an array in a wider dtype, a million at a time."""
+def chunks(array: NDArray[np.generic], dtype: DTypeLike) -> Iterator[NDArray[Any]]:
+    """Yield the items of an array in another dtype, 2^20 at a time."""
     flat = array.reshape(-1)
     for start in range(0, flat.size, _CHUNK):
         yield flat[start : start + _CHUNK].astype(dtype)
 
 
-def statistics_of(array: Any) -> dict[str, Any]:
-    """Return statistics of a stored array, of a sample of it where it is large.
+def statistics_of(array: ArrayLike) -> dict[str, Any]:
+    """Return count, sampled, min, max, mean, std, zeros, nonfinite and histogram of an array.
 
-    These are count, sampled, min, max, mean, std, zeros, nonfinite and a histogram. All but `count`
-    are of the items looked at, `sampled` of them. min to std are of the finite ones, None where
-    there are none. Of complex numbers they are of magnitudes. `histogram` has counts in `_BINS`
-    bins of one width from min to max.
+    `count` is the array's size. All other figures are of `sampled` items, fewer for a large array.
+    min, max, mean, std and histogram are of finite items; the first four are None if no item is
+    finite. For complex numbers all are of magnitudes. `histogram` has the counts in 32 equal bins
+    from min to max.
     """
     flat = np.ravel(np.asarray(array), order="K")
     items = _sampled(flat)
     values = np.abs(items) if items.dtype.kind == "c" else items
     values = values.astype(np.float64)
     finite = values[np.isfinite(values)]
-    found: dict[str, Any] = {"count": int(flat.size), "sampled": int(items.size)}
-    found |= dict.fromkeys(("min", "max", "mean", "std"), None)
+    figures: dict[str, Any] = {"count": int(flat.size), "sampled": int(items.size)}
+    figures |= dict.fromkeys(("min", "max", "mean", "std"), None)
     if len(finite):
         low, high = float(finite.min()), float(finite.max())
         scale = max(abs(low), abs(high)) or 1.0  # so that squares do not overflow
         scaled = moments_of(finite / scale)
-        found |= {"min": low, "max": high, "mean": scaled.mean * scale, "std": scaled.std * scale}
-        found["histogram"] = histogram_of(finite, low, high, _BINS)
-    found["zeros"] = int(np.count_nonzero(values == 0))
-    found["nonfinite"] = int(values.size - finite.size)
+        figures |= {"min": low, "max": high, "mean": scaled.mean * scale, "std": scaled.std * scale}
+        figures["histogram"] = histogram_of(finite, low, high, _BINS)
+    figures["zeros"] = int(np.count_nonzero(values == 0))
+    figures["nonfinite"] = int(values.size - finite.size)
     return {
-        k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in found.items()
+        k: None if isinstance(x, float) and not math.isfinite(x) else x for k, x in figures.items()
     }
 
 
 def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int) -> list[int]:
-    """Return how many numbers are in each of equal parts of a range, all if it is a single number.
+    """Return the counts of numbers in equal bins from low to high; one bin if low == high.
 
-    The range may be the widest, or that of two neighbours, which numpy does not divide.
+    The numbers are scaled first: numpy cannot divide the widest range, nor one between neighbours.
     """
     if not low < high:
         return [values.size]
@@ -138,7 +138,7 @@ def histogram_of(values: NDArray[np.float64], low: float, high: float, bins: int
     return np.histogram((values / scale - low) / (high - low), bins, (0, 1))[0].tolist()
 
 
-def _sampled(flat: Any) -> Any:
+def _sampled(flat: NDArray[Any]) -> NDArray[Any]:
     if flat.size <= SAMPLE:
         return flat
     length = SAMPLE // _BLOCKS

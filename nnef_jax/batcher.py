@@ -1,4 +1,4 @@
-"""`Model.batcher`: batches of any size by programs for few sizes, which are compiled ahead."""
+"""Implements `Model.batcher`: batches of any size by executables for a few sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
 from lowering.extents import UNKNOWN, is_known
@@ -22,17 +22,19 @@ from nnef_jax.formats.base import Progress
 from nnef_jax.options import require
 from nnef_jax.tensor_spec import TensorSpec
 
-_AS_IT_IS = "call the model itself: it takes a batch as it is"
+_CALL_THE_MODEL = "call the model itself: it takes a batch as it is"
+_Arrays = Sequence[NDArray[Any]]
 
 
 class Batcher:
-    """Runs a network on batches of any size; `Model.batcher` makes it.
+    """Runs a network on batches of any size; `Model.batcher` returns one.
 
-    A batch is filled up to the next of `sizes`, and the result cut; a larger one is split. The
-    batch is the first axis of all inputs and outputs. It is called as the model is, and returns
-    arrays of numpy: rows equal those of a call of the model but for rounding (docs/numerics.md).
+    A batch is padded to the next of `sizes`, and the result is cut. A batch beyond the largest size
+    is split. The batch is the first axis of all inputs and outputs. A batcher is called like the
+    model, and returns arrays of numpy. Their rows equal those of the model, except for rounding
+    (docs/numerics.md).
 
-    `inputs` and `outputs` describe what a call takes and returns: their first extent is None.
+    `inputs` and `outputs` are the specs of a call; their first extent is None.
     """
 
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
@@ -45,22 +47,23 @@ class Batcher:
             replace(v, type=replace(v.type, shape=(UNKNOWN, *v.type.shape[1:])))
             for v in graph.inputs
         ]
-        self._taken = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
+        self._network = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
         self.inputs = execution.network.specs(opened)
         specs = execution.network.specs(graph.outputs, graph.output_names)
         self.outputs = tuple(replace(x, shape=(None, *x.shape[1:])) for x in specs)
 
     def compile(self, progress: Progress | None = None) -> None:
-        """Compile for all sizes, in threads, or find what is compiled in the model's `cache_dir`.
+        """Compile for all sizes, in threads, or load executables from the model's `cache_dir`.
 
-        `progress` is called with how many are ready, and of how many. Raises InputError where more
-        extents than the batch are open: such a network is compiled at its first call of a shape.
+        `progress` is called with the number of sizes that are ready, and the number of sizes.
+        Raises InputError if other extents than the batch are open. Such a network is compiled at
+        its first call for a shape.
         """
         examples = {size: zeros(self.inputs, size) for size in reversed(self.sizes)}
         device: Any = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
 
         def run(size: int) -> None:
-            with jax.default_device(device):  # which each thread has its own of
+            with jax.default_device(device):  # a setting of the thread
                 jax.block_until_ready(self._run(examples[size]))
 
         with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -68,29 +71,30 @@ class Batcher:
                 if progress:
                     progress(done, len(self.sizes))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network on a batch. Raises InputError as a call of the model does."""
         return self._execution.packed(self.compute(self.bind(args, kwargs)))
 
-    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[NDArray[Any]]:
-        """Return the arrays of a batch in order; InputError where they do not fit."""
-        arrays = [np.asarray(x) for x in bind_inputs(self._taken, args, kwargs)]
+    def bind(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[NDArray[Any]]:
+        """Return the arrays of a batch in order. Raises InputError if they do not fit."""
+        arrays = [np.asarray(x) for x in bind_inputs(self._network, args, kwargs)]
         counts = {spec.name: len(x) for spec, x in zip(self.inputs, arrays, strict=True)}
         if len({*counts.values()}) > 1:
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise InputError(f"the inputs have different numbers of items: {told}")
+            numbers = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise InputError(f"the inputs have different numbers of items: {numbers}")
         return arrays
 
-    def compute(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the outputs for what `bind` returned, in order."""
+    def compute(self, arrays: _Arrays) -> list[NDArray[Any]]:
+        """Return the outputs for bound arrays, in order."""
         count, most = len(arrays[0]), self.sizes[-1]
         starts = range(0, count or 1, most)
-        found = [self._padded([x[start : start + most] for x in arrays]) for start in starts]
-        rows = [[np.asarray(x)[: count - n] for x in y] for y, n in zip(found, starts, strict=True)]
+        outputs = [self._padded([x[start : start + most] for x in arrays]) for start in starts]
+        pairs = zip(outputs, starts, strict=True)
+        rows = [[np.asarray(x)[: count - start] for x in batch] for batch, start in pairs]
         return [_joined(parts) for parts in zip(*rows, strict=True)]
 
-    def _padded(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
-        """Run the network on a batch that is filled up with its last item."""
+    def _padded(self, arrays: _Arrays) -> Sequence[jax.Array]:
+        """Return the outputs for a batch that is padded with its last item."""
         count = len(arrays[0])
         size = next(size for size in self.sizes if size >= count)
         if not count:
@@ -99,20 +103,20 @@ class Batcher:
             arrays = [np.concatenate([x, np.repeat(x[-1:], size - count, axis=0)]) for x in arrays]
         return self._run(arrays)
 
-    def _run(self, arrays: Sequence[NDArray[Any]]) -> Sequence[Any]:
+    def _run(self, arrays: _Arrays) -> Sequence[jax.Array]:
         """Return the outputs for a batch of one of the sizes."""
         execution = self._execution
         if self._is_mapped:
             groups = [x.reshape(-1, self._unit, *x.shape[1:]) for x in arrays]
-            found = execution.run(execution.map, {}, groups)
+            result = execution.run(execution.map, {}, groups)
         else:
-            found = execution.call(tuple(arrays), {})
-        found = found if len(self.outputs) > 1 else [found]
-        return [x.reshape(-1, *x.shape[2:]) for x in found] if self._is_mapped else found
+            result = execution.call(tuple(arrays), {})
+        outputs = result if len(self.outputs) > 1 else [result]
+        return [x.reshape(-1, *x.shape[2:]) for x in outputs] if self._is_mapped else outputs
 
 
 def require_sizes(sizes: Sequence[int]) -> None:
-    """Raise TypeError or InputError for what are no sizes of batches."""
+    """Raise TypeError or InputError unless there are sizes, all of them positive integers."""
     for size in sizes:
         require("a size", size, int, "a number of items")
     if not sizes or min(sizes) < 1:
@@ -120,7 +124,7 @@ def require_sizes(sizes: Sequence[int]) -> None:
 
 
 def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray[Any]]:
-    """Return zeros for inputs, a batch of a size if given; InputError where extents are open."""
+    """Return zeros for inputs, in a batch of `size` if given. Open extents raise InputError."""
     shapes = [spec.shape if size is None else (size, *spec.shape[1:]) for spec in inputs]
     for spec, shape in zip(inputs, shapes, strict=True):
         if None in shape:
@@ -129,15 +133,15 @@ def zeros(inputs: Sequence[TensorSpec], size: int | None = None) -> list[NDArray
     return [np.zeros(x, spec.dtype) for x, spec in zip(shapes, inputs, strict=True)]  # pyright: ignore
 
 
-def _joined(parts: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _joined(parts: _Arrays) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
-    """Return the execution of batches of at most so many items, their unit, and if it is mapped.
+    """Return an execution for batches of up to `most` items, their unit, and whether it is mapped.
 
-    A network that declares its batch is taken for any batch. Where it wrote that down elsewhere, it
-    is mapped over batches of the declared size, which may be 1. Raises InputError where items of a
+    A network that declares its batch gets an open batch. If it fixes the batch elsewhere, too, it
+    is mapped over batches of the declared size, which may be 1. Raises InputError if items of a
     batch may depend on one another.
     """
     network, layout = execution.network, execution.definition.layout
@@ -155,8 +159,8 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
     if extents == {UNKNOWN}:
         _require_separate(execution, 2, 3, most=most)
         return execution, unit, False
-    (declared, *others) = extents
-    if others or not is_known((declared,)) or not declared:
+    declared = next(iter(extents))
+    if len(extents) > 1 or not is_known((declared,)) or not declared:
         shapes = ", ".join(map(str, network.specs(graph.inputs)))
         raise InputError(f"the inputs have no batch of the same size: {shapes}")
     try:
@@ -174,38 +178,40 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
     return execution, declared, True
 
 
-def _require_separate(execution: Execution, size: int, *others: int, most: int = 0) -> None:
-    """Raise InputError where items of a batch may meet, NnefError where there is none of a size.
+def _require_separate(execution: Execution, *sizes: int, most: int = 0) -> None:
+    """Raise InputError if items of a batch may depend on one another, or on their number.
 
-    Nor may anything but extents differ in the programs for the `others`: a number of items, say,
-    that rows are divided by. Constants with an item for each must be alike in `most` items too.
+    The programs for all sizes may differ in extents only, not in a number of items by which rows
+    are divided, for instance. A program with a constant row for each item is checked for `most`
+    items too. Raises NnefError if the network does not take a batch of some size.
     """
+    size, *larger = sizes
     program = _program(execution, size)
     _require_rows(execution, program)
     if most > size and any(size in v.aval.shape for v in program.constants):
         _require_rows(execution, _program(execution, most))
-    if not all(_is_alike(program, _program(execution, other)) for other in others):
-        raise InputError("what is computed depends on the number of items", hint=_AS_IT_IS)
+    if not all(_is_alike(program, _program(execution, other)) for other in larger):
+        raise InputError("the computation depends on the number of items", hint=_CALL_THE_MODEL)
 
 
 def _require_rows(execution: Execution, program: Program) -> None:
-    """Raise InputError where a program has no row for each item, or items may meet in it."""
+    """Raise InputError if an output has no row for each item, or if rows depend on other items."""
     try:
         inputs = program.arguments[program.parameters :]
         axes = batch_axes(program, dict.fromkeys(inputs, 0), resizes=False)
     except NotSeparableError as error:
         what = described(error.args[0])
         message = f"items of a batch may depend on one another, by {what}"
-        raise InputError(message, hint=_AS_IT_IS) from None
+        raise InputError(message, hint=_CALL_THE_MODEL) from None
     names = execution.network.graph.output_names
     for name, result in zip(names, program.results, strict=True):
         if axes.get(result) != 0:
             message = f"output '{name}' has no row for each item of a batch"
-            raise InputError(message, hint=_AS_IT_IS)
+            raise InputError(message, hint=_CALL_THE_MODEL)
 
 
 def _program(execution: Execution, size: int) -> Program:
-    """Return the network as it is written, for so many items."""
+    """Return the program of the network as written, for a batch of `size` items."""
     network = execution.network
     try:
         example = network.example()
@@ -213,14 +219,14 @@ def _program(execution: Execution, size: int) -> Program:
         example = network.graph
     types = [jax.ShapeDtypeStruct((size, *v.type.shape[1:]), v.type.dtype) for v in example.inputs]
     labels = execution.definition.labels
-    own = [execution.arrays.stored(label) for label in labels]
-    own = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in own]
-    traced = jaxprs.make_jaxpr(execution.outputs.of_lists(labels), own, types)
-    return Program(jaxprs.spliced(traced, "plain"), len(own))
+    arrays = [execution.arrays.stored(label) for label in labels]
+    parameters = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
+    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(parameters, types)
+    return Program(jaxprs.spliced(traced, "plain"), len(parameters))
 
 
 def _is_alike(one: Program, other: Program) -> bool:
-    """Tell whether two programs compute with the same numbers, but for extents."""
+    """Tell whether two programs have the same primitives and constants; extents may differ."""
     equations = [[*jaxprs.innermost(x.closed.jaxpr)] for x in (one, other)]
     names = [[primitive(e) for e in x] for x in equations]
     operands = [[v for e in x for v in e.invars] for x in equations]

@@ -1,17 +1,17 @@
-"""Finds for each input or variable of the graph the array of a call, and checks that it fits."""
+"""Matches the arguments of a call with the graph's inputs and variables, and checks them."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from lowering import aligned, rounding
 from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
@@ -20,54 +20,56 @@ from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
 
-Input = ArrayLike | Mapping[str, ArrayLike]  # of an analysis: one in order, or a dict of all
+Input = ArrayLike | Mapping[str, ArrayLike]  # one input by position, or a dict of all by name
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
-Example = ArrayLike | jax.ShapeDtypeStruct  # an input of which the type is enough
+Example = ArrayLike | jax.ShapeDtypeStruct  # an input for which the type is enough
 Params = Mapping[str, ArrayLike]  # by label
 State = Mapping[str, ArrayLike]  # by label
+_Array = jax.Array | NDArray[Any]
+_T = TypeVar("_T")
 
 
 def bind_inputs(
     network: Network,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
+    args: tuple[object, ...],
+    kwargs: Mapping[str, object],
     *,
     leading: int = 0,
     abstract: bool = False,
 ) -> list[Any]:
-    """Return the inputs in graph order and declared dtypes; what is no array of jax is copied.
+    """Return the inputs in graph order, in the declared dtypes. Arrays of numpy are copied.
 
-    Another width of the same kind is converted (float64 to float32). `leading` axes (of time) come
-    before the declared shapes. With `abstract`, `jax.ShapeDtypeStruct`s are taken too.
+    A dtype of another width is converted (float64 to float32). `leading` axes (of time) precede the
+    declared shapes. With `abstract` inputs may be `jax.ShapeDtypeStruct`s.
 
-    Raises InputError, for all inputs at once, where numbers, names, shapes or dtypes are wrong,
-    integers do not fit, or the dtype of traced ones may not.
+    Raises InputError, for all inputs at once, if numbers, names, shapes or kinds of dtypes are
+    wrong, if integers do not fit the declared dtype, or traced integers may not.
     """
     inputs = network.graph.inputs
-    # Most calls give just what is declared; the checks below take as long as a small network.
+    # Most calls have the declared types. The checks below take as long as a small network.
     if not kwargs and not leading and len(args) == len(inputs):
         pairs = zip(args, inputs, strict=True)
         if all(_is_array(x) and _is_of(x, value) for x, value in pairs):
             return list(map(copied, args))
     names = [value.name for value in inputs]
-    if len(args) == 1 and isinstance(args[0], Mapping):  # inputs by name, as analyses take them
+    if len(args) == 1 and isinstance(args[0], Mapping):  # inputs by name, as in analyses
         args, kwargs = (), {**args[0], **kwargs}
-    if "key" not in names and is_key(kwargs.get("key", inputs)):  # which equinox gives each layer
+    if "key" not in names and is_key(kwargs.get("key", inputs)):  # equinox passes it to all layers
         kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
         raise InputError(
             f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
         )
-    given = dict(zip(names, args, strict=False))
+    arguments: dict[str, Any] = dict(zip(names, args, strict=False))
     for name, array in kwargs.items():
         other = network.graph.aliases.get(name)
         name = other.name if other in inputs and name not in names else name
         if name not in names:
             raise InputError(f"the graph has no input '{name}', its inputs are {', '.join(names)}")
-        if name in given:
+        if name in arguments:
             raise InputError(f"input '{name}' is given by position and by name")
-        given[name] = array
-    missing = [name for name in names if name not in given]
+        arguments[name] = array
+    missing = [name for name in names if name not in arguments]
     if missing:
         raise InputError(
             f"input {', '.join(map(repr, missing))} is missing, the graph takes {', '.join(names)}",
@@ -76,7 +78,7 @@ def bind_inputs(
     errors: list[NnefError] = []
     arrays: list[Any] = []
     for value in inputs:
-        what, array = f"input '{value.name}'", given[value.name]
+        what, array = f"input '{value.name}'", arguments[value.name]
         try:
             if not (abstract and isinstance(array, jax.ShapeDtypeStruct)):
                 array = _as_array(what, array, value.type)
@@ -90,8 +92,8 @@ def bind_inputs(
     return arrays
 
 
-def is_key(x: Any) -> bool:
-    """Tell whether something is a key of `jax.random`, or None in its place."""
+def is_key(x: object) -> bool:
+    """Tell whether an object is a key of `jax.random`, or None."""
     dtype, shape = getattr(x, "dtype", None), getattr(x, "shape", None)
     is_typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key) and shape == ()
     return x is None or is_typed or (dtype == jnp.uint32 and shape == (2,))
@@ -99,29 +101,30 @@ def is_key(x: Any) -> bool:
 
 def bind_variables(
     what: str,
-    arrays: Any,
+    arrays: object,
     variables: Mapping[str, Parameter | StateVariable],
     needed: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the variables given in the argument `what`, by label, converted as inputs are.
+    """Return the arrays of variables by label, from the argument `what`, converted like inputs.
 
-    Raises InputError, for all at once: wrong labels, shapes or dtypes, or missing `needed` ones.
+    Raises InputError, for all variables at once, if labels, shapes or dtypes are wrong, or if one
+    of the `needed` labels is missing.
     """
     source = "model.params" if what == "params" else "model.init_state()"
     hint = f"take {source} and replace values in it"
     if not isinstance(arrays, Mapping):
         message = f"{what} must be a dict of arrays by label, it is {shown(arrays)}"
         raise InputError(message, hint=hint)
-    given: Mapping[Any, Any] = arrays
-    missing = [label for label in needed if label not in given]
-    extra = [label for label in given if label not in variables]
+    by_label: Mapping[Any, Any] = arrays
+    missing = [label for label in needed if label not in by_label]
+    extra = [label for label in by_label if label not in variables]
     if missing or extra:
         parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         parts += [f"has unknown {', '.join(sorted(map(str, extra)))}"] if extra else []
         raise InputError(f"{what} {' and '.join(parts)}", hint=hint)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
-    for label, array in given.items():
+    for label, array in by_label.items():
         variable = variables[label]
         if isinstance(array, jax.Array) and _is_of(array, variable.value):
             bound[label] = array
@@ -139,19 +142,19 @@ def bind_variables(
 
 @cache
 def _dtype(name: str) -> np.dtype[Any]:
-    """Return a dtype by name; comparing with the name would look it up in each call."""
+    """Return a dtype by name, cached: comparing an array's dtype with a name would look it up."""
     return jnp.dtype(name)
 
 
-def _is_array(x: Any) -> bool:
+def _is_array(x: object) -> TypeGuard[_Array]:
     return type(x) is np.ndarray or isinstance(x, jax.Array)
 
 
-def _is_of(array: Any, value: Value) -> bool:
+def _is_of(array: _Array, value: Value) -> bool:
     return array.shape == value.type.shape and array.dtype == _dtype(value.type.dtype)
 
 
-def _as_array(what: str, array: Any, type: TensorType) -> Any:
+def _as_array(what: str, array: object, type: TensorType) -> _Array:
     if _is_array(array):
         return array
     result = numpy_of(array, InputError, f"{what} is not an array")
@@ -163,14 +166,16 @@ def _as_array(what: str, array: Any, type: TensorType) -> Any:
     return result
 
 
-def _require_shape(what: str, array: Any, type: TensorType, leading: int, declared: str) -> None:
+def _require_shape(
+    what: str, array: _Array | jax.ShapeDtypeStruct, type: TensorType, leading: int, declared: str
+) -> None:
     shape = array.shape[leading:]
     if len(array.shape) >= leading and not shapes_differ(shape, type.shape):
         return
     after = " after the axis of time" if leading else ""
     if not what.startswith("input"):
-        known = "init_state()" if what.startswith("state") else "params"
-        hint = f"take the shape of the stored one: model.{known}"
+        source = "init_state()" if what.startswith("state") else "params"
+        hint = f"take the shape of the stored one: model.{source}"
     elif len(shape) == len(type.shape) and not _known(type.shape) - Counter(shape):
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
     elif len(shape) + 1 == len(type.shape):
@@ -190,9 +195,10 @@ def _known(shape: Shape) -> Counter[Any]:
 
 
 def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: str = "") -> Any:
-    """Return an array of the type's shape in its dtype; InputError for another shape or kind.
+    """Return an array, or its type, in the type's dtype.
 
-    `declared` is the shape as the error shows it, with the names of open extents.
+    Raises InputError for another shape, or another kind of dtype. `declared` is the type's shape
+    for errors, with the names of open extents.
     """
     _require_shape(what, array, type, leading, declared or show(type.shape))
     dtype = _dtype(type.dtype)
@@ -217,7 +223,7 @@ def fitted(what: str, array: Any, type: TensorType, leading: int = 0, declared: 
 
 @partial(jax.jit, static_argnums=1)
 def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
-    """Return an array of jax in a dtype, as `saturated` returns one of numpy."""
+    """Return an array of jax in a dtype; finite numbers stay finite, as by `rounding.saturated`."""
     result = x.astype(dtype)
     if _kind(dtype) != "f":
         return result
@@ -227,9 +233,9 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
 
 
 def in_order(
-    inputs: Sequence[Value], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, ...] | None:
-    """Put arguments in the order of the inputs; return None where the names do not fit them."""
+    inputs: Sequence[Value], args: tuple[_T, ...], kwargs: Mapping[str, _T]
+) -> tuple[_T, ...] | None:
+    """Return the arguments in the order of the inputs; None if the names do not match them."""
     names = [value.name for value in inputs[len(args) :]]
     if len(names) != len(kwargs) or any([name not in kwargs for name in names]):
         return None
@@ -237,7 +243,7 @@ def in_order(
 
 
 def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Return the types of inputs that a document declares. Raises InputError for open shapes."""
+    """Return the declared types of a network's inputs. Raises InputError for open shapes."""
     for value in network.graph.inputs:
         if not is_known(value.type.shape):
             message = f"the shape of input '{value.name}' is not known, it is "
@@ -247,8 +253,8 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
     return tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types)
 
 
-def arguments_of(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return the arguments of a call: of inputs in order, a tuple of these, or a dict by name."""
+def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return args and kwargs of a call for inputs: in order, as one tuple, or as a dict by name."""
     only: Any = inputs[0] if len(inputs) == 1 else None
     if isinstance(only, Mapping):
         return (), only
@@ -256,11 +262,11 @@ def arguments_of(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Mapping[str, A
 
 
 def over_samples(
-    what: str, samples: Iterable[Any], run: Callable[[tuple[Any, ...]], Any]
-) -> Iterator[Any]:
-    """Yield the result of a function of each sample's inputs, as `require_samples` has them.
+    what: str, samples: Iterable[Sample], run: Callable[[tuple[Input, ...]], _T]
+) -> Iterator[_T]:
+    """Yield the results of a function of the inputs of each sample.
 
-    An InputError says which sample it is of, by `what` and number.
+    An InputError names the sample by `what` and its number.
     """
     for number, sample in enumerate(samples):
         try:
@@ -270,33 +276,35 @@ def over_samples(
             raise
 
 
-_LARGE = 64 << 10  # bytes from which a device takes an aligned array faster than it copies one
+_LARGE = 64 << 10  # bytes; an aligned copy of a larger array is used by a device without a copy
 
 
-def copied(array: Any) -> Any:
-    """Copy an array of numpy, which the caller may change while it is read; keep others.
+def copied(array: _T) -> _T:
+    """Return a copy of an array of numpy, which the caller may change; return others unchanged.
 
-    A call of 25 us would take 100 by `jnp.array`, and the first 0.1 s more to compile that.
+    With `jnp.array` a call of 25 us would take 100 us, and the first one 0.1 s more for compiling.
     """
     if not isinstance(array, np.ndarray):
         return array
     if array.nbytes < _LARGE:
         return array.copy()
-    copy = aligned(array.shape, array.dtype)
+    copy: Any = aligned(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
-def _kind(dtype: Any) -> str:
-    """Return "f" for real numbers, "i" for integers, else numpy's letter ("b" for logical)."""
+def _kind(dtype: np.dtype[Any]) -> str:
+    """Return "f" for real numbers, "i" for integers, or numpy's letter, as "b" for logical."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "f"
     return "i" if jnp.issubdtype(dtype, jnp.integer) else getattr(dtype, "kind", "V")
 
 
-def _require_range(what: str, array: Any, dtype: np.dtype[Any]) -> None:
-    bounds, given = jnp.iinfo(dtype), jnp.iinfo(array.dtype)
-    if bounds.min <= given.min and given.max <= bounds.max:
+def _require_range(
+    what: str, array: _Array | jax.ShapeDtypeStruct, dtype: np.dtype[np.generic]
+) -> None:
+    bounds, values = jnp.iinfo(dtype), jnp.iinfo(array.dtype)
+    if bounds.min <= values.min and values.max <= bounds.max:
         return
     if isinstance(array, Tracer | jax.ShapeDtypeStruct):
         raise InputError(
@@ -311,7 +319,7 @@ def _require_range(what: str, array: Any, dtype: np.dtype[Any]) -> None:
 
 
 def require_one_length(inputs: Sequence[Any]) -> None:
-    """Raise InputError for inputs whose first axes, of time, differ; and where there are none."""
+    """Raise InputError if there are no inputs, or if their time axes, the first ones, differ."""
     if not inputs:
         message = "a network without inputs has no time axis"
         raise InputError(message, hint="call step in a loop")
@@ -320,17 +328,19 @@ def require_one_length(inputs: Sequence[Any]) -> None:
         raise InputError(f"the inputs have different numbers of time steps: {lengths}")
 
 
-def has_values(x: Any) -> bool:
-    """Tell whether an array's values are here: it is neither traced nor partly on other hosts."""
+def has_values(x: object) -> bool:
+    """Tell whether all values of an array are on this host: it is neither traced nor elsewhere."""
     return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
 
 
-def require_values(verb: str, given: Mapping[str, Mapping[str, Any]], *, here: bool = True) -> None:
-    """Raise InputError for arrays by label, of "params" or "state", that have no values.
+def require_values(
+    verb: str, trees: Mapping[str, Mapping[str, object]], *, here: bool = True
+) -> None:
+    """Raise InputError for an array in "params" or "state" that is traced.
 
-    Nor may values be on other hosts if all are to be `here`.
+    If values must be `here`, an array that is partly on other hosts is an error too.
     """
-    for what, arrays in given.items():
+    for what, arrays in trees.items():
         for label, array in arrays.items():
             if isinstance(array, Tracer):
                 raise InputError(
@@ -340,5 +350,5 @@ def require_values(verb: str, given: Mapping[str, Mapping[str, Any]], *, here: b
             if here and isinstance(array, jax.Array) and not array.is_fully_addressable:
                 raise InputError(
                     f"{what}: '{label}' is partly on other hosts",
-                    hint="multihost_utils.process_allgather(params, tiled=True) is whole",
+                    hint="multihost_utils.process_allgather(params, tiled=True) gathers them",
                 )

@@ -1,9 +1,10 @@
-"""Writes a network as a file that jax loads by itself: StableHLO, and the arrays that it takes.
+"""Writes a network as a file that jax loads without this package: StableHLO, and arrays.
 
-With `params="beside"` the file is what `jax.export` serialises. With "inside" it is a .npz (a zip
-archive, stored as it is) of that as the member "function", and of the arrays as "params/LABEL.npy"
-and "state/LABEL.npy". Arrays are arguments in either case. As constants of the StableHLO they would
-be in it once more for each derivative, and be folded by the compiler each time it is loaded.
+With `params="beside"` the file is a function serialised by `jax.export`. With "inside" it is a .npz
+(a zip archive without compression) with that function as the member "function", and the arrays as
+"params/LABEL.npy" and "state/LABEL.npy". The arrays are arguments of the function in both cases. As
+constants of the StableHLO they would be stored again for each derivative, and folded by the
+compiler after each load.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
 from nnef_jax.call_arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError, extra_missing, first_line
+from nnef_jax.execution.definition import Arrays
 from nnef_jax.execution.execution import Execution
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
 from nnef_jax.similar import did_you_mean
@@ -32,7 +34,7 @@ from nnef_jax.storage.numpyfile import write_npz
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")
-_FUNCTIONS = ("floordiv", "max", "min", "mod")  # of symbols, as jax writes them
+_FUNCTIONS = ("floordiv", "max", "min", "mod")  # names of functions in jax's symbolic extents
 _NAME = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -47,7 +49,7 @@ def export(
     params: str,
     overwrite: bool,
 ) -> None:
-    """Write an entry point of a network: `Model.export` documents the arguments."""
+    """Write an entry of a network to a file; `Model.export` documents the arguments."""
     require_path("path", path)
     require_choice("entry", entry, ENTRIES)
     require_choice("params", params, ("inside", "beside"))
@@ -55,15 +57,15 @@ def export(
     require_flags(overwrite=overwrite)
     if vjp_order not in (0, 1, 2):
         raise InputError(f"vjp_order must be 0, 1 or 2, it is {vjp_order}")
-    platforms = _known_platforms(platforms)
+    platforms = _checked_platforms(platforms)
     target = os.fsdecode(path)
     files.check_target(target, overwrite=overwrite)
-    own = {"params": execution.arrays.parameters()}
+    trees = {"params": execution.arrays.parameters()}
     if entry != "apply":
-        own["state"] = execution.arrays.initial_state()
-    require_values("export", own)
+        trees["state"] = execution.arrays.initial_state()
+    require_values("export", trees)
     inputs, changing = _input_types(execution, entry, batch, constraints)
-    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(own.values()))
+    types = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), list(trees.values()))
     if entry != "apply":
         types[1] |= changing
     call = _function(execution, entry)
@@ -74,20 +76,19 @@ def export(
             return
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr(zipfile.ZipInfo("function"), function)
-            # The longest name is the one that numpy looks up as it is.
-            for what, arrays in own.items():
-                write_npz(archive, {f"{what}/{label}": x for label, x in arrays.items()})
+            for tree, arrays in trees.items():
+                write_npz(archive, {f"{tree}/{label}": x for label, x in arrays.items()})
 
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
-    """Return a function of parameters, of the state but for `apply`, and of inputs in order."""
+    """Return the function of parameters, the state (not for "apply"), and the inputs in order."""
     execution = execution.alone()
     way = execution.scan if entry == "scan" else execution.step
 
-    def apply(params: Any, *inputs: Any) -> Any:
+    def apply(params: Arrays, *inputs: jax.Array) -> Any:
         return _plain(execution.run(execution.outputs, {}, inputs, params))
 
-    def recur(params: Any, state: Any, *inputs: Any) -> Any:
+    def recur(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
         outputs, state = execution.run(way, state, inputs, params)
         return _plain(outputs), state
 
@@ -96,25 +97,28 @@ def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     return function
 
 
-def _without_paths() -> AbstractContextManager[Any]:
-    """Keep the sources' paths on this machine out of what jax lowers; names of operations stay.
+def _without_paths() -> AbstractContextManager[object]:
+    """Keep the paths of sources out of lowered programs; names of operations stay.
 
-    This holds in the current thread alone, where `jax.config.update` would hold in all.
+    The setting is for the current thread only; `jax.config.update` would set it for all threads.
     """
-    # It has no public name.
+    # The setting has no public name.
     config: Any = importlib.import_module("jax._src.config")
     return config.traceback_in_locations_limit(0)
 
 
-def _plain(outputs: Any) -> Any:
-    """Return several outputs as a tuple: a named one is of a type that only this process has."""
+def _plain(outputs: object) -> object:
+    """Return several outputs as a tuple: the type of a namedtuple exists in this process only."""
     return tuple(outputs) if isinstance(outputs, tuple) else outputs  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _serialised(
-    function: Callable[..., Any], platforms: Sequence[str], types: Sequence[Any], vjp_order: int
+    function: Callable[..., object],
+    platforms: Sequence[str],
+    types: Sequence[object],
+    vjp_order: int,
 ) -> bytes:
-    if importlib.util.find_spec("flatbuffers") is None:  # which jax serialises with
+    if importlib.util.find_spec("flatbuffers") is None:  # a dependency of jax.export
         raise extra_missing("exporting needs flatbuffers", "export")
     try:
         with _without_paths():
@@ -122,7 +126,7 @@ def _serialised(
             return bytes(exported.serialize(vjp_order=vjp_order))
     except NnefError:
         raise
-    except Exception as error:  # of jax's, from what reasons about shapes to what lowers
+    except Exception as error:  # jax has many types of errors, for shapes and for lowering
         hints = ["a callback in a rule of your own cannot be exported"]
         if len(platforms) > 1:
             hints.insert(0, "export for one of the platforms")
@@ -141,8 +145,8 @@ def _serialised(
         ) from error
 
 
-def _known_platforms(platforms: Any) -> tuple[str, ...]:
-    """Return the platforms, each once. Raises TypeError or InputError for others."""
+def _checked_platforms(platforms: Sequence[str]) -> tuple[str, ...]:
+    """Return the platforms without repetitions. Raises TypeError or InputError."""
     names = tuple(dict.fromkeys(names_of("platforms", platforms, "names of platforms")))
     if not names:
         raise InputError("platforms is empty", hint=f"take some of {', '.join(PLATFORMS)}")
@@ -157,12 +161,13 @@ def _known_platforms(platforms: Any) -> tuple[str, ...]:
 
 
 def _input_types(
-    execution: Execution, entry: str, batch: str | None, constraints: Any
+    execution: Execution, entry: str, batch: str | None, constraints: Sequence[str]
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
-    """Return the types of inputs and of states that change, with a symbol for each open extent.
+    """Return the types of inputs and of changing states, with a symbol for each open extent.
 
-    The document may have names for them, `batch` is that of all first axes, and other ones are
-    called by input or label, and axis: 'x_2'. Raises TypeError or InputError for wrong arguments.
+    A symbol has the document's name. Otherwise that of a first axis is `batch`, if given, and any
+    other is made of the input or label and the axis, as 'x_2'. Raises TypeError or InputError for
+    wrong arguments.
     """
     network, in_time = execution.network, entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")
@@ -172,31 +177,31 @@ def _input_types(
             raise InputError(f"batch must be a name such as 'b', it is {shown(batch)}")
     try:
         scope = jax.export.SymbolicScope(texts)
-    except Exception as error:  # of jax's parser
-        message = f"constraints {shown(', '.join(texts))} are none: {first_line(error)}"
+    except Exception as error:  # jax's parser has many types of errors
+        message = f"constraints {shown(', '.join(texts))} are wrong: {first_line(error)}"
         raise InputError(message, hint="write them as in 'b >= 2', 'x_2 == 2*z_2'") from None
     symbols: dict[tuple[str, str], Any] = {}
     names: set[str] = set()
 
-    def symbol(wanted: str, by: str = "name") -> Any:
-        # The document's and the batch are those of their names, others are told apart.
-        key = by, wanted
+    def symbol(text: str, origin: str = "name") -> Any:
+        # A symbol of the document or the batch must differ from one made for an axis.
+        key = origin, text
         if key not in symbols:
-            name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", wanted)
+            name = re.sub(r"^(?=[0-9])|[^A-Za-z_0-9]", "_", text)
             while name in names or name in _FUNCTIONS:
                 name += "_"
             names.add(name)
             (symbols[key],) = jax.export.symbolic_shape(name, scope=scope)
         return symbols[key]
 
-    said = network.frontend.symbolic_shapes(symbol)
+    symbolic = network.frontend.symbolic_shapes(symbol)
 
-    def extent(name: str, axis: int, known: int) -> Any:
-        if known is not UNKNOWN:
-            return known
-        found = said[name][axis] if name in said else None
-        if is_symbolic(found):
-            return found
+    def extent(name: str, axis: int, declared: int) -> Any:
+        if declared is not UNKNOWN:
+            return declared
+        by_document = symbolic[name][axis] if name in symbolic else None
+        if is_symbolic(by_document):
+            return by_document
         return symbol(batch) if axis == 0 and batch else symbol(f"{name}_{axis}", "axis")
 
     def struct(name: str, value: Value, in_time: bool = False) -> jax.ShapeDtypeStruct:

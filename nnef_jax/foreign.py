@@ -1,4 +1,4 @@
-"""What is no network that `load` reads: what it is instead, and how to get it here."""
+"""Recognises files that `load` cannot read, and says how to get a network from them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nnef_jax.errors import ArchiveError
 _ONNX = "torch.onnx.export(module, (example_input,), 'net.onnx', dynamo=True)"
 _TORCH = f"in torch: {_ONNX}, then load('net.onnx')"
 _DAMAGED = "it is cut off, damaged, or of another kind"
-_START = 2048  # bytes that are looked at
+_START = 2048  # bytes that are matched
 
 
 class _Kind(NamedTuple):
     what: str
     hint: str
     endings: tuple[str, ...] = ()
-    content: str = ""  # a pattern of its first bytes
+    content: str = ""  # a regular expression for the first bytes
 
 
-# What takes the place of a file that was not downloaded, whatever its name.
+# Files that stand in for a file that was not downloaded, under its name.
 _STAND_INS = (
     _Kind(
         "a pointer of git-lfs, which stands for a file that was not downloaded",
@@ -70,8 +70,8 @@ _KINDS = (
         (".engine", ".plan", ".trt"),
         "ftrt|ptrt",
     ),
-    _Kind("no model of TensorFlow Lite, though its name says so", _DAMAGED, (".tflite",)),
-    _Kind("no graph of TensorFlow, though its name says so", _DAMAGED, (".pb",)),
+    _Kind("no model of TensorFlow Lite, despite its name", _DAMAGED, (".tflite",)),
+    _Kind("no graph of TensorFlow, despite its name", _DAMAGED, (".pb",)),
     _Kind(
         "a program of PaddlePaddle 3",
         "save it with FLAGS_enable_pir_api=0 in the environment, then load its .pdmodel",
@@ -99,15 +99,15 @@ _KINDS = (
 
 
 def refuse_file(path: str, start: bytes) -> None:
-    """Raise ArchiveError for a file of a known kind, by its content or by its name."""
+    """Raise ArchiveError for a file of a kind that its content or its name shows."""
     ending = os.path.splitext(path.rstrip("/"))[1].lower()
     by_name = (k for k in _KINDS if ending in k.endings)
     _refuse(path, _by_content(start, _KINDS) or next(by_name, None))
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
-    """Raise ArchiveError for a member that was not downloaded: something stands in its place."""
-    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):  # else nothing is copied
+    """Raise ArchiveError for a member that only stands in for one that was not downloaded."""
+    if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):  # spares a copy in most cases
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
 
 
@@ -123,9 +123,10 @@ def _refuse(path: str, kind: _Kind | None) -> None:
 
 
 def as_readable(source: Any) -> tuple[Any, str]:
-    """Return a source, and the member that it is: an onnx.ModelProto as bytes, others as they are.
+    """Return a source for `open_archive`, and the name of the member that it holds.
 
-    Any other may be any member, which is "". Raises TypeError for a module of PyTorch.
+    An onnx.ModelProto becomes bytes, and "model.onnx". Another source is returned unchanged, with
+    "". Raises TypeError for a module of PyTorch.
     """
     package = type(source).__module__.partition(".")[0]
     if package.startswith("onnx") and type(source).__name__ == "ModelProto":

@@ -1,13 +1,13 @@
-"""Makes text printable: a terminal shows it and does not obey it."""
+"""Escapes control characters, so that a terminal shows text and does not execute it."""
 
 from __future__ import annotations
 
 
 def printable(line: str) -> str:
-    r"""Return a line with an escape for each character that is none to be seen: '\u001b'.
+    r"""Return a line with an escape such as '\u001b' for each character that is not printable.
 
-    These are controls, line ends, marks of direction, other separators than the space, and lone
-    surrogates. The escapes are those of JSON, so that a JSON object stays one.
+    Not printable are controls, line ends, marks of direction, separators other than the space, and
+    lone surrogates. The escapes are those of JSON: a line of JSON keeps its meaning.
     """
     return line if line.isprintable() else "".join(map(_escaped, line))
 

@@ -1,4 +1,4 @@
-"""`Model.shard`: which parameters are divided over a mesh of devices, and along which axes."""
+"""Implements `Model.shard`: chooses the axes along which parameters are sharded over a mesh."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ from nnef_jax.options import require, shown
 from nnef_jax.similar import did_you_mean, listed
 
 Shapes = Mapping[str, Sequence[int]]
-# Fewer items than these are whole on each device: to move them costs more than to hold them.
-_SMALL = 1024
+_Names = str | Sequence[str] | None  # mesh axes
+_Spec = list[Any]  # mesh axes of each axis of a parameter, as in a PartitionSpec
+_SMALL = 1024  # items; smaller parameters are replicated: moving them costs more than memory
 
 
 def layout_of(
-    definition: Definition, mesh: Any, batch: Any, params: Any, batch_axis: Any
+    definition: Definition,
+    mesh: Mesh,
+    batch: _Names,
+    params: _Names | Mapping[str, PartitionSpec],
+    batch_axis: int,
 ) -> Layout:
     """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
     require("mesh", mesh, Mesh, "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))")
@@ -37,31 +42,31 @@ def layout_of(
     names = _names("batch", batch, mesh)
     graph = definition.network.graph
     shapes = {p.label: p.value.type.shape for p in graph.parameters}
-    found: dict[str, Division] = {}
-    rest: list[str] = []
+    chosen: dict[str, Division] = {}
+    along: tuple[str, ...] = ()
     if isinstance(params, Mapping):
-        specs = _given(params, shapes, mesh)
+        specs = _by_pattern(params, shapes, mesh)
     else:
-        along = _names("params", params, mesh)
-        rest = [name for name in along if name not in names]
-        both = [name for name in along if name in names]
-        specs: dict[str, list[Any]] = {x: [None] * len(shape) for x, shape in shapes.items()}
-        if rest:
-            count, platform = _divisor(tuple(rest), mesh), platform_of(mesh)
-            found = found_divisions(definition, count, platform, _SMALL)
-        for label, division in found.items():
+        axes = _names("params", params, mesh)
+        along = tuple(name for name in axes if name not in names)  # tensor parallelism
+        fully = tuple(name for name in axes if name in names)  # fully sharded parameters
+        specs: dict[str, _Spec] = {x: [None] * len(shape) for x, shape in shapes.items()}
+        if along:
+            count, platform = _divisor(along, mesh), platform_of(mesh)
+            chosen = chosen_divisions(definition, count, platform, _SMALL)
+        for label, division in chosen.items():
             if division.along is not None:
-                specs[label][division.along] = _joined(rest)
-        _divide_fully(specs, shapes, both, mesh)
-    kept = {label: spec for label, spec in specs.items() if any(x is not None for x in spec)}
-    pairs = tuple((label, PartitionSpec(*spec)) for label, spec in kept.items())
-    layout = Layout(mesh, names, batch_axis, pairs, tuple(rest), tuple(found.items()))
+                specs[label][division.along] = _joined(along)
+        _divide_fully(specs, shapes, fully, mesh)
+    sharded = {label: spec for label, spec in specs.items() if any(x is not None for x in spec)}
+    pairs = tuple((label, PartitionSpec(*spec)) for label, spec in sharded.items())
+    layout = Layout(mesh, names, batch_axis, pairs, along, tuple(chosen.items()))
     _require_batch(layout, graph)
     return layout
 
 
-def _names(what: str, value: Any, mesh: Mesh) -> tuple[str, ...]:
-    """Return names of axes of the mesh."""
+def _names(what: str, value: object, mesh: Mesh) -> tuple[str, ...]:
+    """Return the mesh axes that an argument names. Raises TypeError or InputError."""
     names: Any = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(names, list | tuple) or not all(isinstance(x, str) for x in names):
         expected = "the name of an axis of the mesh, several, or None"
@@ -76,19 +81,19 @@ def _names(what: str, value: Any, mesh: Mesh) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _divisor(names: Any, mesh: Mesh) -> int:
-    names = names if isinstance(names, tuple | list) else () if names is None else (names,)
+def _divisor(names: _Names, mesh: Mesh) -> int:
+    names = () if names is None else (names,) if isinstance(names, str) else names
     return math.prod(mesh.shape[name] for name in names)
 
 
-def _joined(names: Sequence[str]) -> Any:
+def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _divide_fully(
-    specs: dict[str, list[Any]], shapes: Shapes, names: Sequence[str], mesh: Mesh
+    specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: Mesh
 ) -> None:
-    """Divide each large parameter along the longest axis that can be and is not yet."""
+    """Shard each large parameter along its longest axis that is free and divisible."""
     count = _divisor(tuple(names), mesh)
     for label, spec in specs.items() if names else ():
         shape = shapes[label]
@@ -97,28 +102,31 @@ def _divide_fully(
             spec[max(free, key=lambda axis: shape[axis])] = _joined(names)
 
 
-def _given(params: Mapping[Any, Any], shapes: Shapes, mesh: Mesh) -> dict[str, list[Any]]:
-    """Return the specs of a user; a label counts more than a pattern, an earlier one more."""
-    found: dict[str, list[Any]] = {}
-    for wanted in sorted(params, key=lambda wanted: wanted not in shapes):
-        spec = params[wanted]
-        if not isinstance(wanted, str):
-            raise TypeError(f"params must be a dict by label or pattern, {shown(wanted)} is in it")
+def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: Mesh) -> dict[str, _Spec]:
+    """Return a user's specs by label.
+
+    A label takes precedence over a pattern, an earlier pattern over a later one.
+    """
+    specs: dict[str, _Spec] = {}
+    for pattern in sorted(params, key=lambda pattern: pattern not in shapes):
+        spec = params[pattern]
+        if not isinstance(pattern, str):
+            raise TypeError(f"params must be a dict by label or pattern, {shown(pattern)} is in it")
         if not isinstance(spec, PartitionSpec):
-            message = f"params of '{wanted}' must be a jax.sharding.PartitionSpec"
+            message = f"params of '{pattern}' must be a jax.sharding.PartitionSpec"
             raise TypeError(f"{message}, it is {shown(spec)}")
-        labels = [wanted] if wanted in shapes else [x for x in shapes if fnmatchcase(x, wanted)]
+        labels = [pattern] if pattern in shapes else [x for x in shapes if fnmatchcase(x, pattern)]
         if not labels:
-            hint = did_you_mean(wanted, shapes) or "model.params has the labels"
-            raise InputError(f"params: no parameter is called '{wanted}'", hint=hint)
+            hint = did_you_mean(pattern, shapes) or "model.params has the labels"
+            raise InputError(f"params: no parameter is called '{pattern}'", hint=hint)
         for label in labels:
-            if label not in found:
-                found[label] = _checked(label, spec, shapes[label], mesh)
-    return found
+            if label not in specs:
+                specs[label] = _checked(label, spec, shapes[label], mesh)
+    return specs
 
 
-def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> list[Any]:
-    """Return a spec by axis. Raises InputError where the parameter cannot be divided so."""
+def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> _Spec:
+    """Return a spec as a list. Raises InputError if it does not fit the parameter's shape."""
     what = f"params of '{label}'"
     if len(spec) > len(shape):
         raise InputError(f"{what} divides {len(spec)} axes, its shape is {show(shape)}")
@@ -129,52 +137,53 @@ def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) 
             raise InputError(
                 f"{what}: axis {axis} of {show(shape)} does not divide into "
                 f"{_divisor(part, mesh)} equal parts along {part!r}",
-                hint="None leaves an axis whole",
+                hint="None does not shard an axis",
             )
     return [*spec]
 
 
-def found_divisions(
+def chosen_divisions(
     definition: Definition, count: int, platform: str, least: int = 0
 ) -> dict[str, Division]:
-    """Return how parameters are divided for products that follow one another, by label.
+    """Return the divisions of parameters into `count` parts for tensor parallelism, by label.
 
-    Open extents are closed for that. A network that does not take them so has none.
+    Parameters of less than `least` items are not divided. Open extents are those of an example; a
+    network without an example has no divisions.
     """
     network = definition.network
     try:
         graph = network.example()
-        given = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
+        parameters = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
         states = {state.label: state.value for state in graph.states}
-        types: Any = jax.tree.map(_type, (given, states, list(graph.inputs)))
+        types: Any = jax.tree.map(_type, (parameters, states, list(graph.inputs)))
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
 
-    def by_place() -> dict[int, Division]:
+    def by_index() -> dict[int, Division]:
         return divisions(differentiable(program, mesh_target(platform)), count, least)
 
     with named(definition.about):
-        chosen = or_else(by_place, dict[int, Division])
-    return {label: chosen[i] for i, label in enumerate(sorted(given)) if i in chosen}
+        chosen = or_else(by_index, dict[int, Division])
+    return {label: chosen[i] for i, label in enumerate(sorted(parameters)) if i in chosen}
 
 
 class ShardedParameter(NamedTuple):
-    """Says how a parameter lies on a mesh."""
+    """The sharding of one parameter on a mesh, and the reason for it."""
 
     parameter: str
     shape: tuple[int, ...]
     sharding: PartitionSpec
     why: str
-    moves: str  # the collectives that a call needs for it
+    moves: str  # the collectives that it causes in a call
 
 
 class ShardingPlan(tuple[ShardedParameter, ...]):
-    """Holds how each parameter of a model lies on its mesh; it prints as a table."""
+    """The shardings of a model's parameters on its mesh; it prints as a table."""
 
     def __repr__(self) -> str:
         head = "parameter", "shape", "divided along", "why", "collectives a call"
-        rows = [(x, show(shape), _axes(spec), *rest) for x, shape, spec, *rest in self]
+        rows = [(x.parameter, show(x.shape), _axes(x.sharding), x.why, x.moves) for x in self]
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         lines = [zip(row, widths, strict=True) for row in (head, *rows)]
         return "\n".join("  ".join(f"{x:{n}}" for x, n in line).rstrip() for line in lines)
@@ -183,20 +192,20 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 
 
 def _axes(spec: PartitionSpec) -> str:
-    """Return the axes that are divided, and along which axes of the mesh."""
+    """Return the sharded axes with their mesh axes, as '0: data, 1: model'."""
     named = [(i, x) for i, x in enumerate(spec) if x is not None]
     return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in named)
 
 
 def plan_of(definition: Definition) -> ShardingPlan:
-    """Return how the parameters of a model lie on its mesh. Raises InputError without one."""
+    """Return the shardings of a model's parameters. Raises InputError without a mesh."""
     layout = definition.layout
     if layout is None:
         raise InputError("the model is on no mesh", hint="model.shard(mesh, params=...).plan")
-    known, rows = dict(layout.divisions), list[ShardedParameter]()
+    by_label, rows = dict(layout.divisions), list[ShardedParameter]()
     for label in definition.labels:
         shape, spec = definition.parameters[label].value.type.shape, layout.of_parameter(label).spec
-        division = known.get(label)
+        division = by_label.get(label)
         why, moves = (division.why, division.moves) if division else ("", "")
         if has_names(spec, layout.batch):
             why = f"{why}, gathered when read" if why else "gathered when read"
@@ -212,7 +221,7 @@ def _type(value: Value) -> jax.ShapeDtypeStruct:
 
 
 def _require_batch(layout: Layout, graph: Graph) -> None:
-    """Raise InputError for a batch that the graph declares and the mesh does not divide."""
+    """Raise InputError if the graph declares a batch that the mesh does not divide equally."""
     if not layout.batch:
         return
     shapes = [value.type.shape for value in graph.inputs]

@@ -1,4 +1,4 @@
-"""Names in messages: what may have been meant by one that nothing has."""
+"""Suggests similar names in messages about an unknown name, and lists names."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ _LISTED = 20
 
 
 def listed(names: Names) -> str:
-    """Return names for a message, cut where they are many."""
+    """Return at most 20 names for a message, and the number of further ones."""
     more = len(names) - _LISTED
     return ", ".join(islice(names, _LISTED)) + (f" and {more} more" if more > 0 else "")
 
 
 def did_you_mean(
-    name: str, *known: Names, meter: Meter | None = None, most: int = 3, cutoff: float = 0.6
+    name: str, *names: Names, meter: Meter | None = None, most: int = 3, cutoff: float = 0.6
 ) -> str:
-    """Return a hint such as "did you mean 'relu' or 'elu'?", or '' where no name is similar.
+    """Return a hint such as "did you mean 'relu' or 'elu'?", or '' if no name is similar.
 
-    Names that the meter cannot afford to compare, letter by letter, are left out.
+    Comparing names costs steps of the meter; names beyond its limit are left out.
     """
     meter = meter or Meter()
-    if not meter.affords(sum(map(len, known))):
+    if not meter.affords(sum(map(len, names))):
         return ""
     compared: list[str] = []
-    for other in chain(*known):
+    for other in chain(*names):
         if not meter.affords(len(name) * len(other) // COMPARISONS_PER_STEP):
             break
         compared.append(other)
-    found = difflib.get_close_matches(name, compared, n=most, cutoff=cutoff)
-    return f"did you mean {' or '.join(map(repr, found))}?" if found else ""
+    matches = difflib.get_close_matches(name, compared, n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(map(repr, matches))}?" if matches else ""

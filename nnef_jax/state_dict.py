@@ -1,4 +1,4 @@
-"""`Model.with_state_dict`: arrays by PyTorch's names, as the parameters of an exported network."""
+"""Implements `Model.with_state_dict`: arrays by PyTorch's names become parameters by label."""
 
 from __future__ import annotations
 
@@ -10,64 +10,70 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from lowering.extents import Shape
 from lowering.graph import Graph
 from nnef_jax.errors import InputError
 from nnef_jax.module_names import ModuleNames
 from nnef_jax.options import require, require_flags
 from nnef_jax.similar import listed
 
-# A gate of torch_to_nnef, which cuts the weights of a recurrent layer: W_ii, W_hf, b_o.
+# The label of a gate. torch_to_nnef cuts the weights of a recurrent layer: W_ii, W_hf, b_o.
 _GATE = re.compile(r"(.*)\.l(\d+)_(b|back_)?(w|b)_([ih]?)([ifgorzn])")
 _INITIAL = re.compile(r".*\.l\d+_(backward_)?[hc]_0_init")
-_GATES = {4: "ifgo", 3: "rzn"}  # of LSTM and GRU, in PyTorch's order
+_GATES = {4: "ifgo", 3: "rzn"}  # gates of LSTM and GRU by number, in PyTorch's order
+
+_Array = Any  # an array of numpy or jax
+_Candidate = tuple[Sequence[str], _Array | None]
 
 
-def stored_params(graph: Graph, state_dict: Any, *, strict: bool) -> dict[str, Any]:
+def stored_params(
+    graph: Graph, state_dict: Mapping[str, object], *, strict: bool
+) -> dict[str, Any]:
     """Return the arrays of a state dict by label, in the forms that the network stores.
 
-    Raises InputError for all at once: names that are missing or left over (if `strict`), that fit
-    several parameters or none of them by shape.
+    Raises InputError, for all names at once, if a name fits several parameters, if no parameter
+    fits its shape, and, if `strict`, for missing and unknown names.
     """
     require_flags(strict=strict)
     require("state_dict", state_dict, Mapping, "a dict of arrays by PyTorch's names")
-    given = {
+    values = {
         str(name): value
         for name, value in state_dict.items()
         if not str(name).endswith("num_batches_tracked")
     }
-    return _Matching(graph, given).stored(strict)
+    return _Matching(graph, values).stored(strict)
 
 
 class _Matching:
-    def __init__(self, graph: Graph, given: Mapping[str, Any]) -> None:
+    def __init__(self, graph: Graph, values: Mapping[str, object]) -> None:
         self.names = ModuleNames(graph)
         self.graph = graph
-        self.arrays = {name: _array(name, value) for name, value in given.items()}
+        self.arrays = {name: _array(name, value) for name, value in values.items()}
         self.exact = {p.label for p in graph.parameters} & self.arrays.keys()
-        # What names may end with, to find those whose start an exporter left out.
+        # Names by their last part: some exporters leave out the start of a name.
         self.by_leaf: dict[str, list[str]] = {}
         for name in self.arrays.keys() - self.exact:
             self.by_leaf.setdefault(name.rpartition(".")[2], []).append(name)
 
     def stored(self, strict: bool) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        params: dict[str, Any] = {}
         missing: list[str] = []
         shapes: list[str] = []
         unclear: set[str] = set()
-        owners: dict[str, dict[str, str]] = {}  # of each name the labels, gates of a layer as one
+        owners: dict[str, dict[str, str]] = {}  # labels by name; gates of a layer count once
         for parameter in self.graph.parameters:
-            label, wanted = parameter.label, tuple(parameter.value.type.shape)
-            forms = [*self._forms(label, wanted)]
-            unclear |= {label} if len(forms) > 1 else set()
-            for names, array in forms:
+            label, shape = parameter.label, tuple(parameter.value.type.shape)
+            candidates = [*self._candidates(label, shape)]
+            unclear |= {label} if len(candidates) > 1 else set()
+            for names, array in candidates:
                 for name in names:
                     owners.setdefault(name, {})[_layer(label) or label] = label
                 if array is not None:
-                    found[label] = array
+                    params[label] = array
                 else:
-                    given = ", ".join(f"'{x}' {list(self.arrays[x].shape)}" for x in names)
-                    shapes.append(f"{given} for {list(wanted)}")
-            if not forms and not self._is_constant(label, wanted):
+                    arrays = ", ".join(f"'{x}' {list(self.arrays[x].shape)}" for x in names)
+                    shapes.append(f"{arrays} for {list(shape)}")
+            if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
         unclear |= {label for x in owners.values() if len(x) > 1 for label in x.values()}
         left = [x for x in self.arrays if x not in owners and not self._is_neutral(x, owners)]
@@ -78,67 +84,65 @@ class _Matching:
         if parts:
             message = f"the state dict for '{self.graph.name:.60}' {', '.join(parts)}"
             raise InputError(message, hint=_hint(unclear, missing, left))
-        return found
+        return params
 
-    def _forms(
-        self, label: str, wanted: tuple[Any, ...]
-    ) -> Iterator[tuple[Sequence[str], Any | None]]:
-        """Yield names that a parameter may be made of, and it as stored, None if it is not so."""
+    def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
+        """Yield names in the state dict, and the parameter made from them, None for a misfit."""
         if label in self.exact:
-            yield [label], _shaped(self.arrays[label], wanted, exactly=True)
+            yield [label], _shaped(self.arrays[label], shape, exactly=True)
             return
         gate = _GATE.fullmatch(label)
         if gate and gate[1] + f".weight_ih_l{gate[2]}" in self.arrays:
-            yield self._gate(gate, wanted)
+            yield self._gate(gate, shape)
             return
         path = ".".join(self.names.of_label(label))
         if self.names.is_transposed(label) and path in self.arrays:
             array = self.arrays[path]
-            yield [path], _shaped(array.T, wanted, exactly=True) if array.ndim == 2 else None
+            yield [path], _shaped(array.T, shape, exactly=True) if array.ndim == 2 else None
         elif path in self.arrays or "__" in label:
             names = [path] if path in self.arrays else self._ending(path)
-            forms = [([x], self._restored(label, self.arrays[x], wanted)) for x in names]
-            fitting = [form for form in forms if form[1] is not None]
-            yield from fitting or forms
+            candidates = [([x], self._restored(label, self.arrays[x], shape)) for x in names]
+            fitting = [candidate for candidate in candidates if candidate[1] is not None]
+            yield from fitting or candidates
 
     def _ending(self, path: str) -> list[str]:
-        """Return the names that end so, of those which no label is equal to."""
+        """Return the names that end in a path and equal no label."""
         names = self.by_leaf.get(path.rpartition(".")[2], ())
         return [name for name in names if name.endswith(f".{path}")]
 
-    def _restored(self, label: str, array: Any, wanted: tuple[Any, ...]) -> Any | None:
-        """Return an array as torch_to_nnef stores it under another name, None if it cannot be."""
+    def _restored(self, label: str, array: _Array, shape: Shape) -> _Array | None:
+        """Return an array in the form that torch_to_nnef stores, None if its shape does not fit."""
         groups = self.names.groups_of(label)
         if groups and array.ndim > 2 and not array.shape[0] % groups:
             inputs, outputs, *window = array.shape
             array = array.reshape(groups, inputs // groups, outputs, *window)
             array = array.swapaxes(1, 2).reshape(groups * outputs, inputs // groups, *window)
-            return _shaped(array, wanted, exactly=True)
-        return _shaped(array, wanted)
+            return _shaped(array, shape, exactly=True)
+        return _shaped(array, shape)
 
-    def _gate(self, gate: re.Match[str], wanted: tuple[Any, ...]) -> tuple[list[str], Any | None]:
+    def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
         module, layer, back, what, side, letter = gate.groups()
         layer += "_reverse" if back else ""
         kind = "weight" if what == "w" else "bias"
         names = [f"{module}.{kind}_{x}h_l{layer}" for x in side or "ih"]
         names = [name for name in names if name in self.arrays]
-        whole = [self.arrays[name] for name in names]
-        rows = [x.shape[0] for x in whole if x.ndim]
-        hidden = wanted[-2] if kind == "weight" else wanted[-1]
+        arrays = [self.arrays[name] for name in names]
+        rows = [x.shape[0] for x in arrays if x.ndim]
+        hidden = shape[-2] if kind == "weight" else shape[-1]
         order = _GATES.get(rows[0] // hidden, "") if rows and hidden else ""
         if letter not in order or {*rows} != {len(order) * hidden}:
             return names, None
         at = order.index(letter) * hidden
-        first, *rest = [x[at : at + hidden] for x in whole]
-        return names, _shaped(first + rest[0] if rest else first, wanted)
+        parts = [x[at : at + hidden] for x in arrays]
+        return names, _shaped(parts[0] + parts[1] if len(parts) > 1 else parts[0], shape)
 
-    def _is_constant(self, label: str, wanted: tuple[Any, ...]) -> bool:
-        """Tell whether a parameter is a number or an initial state that an exporter wrote."""
-        is_number = not wanted and len(self.names.of_label(label)) == 1
+    def _is_constant(self, label: str, shape: Shape) -> bool:
+        """Tell whether a parameter is a number or an initial state that an exporter added."""
+        is_number = not shape and len(self.names.of_label(label)) == 1
         return is_number or _INITIAL.fullmatch(label) is not None
 
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
-        """Tell whether a name may be left over: tied to a used one, or a norm that does nothing."""
+        """Tell whether a name may be unused: it equals a used one, or is a norm's 1s or 0s."""
         array = self.arrays[name]
         if isinstance(array, Tracer):
             return False
@@ -146,39 +150,43 @@ class _Matching:
         neutral = {"weight": 1, "bias": 0}.get(leaf) if array.ndim == 1 else None
         if neutral is not None and bool((array == neutral).all()):
             return True
-        others = (self.arrays[x] for x in used if self.arrays[x].shape == array.shape)
+        alike = (self.arrays[x] for x in used if self.arrays[x].shape == array.shape)
         return any(
-            x is array or np.array_equal(x, array) for x in others if not isinstance(x, Tracer)
+            x is array or np.array_equal(x, array) for x in alike if not isinstance(x, Tracer)
         )
 
 
-def _shaped(array: Any, wanted: tuple[Any, ...], *, exactly: bool = False) -> Any | None:
-    """Return an array of the wanted shape, with axes of length 1 added or not; None otherwise."""
-    if array.shape == wanted:
+def _shaped(array: _Array, shape: Shape, *, exactly: bool = False) -> _Array | None:
+    """Return an array in a shape, None if other extents than 1 differ, or any if `exactly`."""
+    if array.shape == shape:
         return array
-    if exactly or [n for n in array.shape if n != 1] != [n for n in wanted if n != 1]:
+    if exactly or [n for n in array.shape if n != 1] != [n for n in shape if n != 1]:
         return None
-    return array.reshape(wanted)
+    return array.reshape(shape)
 
 
 def _layer(label: str) -> str:
-    """Return the recurrent layer that a label is a gate of, '' for others."""
-    found = _GATE.fullmatch(label)
-    return f"{found[1]}.{found[2]}{found[3]}" if found else ""
+    """Return the recurrent layer of a gate's label, '' for other labels."""
+    gate = _GATE.fullmatch(label)
+    return f"{gate[1]}.{gate[2]}{gate[3]}" if gate else ""
 
 
-def _array(name: str, value: Any) -> Any:
-    """Return a tensor of torch, or an array, as an array that nobody else writes to."""
+def _array(name: str, value: object) -> _Array:
+    """Return an array, or a copy of a torch tensor. Raises InputError for another object."""
     try:
         if isinstance(value, jax.Array):
             return value
         if hasattr(value, "detach"):
-            value = value.detach().cpu()
-            value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-            return np.array(value.numpy())
+            tensor: Any = value
+            tensor = tensor.detach().cpu()
+            tensor = tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor
+            return np.array(tensor.numpy())
         return np.asarray(value)
-    except Exception as reason:  # whatever the object's own conversion raises
+    except Exception as reason:  # an object's own conversion may raise any exception
         raise InputError(f"state_dict: '{name:.200}' is no array: {reason}") from None
+
+
+_NOT_STRICT = "strict=False ignores unknown names, and keeps the parameters that are missing"
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -187,7 +195,7 @@ def _shown(names: Sequence[str]) -> str:
 
 def _hint(unclear: Collection[str], missing: Sequence[str], left: Sequence[str]) -> str:
     if unclear:
-        return "name these arrays as model.params does: a label is taken as it is"
+        return "name these arrays as model.params does: a label stands for one parameter"
     if any(name.startswith("onnx::") for name in missing):
         return (
             "torch.onnx folded batch norms into convolutions: "
@@ -195,7 +203,7 @@ def _hint(unclear: Collection[str], missing: Sequence[str], left: Sequence[str])
         )
     if any(name.endswith(("weight", "bias")) for name in left):
         return (
-            "exporters leave out norms whose weights are all 1 and biases 0, and what outputs do "
-            "not need; strict=False leaves out all that is unknown, and keeps what is missing"
+            "exporters leave out norms whose weights are all 1 and biases 0, and parameters that "
+            f"outputs do not need; {_NOT_STRICT}"
         )
-    return "strict=False leaves out all that is unknown, and keeps what is missing"
+    return _NOT_STRICT

@@ -9,7 +9,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax.runnable import execution_of
-from nnef_jax.sharding import found_divisions
+from nnef_jax.sharding import chosen_divisions
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import lstm
@@ -20,7 +20,7 @@ COLUMNS, ROWS = 0, 1  # of [output channels, input channels]
 
 def divided(model: nnef_jax.Model, count: int = 2, **options: Any) -> dict[str, Any]:
     """Return the axis by label, with the extent of the factors before the one that is divided."""
-    found = found_divisions(execution_of(model).definition, count, "cpu", **options)
+    found = chosen_divisions(execution_of(model).definition, count, "cpu", **options)
     return {k: x.axis if x.before == 1 else (x.axis, x.before) for k, x in found.items()}
 
 
@@ -96,7 +96,7 @@ def test_groups_stay_together() -> None:
     )
     model = network(body, x=(1, 6, 9), f=(12, 2, 3), g=(6, 4, 3))
     for count, follows in ((2, False), (3, True)):
-        found = found_divisions(execution_of(model).definition, count, "cpu")
+        found = chosen_divisions(execution_of(model).definition, count, "cpu")
         assert {(x.axis, x.follows) for x in found.values()} == {(0, follows)}
 
 
