@@ -98,7 +98,7 @@ class Prepared:
 
     params: Mapping[str, Any]
     values: Mapping[str, Any]
-    definition: Any
+    definition: Any  # a Definition, whose module imports this one
 
     def of(self, definition: object) -> Prepared:
         """Return self if prepared for this definition; raise InputError for another network's."""
