@@ -221,7 +221,7 @@ def _program(execution: Execution, size: int) -> Program:
     labels = execution.definition.labels
     arrays = [execution.arrays.stored(label) for label in labels]
     parameters = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
-    traced = jax.make_jaxpr(execution.outputs.of_lists(labels))(parameters, types)
+    traced = jaxprs.make_jaxpr(execution.outputs.of_lists(labels), parameters, types)
     return Program(jaxprs.spliced(traced, "plain"), len(parameters))
 
 

@@ -113,7 +113,7 @@ class Stats(Result):
 def statistics(
     lowered: Any, inputs: tuple[Input, ...], *, rtol: float, atol: float, isolate: bool
 ) -> Stats:
-    """Return the result of `Lowered.stats`; `lowered` is the `Lowered`, whose module imports this."""
+    """Return the result of `Lowered.stats`. The module of `Lowered` imports this one."""
     require_flags(isolate=isolate)
     model = lowered.model
     arrays, is_set = _samples(model, inputs)
