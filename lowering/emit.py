@@ -236,7 +236,7 @@ def _jvp(
     operands, tangents = [*constants.arrays, *operands], [*fixed, *tangents]
     if any(map(_moves, tangents[count:])):
         raise TypeError(
-            "prepared values have no derivatives: differentiate in the parameters, and prepare them"
+            "prepared values have no derivatives: differentiate in parameters, and prepare these"
             " in the differentiated function, or not at all"
         )
     moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]

@@ -37,6 +37,7 @@ from lowering.program_printing import described, printed
 Role = Literal["value", "forward", "backward"]
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -438,11 +439,11 @@ def _located(equation: Equation) -> Generator[None]:
         raise
 
 
-def in_loops(run: Callable[..., Program]) -> Callable[..., Program]:
+def in_loops(run: Callable[[Program, T], Program]) -> Callable[[Program, T], Program]:
     """Make a pass rewrite the bodies of loops too, each as a program of its own."""
 
     @wraps(run)
-    def everywhere(program: Program, target: Any) -> Program:
+    def everywhere(program: Program, target: T) -> Program:
         return run(program, target).with_bodies(lambda body: everywhere(body, target))
 
     return everywhere
