@@ -19,6 +19,7 @@ from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
 from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
+from nnef_jax.similar import did_you_mean
 
 Input = ArrayLike | Mapping[str, ArrayLike]  # one input by position, or a dict of all by name
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
@@ -57,22 +58,23 @@ def bind_inputs(
     if "key" not in names and is_key(kwargs.get("key", inputs)):  # equinox passes it to all layers
         kwargs = {name: x for name, x in kwargs.items() if name != "key"}
     if len(args) > len(inputs):
-        raise InputError(
-            f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
-        )
+        message = f"{len(args)} inputs are given, the graph takes {len(inputs)}: {', '.join(names)}"
+        hint = "step(state, ...) takes the state first, scan(..., state=state) by name"
+        raise InputError(message, hint=hint if network.graph.states else "")
     arguments: dict[str, Any] = dict(zip(names, args, strict=False))
     for name, array in kwargs.items():
         other = network.graph.aliases.get(name)
         name = other.name if other in inputs and name not in names else name
         if name not in names:
-            raise InputError(f"the graph has no input '{name}', its inputs are {', '.join(names)}")
+            message = f"the graph has no input '{name}', its inputs are {', '.join(names)}"
+            raise InputError(message, hint="options of a call are edit=, capture=")
         if name in arguments:
             raise InputError(f"input '{name}' is given by position and by name")
         arguments[name] = array
     missing = [name for name in names if name not in arguments]
     if missing:
         raise InputError(
-            f"input {', '.join(map(repr, missing))} is missing, the graph takes {', '.join(names)}",
+            f"{_inputs(missing)} missing, the graph takes {', '.join(names)}",
             span=network.frontend.spans().get(missing[0]),
         )
     errors: list[NnefError] = []
@@ -90,6 +92,12 @@ def bind_inputs(
     if errors:
         raise_all(errors)
     return arrays
+
+
+def _inputs(names: Sequence[str]) -> str:
+    """Return the beginning of a sentence about inputs."""
+    quoted = ", ".join(map(repr, names))
+    return f"inputs {quoted} are" if len(names) > 1 else f"input {quoted} is"
 
 
 def is_key(x: object) -> bool:
@@ -121,7 +129,8 @@ def bind_variables(
     if missing or extra:
         parts = [f"lacks {', '.join(sorted(missing))}"] if missing else []
         parts += [f"has unknown {', '.join(sorted(map(str, extra)))}"] if extra else []
-        raise InputError(f"{what} {' and '.join(parts)}", hint=hint)
+        similar = did_you_mean(str(extra[0]), [*variables]) if extra else ""
+        raise InputError(f"{what} {' and '.join(parts)}", hint=similar or hint)
     errors: list[NnefError] = []
     bound: dict[str, Any] = {}
     for label, array in by_label.items():

@@ -59,6 +59,11 @@ def export(
         raise InputError(f"vjp_order must be 0, 1 or 2, it is {vjp_order}")
     platforms = _checked_platforms(platforms)
     target = os.fsdecode(path)
+    if params == "inside" and os.path.splitext(target)[1] not in ("", ".npz"):
+        raise InputError(
+            f"{target!r:.80}: with params='inside' the file is a .npz",
+            hint="params='beside' writes what jax.export.deserialize reads",
+        )
     files.check_target(target, overwrite=overwrite)
     trees = {"params": execution.arrays.parameters()}
     if entry != "apply":

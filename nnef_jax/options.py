@@ -67,7 +67,8 @@ def require_readable(name: str, value: Any) -> None:
 def require_samples(name: str, value: Any) -> None:
     """Raise TypeError for what is no series of sample inputs."""
     try:
-        fits = not isinstance(value, str | bytes | Mapping) and iter(value) is not None
+        is_array = hasattr(value, "shape")  # an array of samples would lack its batches
+        fits = not (is_array or isinstance(value, str | bytes | Mapping)) and bool(iter(value))
     except TypeError:
         fits = False
     if not fits:
@@ -99,7 +100,10 @@ def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """Return a dict of shapes by input, None being an open extent; raise TypeError."""
+    """Return a dict of shapes by input, None being an open extent.
+
+    Raises TypeError, and InputError for a negative extent.
+    """
     expected = "a dict of shapes by input name"
     require(name, value, Mapping, expected)
     shapes: dict[str, tuple[int | None, ...]] = {}
@@ -113,6 +117,9 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
             number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
             if extent is not None and not number:
                 raise TypeError(f"{name} of '{key}' must hold integers or None, not {extent!r:.40}")
+            if extent is not None and extent < 0:
+                message = f"{name} of '{key}' has the negative extent {extent}"
+                raise InputError(message, hint="None is an extent that each call may choose")
         shapes[key] = tuple(None if extent is None else int(extent) for extent in extents)
     return shapes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, partial
 from itertools import filterfalse
 from operator import attrgetter
@@ -311,7 +311,22 @@ class Definition:
         return hash(self.content)
 
     def __repr__(self) -> str:
-        return f"<{self.network.graph.name}>"  # jax shows it in the repr of a tree
+        # jax shows it where two trees differ.
+        return f"<{', '.join([self.network.graph.name, *self.differences])}>"
+
+    @property
+    def differences(self) -> list[str]:
+        """Return the mesh, and options that are not the default ones, as words."""
+        words: list[str] = []
+        if self.layout:
+            axes = (f"{name}={size}" for name, size in self.layout.mesh.shape.items())
+            words.append(f"on a mesh {', '.join(axes)}")
+        options, default = self.options, RunOptions()
+        for field in fields(options):
+            value = getattr(options, field.name)
+            if value != getattr(default, field.name):
+                words.append(f"{field.name}={value!r:.40}")
+        return words
 
     @cached_property
     def content(self) -> tuple[object, ...]:
