@@ -1,8 +1,8 @@
 """The process `nnef-jax`, or `python -m nnef_jax`.
 
-Python makes an exception of SIGINT, which callbacks of the garbage collector swallow and imports of
-extensions do not survive. Here a signal ends the process. Nothing is lost: files are replaced by
-renaming.
+Python turns SIGINT into an exception. Callbacks of the garbage collector swallow that exception,
+and imports of extensions do not survive it. Here a signal ends the process instead. No file is left
+half-written, since files are replaced by renaming.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 def main() -> int:
     """Run the command line on `sys.argv` and return its exit code, as `cli.main` does.
 
-    SIGINT, SIGTERM and a closed reader of the output end the process without a word: a shell sees
-    130, 143 and 141. A standard output that is closed or full is an error. `serve` goes on without
-    readers, of its output and of its answers.
+    SIGINT, SIGTERM and a closed reader of the output end the process without a message; a shell
+    sees the codes 130, 143 and 141. A standard output that is closed or full is an error. `serve`
+    continues when nobody reads its output or its responses.
     """
     _default_signals()
     _fill_closed_streams()
-    from nnef_jax import cli  # not before: it takes a while
+    from nnef_jax import cli  # Importing it takes a while.
 
     status = cli.main()
     _drop_unwritten()
@@ -29,7 +29,7 @@ def main() -> int:
 
 
 def _default_signals() -> None:
-    # A shell has SIGINT ignored for commands in the background: that stays.
+    # A shell makes background commands ignore SIGINT. They go on ignoring it.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "SIGPIPE"):  # Windows has none
@@ -37,16 +37,16 @@ def _default_signals() -> None:
 
 
 def _fill_closed_streams() -> None:
-    """Open the closed ones of descriptors 0 to 2, lest the next file get such a number."""
+    """Open closed descriptors from 0 to 2, so that no other file gets one of these numbers."""
     for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, flags)  # the lowest free number
             if descriptor == 1:
-                sys.stdout = os.fdopen(1, "w", closefd=False)  # to which writing fails
+                sys.stdout = os.fdopen(1, "w", closefd=False)  # opened for reading: writing fails
             elif descriptor == 2:
-                sys.stderr = os.fdopen(2, "w", closefd=False)  # to which writing has no effect
+                sys.stderr = os.fdopen(2, "w", closefd=False)  # writing has no effect
 
 
 def _drop_unwritten() -> None:

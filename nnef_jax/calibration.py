@@ -21,7 +21,7 @@ from nnef_jax.workings import inside, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]
 _MOST_BITS = 16
-# The operands that are weights: biases and statistics lose too much in a few bits.
+# Operands that are quantised. Biases and statistics lose too much precision in a few bits.
 _WEIGHTS = {"filter", "plane_filter", "point_filter", "A", "B"}
 
 Array = NDArray[Any]
@@ -46,19 +46,20 @@ def calibrate(
         model: a `nnef_jax.Model` in real numbers: `load(..., quantization="ignore")` if it has a
             graph.quant. A recurrent one runs a single cycle from its initial state.
         samples: for each call an array, a tuple of arrays, or a dict of arrays by input name.
-        bits: of the codes, 2 to 16.
-        signed: whether codes are.
+        bits: the bits of a code, 2 to 16.
+        signed: whether codes are signed.
         symmetric: whether codes reach as far below zero as above.
-        algorithm: "zero_point_linear_quantize" has a level for zero, which its range always holds.
-        per_channel: a range for each extent of axis 0 of the weights, instead of one.
-        percentile: of an activation's values in a sample that the range holds at either end, 99.9
-            say, so that outliers do not widen the steps; None takes all.
-        names: the tensors to quantise; by default the inputs, all that the graph computes, and
-            variables that are a filter or a factor of a matrix product. Of a network that is saved
-            as a flat document, such as one of ONNX, the text has the names of that document.
+        algorithm: the ranges of "zero_point_linear_quantize" include zero, which has a level.
+        per_channel: whether a weight has a range for each index along axis 0, instead of one range.
+        percentile: above 50 and at most 100, such as 99.9. In each sample the range of an
+            activation ends at this percentile, and starts at 100 minus it. Outliers then do not
+            widen the steps. None takes the minimum and the maximum.
+        names: the tensors to quantise. By default they are the inputs, all computed tensors, and
+            the variables that are a filter or a factor of a matrix product. If a network is saved
+            as a flat document, as ONNX networks are, the text has the names in that document.
 
-    Raises InputError where there is no sample, one does not fit, or a range is not finite;
-    TypeError or ValueError for wrong options.
+    Raises InputError if there is no sample, if a sample does not fit the inputs, or if a range is
+    not finite. Raises TypeError or ValueError for wrong options.
 
     >>> text = nnef_jax.calibrate(model, [images], algorithm="zero_point_linear_quantize")
     >>> nnef_jax.write_archive("quantised", document, model.params, quantization=text)
@@ -92,42 +93,42 @@ def calibrate(
             raise InputError(f"tensor '{name}' has values that are not finite")
         low, high = _not_empty(low, high)
         if algorithm == "min_max_linear_quantize":
-            said = _min_max(low, high, symmetric)
+            arguments = _min_max(low, high, symmetric)
         else:
-            said = _zero_point(low, high, bits, signed, symmetric)
-        lines.append(f'"{identifiers[name]}": {algorithm}({said}, {codes});\n')
+            arguments = _zero_point(low, high, bits, signed, symmetric)
+        lines.append(f'"{identifiers[name]}": {algorithm}({arguments}, {codes});\n')
     return "".join(lines)
 
 
 def _chosen(
     network: Network, named: Iterable[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the tensors to quantise: those that a run computes, and variables with labels."""
+    """Return the names of the activations to quantise, and the labels of the weights by name."""
     if network.frontend.quantizes:
         raise InputError(
             "the network is quantised already, its ranges would be those of rounded values",
             hint="load it with quantization='ignore'",
         )
     values = network.graph.values
-    known = {name: values[name] for name in named}
+    tensors = {name: values[name] for name in named}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
-        names = _by_default(network.graph, known)
-    unknown = [name for name in names if name not in known]
+        names = _by_default(network.graph, tensors)
+    unknown = [name for name in names if name not in tensors]
     if unknown:
         raise InputError(f"the graph has no tensor {', '.join(map(repr, unknown))}")
-    whole = [name for name in names if not _is_real(known[name])]
-    if whole:
-        raise InputError(f"tensor {', '.join(map(repr, whole))} does not hold scalars")
-    activations = [name for name in names if known[name] not in labels]
-    return activations, {n: labels[known[n]] for n in names if known[n] in labels}
+    not_real = [name for name in names if not _is_real(tensors[name])]
+    if not_real:
+        raise InputError(f"tensor {', '.join(map(repr, not_real))} does not hold scalars")
+    activations = [name for name in names if tensors[name] not in labels]
+    return activations, {n: labels[tensors[n]] for n in names if tensors[n] in labels}
 
 
 def _is_real(value: Value) -> bool:
     return jnp.issubdtype(jnp.dtype(value.type.dtype), jnp.floating)
 
 
-def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
+def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
     weights = {
         operand
         for operation in graph.operations
@@ -139,7 +140,7 @@ def _by_default(graph: Graph, known: Mapping[str, Value]) -> list[str]:
         if operation.kind == "constant":
             left_out.update(operation.writes())
     names: dict[Value, str] = {}
-    for name, value in known.items():
+    for name, value in tensors.items():
         if _is_real(value) and value not in left_out:
             names.setdefault(value, name)
     return list(names.values())
@@ -164,15 +165,15 @@ def _ranges_of_runs(
 
     for tensors in over_samples("sample", samples if names else (), run):
         for name, (low, high) in jax.device_get(extremes(tensors)).items():
-            known = ranges.get(name, (low, high))
-            ranges[name] = np.minimum(known[0], low), np.maximum(known[1], high)
+            earlier = ranges.get(name, (low, high))
+            ranges[name] = np.minimum(earlier[0], low), np.maximum(earlier[1], high)
     if names and not ranges:
         raise InputError("calibration needs at least one sample")
     return {name: ranges[name] for name in names}
 
 
 def _not_empty(low: Array, high: Array) -> _Range:
-    """Widen an empty range to hold 0, or to 0 and 1."""
+    """Widen ranges whose ends are equal: down or up to 0, and [0, 0] to [0, 1]."""
     empty = low == high
     top = np.where(high > 0, high, np.where(high < 0, 0, 1))
     return np.where(empty & (low > 0), 0, low), np.where(empty, top, high)

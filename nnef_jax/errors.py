@@ -1,4 +1,4 @@
-"""The errors of networks, in one tree.
+"""The classes of errors that networks raise.
 
 ValueError
  └─ NnefError
@@ -22,15 +22,15 @@ from lowering.graph import Call
 from lowering.location import Span
 
 _SHOWN_CALLS = 8
-_LONGEST = 1_000  # of a message, a hint or a line: a document may have names of megabytes
+_LONGEST = 1_000  # characters of a message, hint or line; names in a document may have megabytes
 _SHOWN_ERRORS = 20
 
 
 class NnefError(ValueError):
-    """Something is wrong with a document, its data, or what it is given.
+    """A document, its data, or the arguments of a call are wrong.
 
-    `span` is the place in the text, `calls` the fragment calls that led there, `hint` what to do,
-    and `others` the errors found in the same reading. `str(error)` shows all of it.
+    `span` is the place in the text, `calls` are the fragment calls that led there, and `hint` is
+    advice. `siblings` are the other errors of the same reading. `str(error)` shows all of these.
     """
 
     def __init__(
@@ -40,26 +40,26 @@ class NnefError(ValueError):
         span: Span | None = None,
         calls: Sequence[Call] = (),
         hint: str = "",
-        others: Sequence[NnefError] = (),
+        siblings: Sequence[NnefError] = (),
     ) -> None:
         super().__init__(_shown(message))
         self.message = _shown(message)
         self.span = span
         self.calls = tuple(calls)
         self.hint = _shown(hint)
-        self.others = tuple(others)
+        self.siblings = tuple(siblings)
 
     @property
     def errors(self) -> tuple[NnefError, ...]:
-        """Return this error and the others of the same reading, in the order of the text."""
-        return (self, *self.others)
+        """Return this error and its siblings, in the order of the text."""
+        return (self, *self.siblings)
 
     def block(self) -> str:
-        """Return this error alone: place and message, source line with caret, calls, hint."""
+        """Return this error without siblings: place, message, source line, calls, hint."""
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the lines of `block`; a line end within one is of a name."""
+        """Return the lines of `block`; a name in a line may contain a line end."""
         lines = [f"{self.span}: {self.message}" if self.span else self.message]
         if self.span:
             lines += ["    " + line for line in self.span.excerpt().split("\n")]
@@ -98,11 +98,11 @@ class DataError(NnefError):
 
 
 class ArchiveError(NnefError):
-    """The container is not one, or lacks a member, or hides one behind a link (spec 5.1)."""
+    """The file is no container, lacks a member, or hides a member behind a link (spec 5.1)."""
 
 
 class UnsupportedError(NnefError):
-    """The document is valid, but there is no rule for something in it."""
+    """The document is valid, but one of its operations or types is not supported."""
 
 
 class LimitError(NnefError):
@@ -114,13 +114,13 @@ class InputError(NnefError):
 
 
 def extra_missing(message: str, extra: str, instead: str = "") -> UnsupportedError:
-    """Return the error of what needs an extra of the package, with the command that installs it."""
+    """Return the error for a missing extra of the package, with the command that installs it."""
     return UnsupportedError(message, hint=f'pip install "nnef_jax[{extra}]"{instead}')
 
 
 def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) -> type[NnefError]:
     """Return the class of the user's error for one of a rule: ShapeError for InvalidShape."""
-    causes = error, error.__cause__  # an InvalidComputation has the rule's own as its cause
+    causes = error, error.__cause__  # the rule's error is the cause of an InvalidComputation
     return ShapeError if any(isinstance(x, InvalidShape) for x in causes) else family
 
 
@@ -132,7 +132,7 @@ def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticEr
 
 @contextmanager
 def computing() -> Generator[None]:
-    """Raise NnefError for operations that cannot be computed within."""
+    """Raise NnefError for each InvalidComputation in the block."""
     try:
         yield
     except InvalidComputation as error:
@@ -140,7 +140,7 @@ def computing() -> Generator[None]:
 
 
 def _shown(text: str) -> str:
-    """Make a text printable: cut in its middle where it is long, without lone surrogates."""
+    """Return the text without lone surrogates; the middle of a long text is cut out."""
     if len(text) > _LONGEST:
         text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode()
@@ -151,16 +151,16 @@ def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
-def kept(error: NnefError) -> tuple[NnefError, ...]:
-    """Return all the errors of one, to be raised later, without the frames that they hold."""
+def without_frames(error: NnefError) -> tuple[NnefError, ...]:
+    """Return the error and its siblings without tracebacks, whose frames would stay in memory."""
     for each in error.errors:
         each.__traceback__ = each.__context__ = None
     return error.errors
 
 
 def raise_all(errors: Sequence[NnefError]) -> None:
-    """Raise the first of some errors with the others attached; do nothing without any."""
+    """Raise the first error with the remaining ones as its siblings, if there is an error."""
     if errors:
         first = errors[0]
-        first.others = tuple(errors[1:])
+        first.siblings = tuple(errors[1:])
         raise first

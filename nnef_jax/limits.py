@@ -1,4 +1,4 @@
-"""Bounds how much one load may take: `Limits` says it, a `Meter` counts it."""
+"""Bounds the cost of one load: `Limits` has the bounds, a `Meter` counts."""
 
 from __future__ import annotations
 
@@ -12,54 +12,55 @@ from lowering.graph import Call
 from lowering.location import Span
 from nnef_jax.errors import LimitError
 
-# What takes more than a step, which is about half a microsecond on a server of 2024.
-OPERATION = 40  # an operation put into a graph
-TOKEN = 15  # a token read by a grammar
-MEMBER = 20  # a member of an archive
-PIECE = 5  # of a compressed file, read at a time
-EVALUATION = 2  # of an operator in a fragment, beside a step for each of its operands
-CALL = 10  # of a fragment
-ERROR = 60  # that is found beside others
-BINDING = 4  # an argument to its parameter
-RESULT = 3  # of an operation that has many
-CALLS_PER_STEP = 8  # of the chain of fragment calls that each operation keeps
-LETTERS_PER_STEP = 8  # of what is put into messages, or searched for what no file may be called
-COMPARISONS_PER_STEP = 4  # of a letter of one name with a letter of another
-ROW = 10  # of a summary
-EXTENT = 4  # of the shape of a tensor
+# Costs in steps. A step is about half a microsecond on a server of 2024.
+OPERATION = 40  # steps to put an operation into a graph
+TOKEN = 15  # steps to read a token by a grammar
+MEMBER = 20  # steps to list a member of an archive
+PIECE = 5  # steps to read a piece of a compressed file
+EVALUATION = 2  # steps to evaluate an operator in a fragment, and 1 for each operand
+CALL = 10  # steps to call a fragment
+ERROR = 60  # steps to record one of several errors
+BINDING = 4  # steps to bind an argument to its parameter
+RESULT = 3  # steps to add a result to an operation with several
+ROW = 10  # steps to make a row of a summary
+EXTENT = 4  # steps to compute an extent of a tensor
+# Work that fits into one step.
+CALLS_PER_STEP = 8  # fragment calls, which each operation stores
+LETTERS_PER_STEP = 8  # characters of a message, or of a name that is checked
+COMPARISONS_PER_STEP = 4  # comparisons between letters of two names
 FOLDED_PER_STEP = 16  # items of constants that are computed while a network is traced
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on what a stranger's document may cost; beyond one of them is a `LimitError`.
+    """Bounds on the cost of an untrusted document; exceeding one raises `LimitError`.
 
     A load counts memory in `expanded_bytes` and time in `steps`; the other fields bound the
-    document's structure. The defaults are far above what real networks need, and end anything
-    hostile within 10 seconds and 2 GB.
+    document's structure. The defaults are far above the needs of real networks, and stop a hostile
+    document within 10 seconds and 2 GB.
 
     >>> model = nnef_jax.load(path, limits=nnef_jax.Limits(expanded_bytes=16 << 30))
     """
 
-    # Bytes held beside the files: expanded archives, converted tensors; not what is memory-mapped.
+    # Bytes for expanded archives and converted tensors. Memory-mapped files do not count.
     expanded_bytes: int = 2_000_000_000
-    # Characters read, expressions evaluated, items computed on the host, and more; of the converter
-    # of OpenVINO a second of time for 170,000.
+    # Counted work: characters read, expressions evaluated, items computed on the host, and more.
+    # OpenVINO's converter is stopped by time instead: one second for 170,000 steps.
     steps: int = 10_000_000
-    nesting: int = 200  # of expressions in the text
-    call_depth: int = 2_000  # of fragment calls
+    nesting: int = 200  # depth of expressions in the text
+    call_depth: int = 2_000  # fragment calls within one another
     array_items: int = 10_000_000  # items of one array, characters of one string
-    operations: int = 100_000  # of the flat graph
-    tensor_items: int = 1 << 34  # of one tensor of the graph
+    operations: int = 100_000  # operations of the flat graph
+    tensor_items: int = 1 << 34  # items of one tensor of the graph
 
     @classmethod
     def unbounded(cls) -> Self:
-        """Return limits that nothing reaches, for files that are trusted like a program."""
+        """Return limits that are never reached, for files that are trusted like a program."""
         return cls(**{field.name: sys.maxsize for field in fields(cls)})
 
 
 class Meter:
-    """Counts the work of one load, and refuses work beyond `limits`."""
+    """Counts the work of one load; work beyond `limits` raises LimitError."""
 
     __slots__ = ("expanded", "limits", "steps")
 
@@ -75,9 +76,9 @@ class Meter:
         span: Span | None = None,
         calls: Sequence[Call] = (),
     ) -> None:
-        """Count steps before they are done; raise LimitError where they are too many.
+        """Count steps before they are done; raise LimitError if they are too many.
 
-        `what` is being read, at a `span` that fragment `calls` led to.
+        The error names `what` is being read, its `span`, and the fragment `calls` that led there.
         """
         self.steps += steps
         if self.steps > self.limits.steps:
@@ -89,7 +90,7 @@ class Meter:
             )
 
     def affords(self, steps: int) -> bool:
-        """Count steps of optional work; return False, uncounted, where there are too many."""
+        """Count steps of optional work; if they are too many, return False without counting."""
         if self.steps + steps > self.limits.steps:
             return False
         self.steps += steps
@@ -100,7 +101,7 @@ class Meter:
         self.spend(items // FOLDED_PER_STEP, "folding constants")
 
     def expand(self, size: int, name: str) -> None:
-        """Count bytes of a file before they are held; raise LimitError for too many."""
+        """Count bytes of a file before they are allocated; raise LimitError for too many."""
         self.expanded += size
         if self.expanded > self.limits.expanded_bytes:
             raise LimitError(
@@ -111,13 +112,13 @@ class Meter:
 
 
 def raising(limit: str) -> str:
-    """Return how to raise a limit."""
+    """Return a hint: the call that raises this limit."""
     return f"load(..., limits=nnef_jax.Limits({limit}=...)) allows more, if the file is trusted"
 
 
 @contextmanager
 def within_memory(what: str) -> Generator[None]:
-    """Make a LimitError of Python's errors for want of memory or of stack."""
+    """Raise LimitError for Python's MemoryError and RecursionError in the block."""
     try:
         yield
     except MemoryError:

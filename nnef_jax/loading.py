@@ -45,78 +45,83 @@ def load(
     """Read an NNEF network and return it as a jitted callable.
 
     Args: What to read
-        source: a folder, a `graph.nnef`, an archive (zip, or tar: plain, gz, bz2, xz), the bytes of
-            one, or an open binary file; an `.onnx`; of OpenVINO's networks an `.xml`, its `.bin`
-            beside it; what its converter reads: docs/onnx.md.
-        input_shapes: shapes by input name instead of the document's. None is an extent that each
-            call may choose: the network is compiled once for each choice. 0 is an empty axis. An
-            open extent that has a name, as in ONNX, may be given by it: `{"batch": 8}`.
-        values: values by name of inputs that are fixed: these are no inputs any more, and what
-            follows from them is computed here. So an axis, a shape or a count that a network takes
-            as an input may decide how it is compiled.
-        dtype: what scalar tensors are computed in, a name or a numpy or jax dtype: float32,
+        source: a folder, a `graph.nnef`, or an archive (zip, or tar: plain, gz, bz2, xz); an
+            `.onnx`; an `.xml` of OpenVINO with its `.bin` beside it; a file that OpenVINO's
+            converter reads (docs/onnx.md). Bytes and open binary files are read too.
+        input_shapes: shapes by input name, which replace the document's. None is an open extent:
+            each call chooses it, and the network is compiled once for each choice. 0 is an empty
+            axis. An open extent with a name, as in ONNX, can be set by name: `{"batch": 8}`.
+        values: fixed values by input name. A fixed input is no input of the model, and tensors
+            that depend on fixed inputs alone are computed by `load`. An axis, a shape or a count
+            that a network takes as an input can then decide how it is compiled.
+        dtype: the dtype of scalar tensors, as a name or a numpy or jax dtype: float32,
             bfloat16, float16, float64 (needs jax's x64 mode). Integer tensors are int32.
-        quantization: "apply" rounds each tensor that graph.quant names once it is computed,
-            "ignore" rounds none. "ste" computes what "apply" does, with straight-through
-            derivatives: of what rounds it is 1 within the range of the levels and 0 outside, so
-            that a quantised network can be trained. Variables that are stored quantised become real
-            numbers in any case.
-        expand: "auto" keeps compound operations of the standard whole where there is a rule for
-            them. "all" expands them to primitives by their definitions, instead of a user's rules
-            too; in tract's dialect those that it computes as the standard does, and can write.
-        dialect: "nnef" reads the document strictly by NNEF 1.0, "tract" as tract does, which may be
-            told of its registries by flags of the command line alone; "auto" goes by the text.
-        state: inputs by name with the outputs that take their place in the next call. They become
-            the network's state, which starts with zeros: `model.step` and `model.scan` pass it on.
-        rules: rules of one's own (`nnef_jax.Registry`) for operations, as the document spells them:
-            docs/extending.md.
-        unused: True has in `model.params` also the variables that neither outputs nor states depend
-            on. Otherwise they stay on the host; `apply`, `step`, `scan` and `save` take them too.
+        quantization: "apply" rounds each tensor that graph.quant names after it is computed.
+            "ignore" rounds no tensor. "ste" rounds as "apply" does, but the derivative of rounding
+            is 1 inside the range of the levels and 0 outside (straight-through), so that a
+            quantised network can be trained. Variables that are stored quantised always become
+            real numbers.
+        expand: "auto" keeps a compound operation of the standard if there is a rule for it. "all"
+            expands all of them to primitives by their definitions, even if the user has a rule. In
+            tract's dialect "all" expands only operations that tract computes as the standard
+            defines them, and can write.
+        dialect: "nnef" reads the document strictly by NNEF 1.0, and "tract" as tract does.
+            Documents need not name tract's registries, which tract's command line can enable by
+            flags. "auto" decides by the text.
+        state: output names by input name. In the next call each input takes the value of its
+            output. These inputs become the network's state, which starts with zeros: `model.step`
+            and `model.scan` pass it on.
+        rules: the user's rules (`nnef_jax.Registry`) for operations, by their names in the
+            document: docs/extending.md.
+        unused: whether `model.params` contains variables that no output or state depends on.
+            Without them in `params` they stay on the host, but `apply`, `step`, `scan` and `save`
+            accept them.
         limits: bounds on what is read.
-        progress: called with the numbers of variables read and of all, before each of them.
-        weights: the `.bin` of OpenVINO's networks where it is not beside the `.xml`: a path, its
-            bytes, or an open binary file. For networks of NNEF, safetensors by the labels of
-            variables: they take the place of tensor files, which need not be there.
+        progress: a function that is called before each variable is read, with the number of
+            variables already read and their total number.
+        weights: a path, bytes, or an open binary file. For OpenVINO it is the `.bin`, if that is
+            not beside the `.xml`. For NNEF it is a safetensors file with the labels of variables as
+            names; it replaces the tensor files, which may be missing.
 
-    Args: How to run it. `Model.with_options` changes these, and reads nothing again.
+    Args: How to run it. `Model.with_options` changes these without reading the network again.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
-            "highest" gains digits on TPUs and GPUs, and costs time there. "BF16_BF16_F32"
-            multiplies real numbers in bfloat16 and sums in float32: docs/numerics.md says how
-            exactly. It gains time on CPUs with such instructions, and costs digits.
-        optimize: True chooses layouts and kernels for the platform, CPUs today. It gains time in
-            each call, and costs time to compile; results and derivatives differ by rounding. False
-            computes each operation as its rule is written. A function of one's own gets the kernels
-            of the platform that it is lowered or exported for; with open extents it is as written.
-            A pass that fails is left out with a warning; "strict" raises RuntimeError, and checks
-            what each pass makes.
+            "highest" is more precise and slower on TPUs and GPUs. "BF16_BF16_F32" multiplies real
+            numbers in bfloat16 and sums in float32 (details in docs/numerics.md). It is faster on
+            CPUs with bfloat16 instructions, and less precise.
+        optimize: True chooses layouts and kernels for the platform; only CPUs have some today.
+            Calls are faster, compilation is slower, and results and derivatives differ by rounding.
+            False computes each operation as its rule is written. A user's function around the model
+            gets the kernels of the platform that it is lowered or exported for; with open extents
+            it is not optimised. A pass that fails is left out with a warning. "strict" checks the
+            result of each pass, and raises RuntimeError if a pass fails.
         autotune: True tries the compiler's options at the first call of each kind and shape, and
-            keeps the fastest. It costs a second or two there, and may gain time in each call. Only
-            CPUs have such a choice.
-        donate_state: True makes `step` write the new state into the memory of the one it is given.
-            It gains a copy of the state, and costs that the arrays given cannot be read afterwards.
-        cache_dir: a folder, made where there is none, that keeps what is compiled for other
-            processes. It gains their time to compile, and costs disk. It holds pickled objects and
-            machine code: it must be as trusted as the program itself. A damaged file is made again,
-            a read-only folder serves with what it has, any file may be deleted at any time. It
-            excludes `rules`: nothing tells when they change.
-        measure: True chooses kernels for a CPU by the rates of the host. It costs a second when the
-            first large network is compiled, and gains time in calls on hosts unlike the usual ones.
-            Rates are kept in `cache_dir`, or else in the user's cache folder: docs/performance.md.
-            False chooses by shipped rates.
-        max_executables: how many compiled functions are kept in memory, one a kind of call, shape
-            and device: those that were used last. What is prepared for them alone goes with them. A
-            small number gains memory, and costs compilations of shapes that return.
+            uses the fastest. That call takes a second or two longer, and later calls may be faster.
+            Only CPUs have options to try.
+        donate_state: True makes `step` write the new state into the memory of the previous state.
+            It saves a copy of the state, but the arrays passed as state cannot be read afterwards.
+        cache_dir: a folder with compiled code, which is created if it is missing. Other processes
+            need not compile again; the price is disk space. The folder contains pickled objects and
+            machine code: it must be as trusted as the program itself. A damaged file is compiled
+            again, a read-only folder is used as it is, and any file may be deleted at any time. It
+            does not go together with `rules`, since changes of rules cannot be detected.
+        measure: True chooses kernels for a CPU by measured rates of the host. Measuring takes a
+            second when the first large network is compiled, and makes calls faster on unusual
+            hosts. Rates are stored in `cache_dir`, or otherwise in the user's cache folder:
+            docs/performance.md. False chooses by shipped rates.
+        max_executables: the number of compiled functions in memory, one for each kind of call,
+            shape and device. Beyond it the least recently used one is dropped, with the parameters
+            that were prepared for it alone. A small number saves memory, but shapes that return are
+            compiled again.
 
     A network in a folder or a plain tar archive is memory-mapped, and a CPU computes from the map.
-    While the model is in use its files may be deleted, or replaced by renaming others to their
-    names, as `save` does; they must not be written to or cut short.
+    While the model is in use its files may be deleted, or replaced by renaming other files, as
+    `save` does; they must not be written to or truncated.
 
     Raises:
         FileNotFoundError: there is nothing at the path.
-        TypeError, ValueError: an argument is of a wrong type or value, or two do not go together.
-        InputError: `cache_dir` is empty, no folder, or cannot be made or read.
-        NnefError: something is wrong with the network; the message says what, where, and what to
-            do.
+        TypeError, ValueError: an argument has a wrong type or value, or two exclude each other.
+        InputError: `cache_dir` is empty, is no folder, or cannot be created or read.
+        NnefError: the network is wrong; the message names the mistake, its place, and a remedy.
 
     >>> model = nnef_jax.load("examples/digits/model")
     >>> probabilities = model(images)

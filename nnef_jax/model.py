@@ -1,6 +1,6 @@
-"""Describes a network to its user, and makes other models of it.
+"""Describes a network to its user, and derives other models from it.
 
-Methods that run it are in `runnable.py`, those that write it to a file in `writable.py`.
+`runnable.py` has the methods that run a network, `writable.py` those that write it to a file.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 class Model(Writable):
     """An NNEF network, loaded by `nnef_jax.load`; it never changes.
 
-    To jax it is a tree of its `params` and its initial state, and all else is static: it may be an
-    argument or a result of transformed functions. Derivatives by its own initial state are 0. It
-    pickles with its arrays.
+    A model is a pytree of its `params` and its initial state; everything else is static. It can be
+    an argument or a result of transformed functions. Derivatives with respect to its initial state
+    are 0, unless `with_params` has set that state. Pickling includes the arrays.
 
-    A call runs it, jitted, on its own parameters. Inputs are numpy or jax arrays, by name or in the
-    order of the graph. One output is an array, several are a NamedTuple with the graph's names,
-    by which `y["name"]` has them too.
+    A call runs the jitted network on the model's parameters. Inputs are numpy or jax arrays, by
+    name or in the order of the graph. A single output is an array. Several outputs are a NamedTuple
+    with the graph's names as fields, which `y["name"]` returns too.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value: the document, and the arrays as numpy's. What is compiled is not in it. Copies
-        # are made by it too: `arrays` decide what of them is copied.
+        # The document, and the arrays as numpy arrays; compiled code is left out. `copy` calls this
+        # method too: the class Arrays decides which arrays are copied.
         return _of, (self._execution.arrays,)
 
     def __repr__(self) -> str:
@@ -61,7 +61,7 @@ class Model(Writable):
 
     @property
     def graph(self) -> Graph:
-        """Return the flat graph, with the shapes that hold before a call."""
+        """Return the flat graph, with the shapes that are known before a call."""
         return self._execution.network.graph
 
     @cached_property
@@ -76,18 +76,18 @@ class Model(Writable):
 
     @property
     def lengths(self) -> tuple[str, ...]:
-        """Return names to `capture`: how many items outputs have, for `nnef_jax.trim`.
+        """Return names to `capture`: the lengths of outputs, for `nnef_jax.trim`.
 
-        There are some where values decide that, as of `NonZero`, none otherwise.
+        Only outputs whose length depends on values, as that of `NonZero` does, have such a name.
         """
         return tuple(filter(is_length, self.graph.aliases))
 
     @property
     def trainable(self) -> Model:
-        """Return a model of booleans in the place of arrays: what an optimizer is to change.
+        """Return a model with a boolean for each array: whether an optimizer should change it.
 
-        False stands for states, for parameters that are no real numbers, and for those that the
-        `mean` or `variance` of a batch normalisation is computed from.
+        It is False for states, for parameters that are no real numbers, and for parameters from
+        which the `mean` or `variance` of a batch normalisation is computed.
 
         >>> trained, fixed = eqx.partition(model, model.trainable)
         """
@@ -99,19 +99,20 @@ class Model(Writable):
         return Model(self._execution.on(booleans))
 
     def with_params(self, params: Params, *, state: State | None = None) -> Model:
-        """Return a model of the same network on other arrays, which stay where they are.
+        """Return a model of the same network with other arrays, which stay on their devices.
 
-        It shares what is compiled: the first such model that is called compiles for all. They may
-        be traced, on other devices or sharded; what is computed with them is then for jax to place.
+        Compiled functions are shared: the first of these models that is called compiles for all.
+        The arrays may be traced, on other devices, or sharded; jax then places the computation.
         Raises InputError as `apply` does.
 
         >>> half = model.with_params(jax.tree.map(lambda x: x / 2, model.params))
 
         Args:
-            params: arrays by label, as in `params`. Those that nothing reads may be given too: they
-                are saved, if they are not traced.
-            state: arrays by label, as in `init_state`: where calls and `init_state` start from,
-                this model's own by default. Derivatives are taken by these, by its own not.
+            params: arrays by label, as in `params`. Unused parameters may be included; they are
+                saved if they are not traced.
+            state: arrays by label, as in `init_state`: the initial state of calls and
+                `init_state`, by default that of this model. The new model has derivatives with
+                respect to `state`, but none with respect to the default.
         """
         definition = self._execution.definition
         before, initial = self._execution.arrays.leaves()
@@ -119,19 +120,20 @@ class Model(Writable):
         if state is not None:
             state = definition.check_state(state, definition.states)
         arrays = {x: checked.pop(x) if x in checked else before[x] for x in definition.labels}
-        # The others are compared by value, as all that is static, which traced arrays cannot be.
+        # Unread arrays are static, and static parts are compared by value: no traced arrays.
         unread = {label: x for label, x in checked.items() if not isinstance(x, Tracer)}
         leaves = arrays, initial if state is None else state
         return Model(self._execution.on(leaves, unread, state_is_given=state is not None))
 
     def with_options(self, **options: Unpack[RunKeywords]) -> Model:
-        """Return a model of the same network, which runs in another way: options of `load`.
+        """Return a model of the same network with other options of `load` for running it.
 
-        They are `precision`, `optimize`, `autotune`, `donate_state`, `cache_dir`, `measure` and
-        `max_executables`. Nothing is read again. The arrays stay where they are, on a mesh too.
-        Models of equal options share what is compiled for them, and all share prepared parameters.
+        These options are `precision`, `optimize`, `autotune`, `donate_state`, `cache_dir`,
+        `measure` and `max_executables`. Nothing is read again, and the arrays stay on their devices
+        or mesh. Models with equal options share compiled functions. All of them share prepared
+        parameters.
 
-        Raises TypeError for an option that decides how a network is read, and as `load` does.
+        Raises TypeError for an option that decides how a network is read, and the errors of `load`.
 
         >>> exact = model.with_options(precision="highest", optimize=False)
         """
@@ -145,18 +147,19 @@ class Model(Writable):
         return Model(execution.with_options(run))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
-        """Return a model on the weights of a PyTorch module, of the kind that was exported.
+        """Return a model with the weights of a PyTorch module of the class that was exported.
 
-        A name is a label, or what torch_to_nnef or torch.onnx made one of: docs/pytorch.md. Raises
-        InputError for names that are missing, left over or unclear, and for other shapes.
+        A name is a label, or a name from which torch_to_nnef or torch.onnx made a label:
+        docs/pytorch.md. Raises InputError for missing, superfluous and ambiguous names, and for
+        arrays of another shape.
 
         >>> model.with_state_dict(torch.load("trained.pt"))
 
         Args:
-            state_dict: arrays by name, numpy's, jax's or torch's. What does nothing may be left
-                over: counts of batches, norms of weight 1 and bias 0.
-            strict: whether names may be neither missing nor left over. Otherwise this model's own
-                arrays stand for what is missing.
+            state_dict: numpy, jax or torch arrays by name. Arrays without effect may be
+                superfluous: counts of batches, norms with weight 1 and bias 0.
+            strict: whether missing and superfluous names are errors. If not, this model's arrays
+                are used for missing names.
         """
         from nnef_jax.state_dict import stored_params
 
@@ -171,25 +174,26 @@ class Model(Writable):
         params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = None,
         batch_axis: int = 0,
     ) -> Model:
-        """Return a model that lives on the devices of a mesh: docs/devices.md.
+        """Return a model on the devices of a mesh: docs/devices.md.
 
-        Parameters go from the file to their devices alone. Calls put inputs on the mesh, sharded by
-        batch, and return results that are; arrays that are there already stay as they are. On
-        several hosts an array of numpy is the part of the batch for the host's own devices.
+        Each device reads only its shards of the parameters from the file. Calls shard inputs by
+        batch and return sharded results; arrays that are on the mesh already keep their sharding.
+        On several hosts a numpy array is the part of the batch for that host's devices.
 
         Args:
-            mesh: of `jax.make_mesh`; its axes are Auto or Explicit.
-            batch: axes of the mesh along which the batch is sharded; with None it is not.
-            params: axes of the mesh along which parameters are sharded; with None each device has
-                all of them. Along an axis that is one of the batch's too each is sharded along its
-                longest axis, and gathered when it is computed with (fully sharded). Along another
-                those of products and convolutions are, so that devices divide the work (tensor
-                parallel). What has under 1024 items, or does not divide, is on each device. A dict
-                says it by label or pattern of `fnmatch`: `{"blocks.*.weight": P("model", None)}`.
-            batch_axis: the axis of inputs, outputs and states that is the batch. An array has the
-                batch if it has as many items there as the first input that has the axis.
+            mesh: a mesh of `jax.make_mesh`, with Auto or Explicit axes.
+            batch: mesh axes along which the batch is sharded; None replicates it.
+            params: mesh axes along which parameters are sharded; None replicates them. If a mesh
+                axis is in `batch` too, each parameter is sharded along its longest axis, and
+                gathered before it is used (fully sharded). Along another mesh axis the parameters
+                of products and convolutions are sharded, so that devices divide the work (tensor
+                parallel). Parameters with fewer than 1024 items, or with an extent that the mesh
+                axis does not divide, are replicated. A dict has a PartitionSpec by label or pattern
+                of `fnmatch`: `{"blocks.*.weight": P("model", None)}`.
+            batch_axis: the batch axis of inputs, outputs and states. An array has a batch if its
+                extent along this axis is that of the first input with such an axis.
 
-        Raises InputError for names and labels that there are not, and what does not divide.
+        Raises InputError for unknown axes and labels, and for extents that cannot be divided.
 
         >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
         >>> probabilities = model.shard(mesh, batch="data", params="model")(images)
@@ -200,15 +204,15 @@ class Model(Writable):
         return Model(self._execution.over(layout))
 
     def batcher(self, sizes: Sequence[int] = (1, 2, 4, 8, 16, 32)) -> Batcher:
-        """Return a function of batches of any size, with programs for these sizes alone.
+        """Return a function of batches of any size, which compiles programs for these sizes only.
 
-        A network that declares a batch takes others too. `Batcher.compile` compiles ahead. Raises
-        InputError where items of a batch depend on one another, or may: softmax along the batch,
-        say; for a network with a state, and for inputs or outputs without an axis for the batch.
+        Other sizes than a declared batch are accepted. `Batcher.compile` compiles ahead. Raises
+        InputError if items of a batch may depend on one another, as in a softmax along the batch;
+        if the network has a state; and if an input or output has no batch axis.
 
         >>> classify = model.batcher((1, 8, 32))
         >>> classify.compile()
-        >>> probabilities = classify(images[:11])  # one call for 32, of which 11 are computed for
+        >>> probabilities = classify(images[:11])  # one call of size 32 with 11 items
         """
         from nnef_jax.batcher import Batcher
 
@@ -216,7 +220,7 @@ class Model(Writable):
 
     @property
     def plan(self) -> ShardingPlan:
-        """Return how parameters lie on the mesh of a model that `shard` made; it prints as a table.
+        """Return the sharding of each parameter, for a model from `shard`; it prints as a table.
 
         Raises InputError without a mesh.
         """
@@ -227,8 +231,8 @@ class Model(Writable):
     def summary(self) -> Summary:
         """Return a table: name, operation (int8: in integers), shape, dtype, parameters, MACs.
 
-        Below it stands which products a CPU computes in float32 since fewer bits gain nothing.
-        `str` is the table, and operations, sizes and types are attributes.
+        Remarks below the table list products that a CPU computes in float32 because fewer bits
+        are not faster. `str` is the table; operations, sizes and types are attributes.
         """
         from nnef_jax.execution import cpu_products
         from nnef_jax.summary import summarise
@@ -241,19 +245,21 @@ class Model(Writable):
     def cut(
         self, *, inputs: Sequence[str] | None = None, outputs: Sequence[str] | None = None
     ) -> Model:
-        """Return the part of the network between tensors, as a model of its own.
+        """Return the part of the network between tensors as a model.
 
-        It has the parameters and states that its outputs depend on, runs as this one does, and is
-        saved as a flat document. Open extents stay open.
+        The part contains the parameters and states that its outputs depend on, and runs with the
+        same options. It is saved as a flat document. Open extents stay open.
 
         Args:
-            inputs: names of the tensors that it takes, in order: those of `summary`, and of inputs,
-                parameters and states; no patterns. What is taken is what all readers get, after
-                graph.quant. By default the inputs of the network that the outputs depend on.
-            outputs: names of the tensors that it returns, in order. By default the outputs of the
-                network that follow from the inputs.
+            inputs: names of the part's inputs in order: tensors in `summary`, inputs, parameters
+                or states; no patterns. Each replaces the tensor for all of its readers, after
+                rounding by graph.quant. By default they are the network's inputs that the outputs
+                depend on.
+            outputs: names of the part's outputs in order. By default they are the network's outputs
+                that can be computed from the inputs.
 
-        Raises InputError where names are unknown, the outputs need more than the inputs or less.
+        Raises InputError for unknown names, and if the outputs need other inputs or not all of
+        these.
 
         >>> head = model.cut(inputs=["pool"], outputs=["logits"])
         """
@@ -281,5 +287,5 @@ def _unflattened(static: tuple[Executables, bool], leaves: Any) -> Model:
     return Model(Execution(executables, arrays))
 
 
-# To jax a model is a tree of its parameters and its initial state.
+# A model is a pytree of its parameters and its initial state.
 register_pytree_with_keys(Model, _children, _unflattened)

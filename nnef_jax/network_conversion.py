@@ -1,4 +1,4 @@
-"""`convert`: a network written anew in its format, compositional or flat."""
+"""`convert`: rewrites a network in the current version of its format."""
 
 from __future__ import annotations
 
@@ -23,28 +23,31 @@ def convert(
     overwrite: bool = False,
     **reading: Unpack[DocumentOptions],
 ) -> str:
-    """Return the text of a network as its format is written today; with a path, write all of it.
+    """Return the text of a network in its format's current version; write the archive to a path.
 
-    A document of NNEF 1.0 final, or of tract's dialect, keeps its text unless it is to be flat. One
-    of 1.0 provisional always becomes flat: its variables may stand in fragments, which 1.0 final
-    does not allow. Tensor files get the layout of 1.0 final, with the same items. Codes whose
-    algorithm stands in the header of their file get a line in graph.quant for it, or become real
-    numbers where it would not do. A flat document of tract's dialect says casts and rounding by
-    operations: its data are as the network computes with them, and it needs no graph.quant.
+    A document in NNEF 1.0 final or in tract's dialect keeps its text, unless `flat` is set. A
+    document in NNEF 1.0 provisional always becomes flat, since 1.0 final allows no variables in
+    fragments. Tensor files get the layout of 1.0 final and keep their items. If the header of a
+    tensor file names a quantisation algorithm, graph.quant gets a line for it; if graph.quant
+    cannot express the algorithm, the codes become real numbers. A flat document in tract's dialect
+    has operations for casts and rounding, and tensors with the values that the network computes
+    with; it has no graph.quant.
 
     Args:
-        source: a network as `load` takes it. Without a path its tensor files are not read.
+        source: a network as in `load`. Without a path its tensor files are not read.
         path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
-        flat: expand the fragments of the document: what is left are operations of its format.
-        keep: write what NNEF does not have as custom operations, fragments without a body, which
-            `load` reads again: of networks of OpenVINO and ONNX. Others are written as they are.
-        overwrite: replace what is at the path, but not the source; otherwise FileExistsError.
+        flat: expand the fragments of the document to operations of its format.
+        keep: for OpenVINO and ONNX networks, write operations that NNEF lacks as custom
+            operations: fragments without a body, which `load` can read. It has no effect on other
+            networks.
+        overwrite: replace a file or folder at the path, but never the source; otherwise an
+            existing path raises FileExistsError.
         reading: `input_shapes`, `values`, `expand`, `dialect`, `limits` and `weights`, as in
-            `load`. With shapes, or with `expand="all"`, what is written is flat.
+            `load`. With shapes, or with `expand="all"`, the document is flat.
 
     Raises:
-        NnefError: something is wrong with the network, or (UnsupportedError, which names all that
-            is in the way) a flat document cannot describe it.
+        NnefError: the network is wrong. If a flat document cannot describe it, the error is an
+            UnsupportedError that names all obstacles.
         TypeError, ValueError: an argument is of a wrong type or value.
 
     >>> print(nnef_jax.convert("provisional.tgz", "final.tgz"))
@@ -64,11 +67,11 @@ def convert(
             )
         data = network.data if stores else None
         is_flat = flat or options.expand == "all" or bool(options.input_shapes)
-        made = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
+        archive = network.frontend.converted(network.graph, data, flat=is_flat, keep=keep)
         if path is not None:
-            require_readable(network, made)
-            write_members(path, made.members, overwrite=overwrite)
-        text = next(iter(made.members.values()))
+            require_readable(network, archive)
+            write_members(path, archive.members, overwrite=overwrite)
+        text = next(iter(archive.members.values()))
         assert isinstance(text, bytes)
         return text.decode()
 

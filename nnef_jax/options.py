@@ -1,4 +1,4 @@
-"""Checks of what public functions take beside arrays: the error names the argument."""
+"""Checks of arguments of public functions; each error names the argument."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nnef_jax.errors import InputError, NnefError
 
 
 def require(name: str, value: Any, types: type | UnionType, expected: str) -> None:
-    """Raise TypeError unless the value is of these types; True and False are no numbers."""
+    """Raise TypeError unless the value has one of these types; a bool is not an int here."""
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
@@ -27,15 +27,15 @@ def require_flags(**flags: Any) -> None:
         require(name, value, bool, "True or False")
 
 
-def require_keywords(function: str, given: Iterable[str], known: type) -> None:
-    """Raise TypeError, as Python does, for a keyword that is none of a TypedDict."""
-    for name in given:
-        if name not in known.__annotations__:
+def require_keywords(function: str, keywords: Iterable[str], typed_dict: type) -> None:
+    """Raise TypeError, as Python does, for a keyword that the TypedDict lacks."""
+    for name in keywords:
+        if name not in typed_dict.__annotations__:
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
 
 
 def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raise ValueError for what is none of some words."""
+    """Raise ValueError unless the value is one of the choices."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
         listed = " or ".join(map(repr, choices)) if len(choices) < 3 else ", ".join(choices)
@@ -44,7 +44,7 @@ def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def require_path(name: str, value: Any) -> None:
-    """Raise TypeError or ValueError for what cannot be the path of something to write."""
+    """Raise TypeError or ValueError unless the value can be the path of a file to write."""
     require(name, value, str | os.PathLike, "a path")
     path = os.fsdecode(value)
     if not path or "\0" in path:
@@ -52,7 +52,7 @@ def require_path(name: str, value: Any) -> None:
 
 
 def require_readable(name: str, value: Any) -> None:
-    """Raise TypeError for what is no path, bytes or binary file."""
+    """Raise TypeError unless the value is a path, bytes or a binary file."""
     if isinstance(value, io.TextIOBase):
         raise TypeError(f"{name} reads text: open it in binary mode")
     if isinstance(value, str | os.PathLike) or callable(getattr(value, "read", None)):
@@ -65,7 +65,7 @@ def require_readable(name: str, value: Any) -> None:
 
 
 def require_samples(name: str, value: Any) -> None:
-    """Raise TypeError for what is no series of sample inputs."""
+    """Raise TypeError unless the value is an iterable of sample inputs."""
     try:
         is_array = hasattr(value, "shape")  # an array of samples would lack its batches
         fits = not (is_array or isinstance(value, str | bytes | Mapping)) and bool(iter(value))
@@ -77,21 +77,21 @@ def require_samples(name: str, value: Any) -> None:
 
 
 def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
-    """Return a list of words as a tuple; raise TypeError for a single one and other items."""
+    """Return a list of strings as a tuple; raise TypeError for a single string or other items."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
     try:
-        found: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
+        names: tuple[Any, ...] = tuple(value)  # pyright: ignore[reportUnknownArgumentType]
     except TypeError:  # an array without axes
-        found = (value,)
-    for item in found:
+        names = (value,)
+    for item in names:
         if not isinstance(item, str):
             raise TypeError(f"{name} must be a list of {hint}, {shown(item)} is in it")
-    return found
+    return names
 
 
 def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
-    """Return a dict of words by word; raise TypeError for anything else."""
+    """Return a dict from strings to strings; raise TypeError for any other value."""
     require(name, value, Mapping, f"a dict of {hint}")
     for item in chain(*value.items()):
         if not isinstance(item, str):
@@ -100,9 +100,9 @@ def word_pairs(name: str, value: Any, hint: str) -> dict[str, str]:
 
 
 def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
-    """Return a dict of shapes by input, None being an open extent.
+    """Return shapes by input name, None for an open extent.
 
-    Raises TypeError, and InputError for a negative extent.
+    Raises TypeError for other values, InputError for a negative extent.
     """
     expected = "a dict of shapes by input name"
     require(name, value, Mapping, expected)
@@ -125,7 +125,7 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
 
 
 def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, int]]:
-    """Split a dict into items that are no numbers, and extents by the names of open ones."""
+    """Split a dict into its shapes and its integers: extents by the name of an open extent."""
     if not isinstance(value, Mapping):
         return value, {}
     items: dict[Any, Any] = dict(value)  # pyright: ignore[reportUnknownArgumentType]
@@ -141,22 +141,22 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
 
 
 def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
-    """Return a dict of arrays of numpy by input; raise TypeError, InputError."""
+    """Return numpy arrays by input name; raise TypeError or InputError for other values."""
     expected = "a dict of arrays by input name"
     require(name, value, Mapping, expected)
-    found: dict[str, NDArray[Any]] = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for key, item in value.items():
         if not isinstance(key, str):
             raise TypeError(f"{name} must be {expected}, {shown(key)} is a key of it")
         array = numpy_of(item, InputError, f"{name} of '{key}' is no array")
         if array.dtype == object or array.dtype.kind in "USOmM":
             raise InputError(f"{name} of '{key}' must be numbers, it is {shown(item)}")
-        found[key] = array
-    return found
+        arrays[key] = array
+    return arrays
 
 
 def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
-    """Convert a value to an array of numpy. Raises the error: the message, and numpy's reason."""
+    """Return the value as a numpy array; raise `error` with the message and numpy's reason."""
     try:
         if isinstance(value, np.ma.MaskedArray):
             raise ValueError("it is masked")
@@ -166,7 +166,7 @@ def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
 
 
 def shown(value: Any) -> str:
-    """Show a value in an error: short ones as they are written, others by their type."""
+    """Return the text for a value in an error: its repr if it is short, otherwise its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"
     return f"of type {type(value).__name__}"

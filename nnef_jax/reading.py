@@ -74,9 +74,9 @@ class ReadingOptions:
         require_choice("quantization", self.quantization, get_args(Quantization))
         require_choice("expand", self.expand, get_args(Expand))
         require_choice("dialect", self.dialect, ("auto", *FORMATS))
-        given = {} if self.input_shapes is None else self.input_shapes
-        given, extents = extents_by_name("input_shapes", given)
-        shapes = shapes_by_name("input_shapes", given)
+        input_shapes = {} if self.input_shapes is None else self.input_shapes
+        input_shapes, extents = extents_by_name("input_shapes", input_shapes)
+        shapes = shapes_by_name("input_shapes", input_shapes)
         values = arrays_by_name("values", {} if self.values is None else self.values)
         require("rules", self.rules, Registry | None, "a nnef_jax.Registry")
         require("limits", self.limits, Limits | None, "a nnef_jax.Limits")
@@ -182,13 +182,13 @@ def network_of(
         archive, labels = with_safetensors(archive, options.meter)
     with uncollected():
         frontend = format.read(archive, options)
-    known = frontend.synonyms
-    shapes = {known.get(name, name): shape for name, shape in options.input_shapes.items()}
-    values = {known.get(name, name): array for name, array in options.values.items()}
-    pairs = {known.get(x, x): known.get(y, y) for x, y in (state or {}).items()}
+    synonyms = frontend.synonyms
+    shapes = {synonyms.get(name, name): shape for name, shape in options.input_shapes.items()}
+    values = {synonyms.get(name, name): array for name, array in options.values.items()}
+    pairs = {synonyms.get(x, x): synonyms.get(y, y) for x, y in (state or {}).items()}
     extents = dict(options.extents)
     for name, extent in extents.items():
-        if known.get(name, name) in frontend.inputs and name not in frontend.symbols:
+        if synonyms.get(name, name) in frontend.inputs and name not in frontend.symbols:
             raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
     for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
         match shapes[name]:

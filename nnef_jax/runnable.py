@@ -173,8 +173,8 @@ class Runnable:
 
         >>> model.intermediates(x, names=["conv1"])["conv1"].shape
         """
-        wanted = ("*",) if names is None else names_of("names", names, "names of tensors")
-        return self._execution.call(args, kwargs, probe=Probe(capture=wanted, results=False))
+        tensors = ("*",) if names is None else names_of("names", names, "names of tensors")
+        return self._execution.call(args, kwargs, probe=Probe(capture=tensors, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
         """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.

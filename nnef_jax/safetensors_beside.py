@@ -33,9 +33,9 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
     return Archive(container, archive.name, meter), tensors.labels
 
 
-def require_labels(given: Collection[str], known: Collection[str]) -> None:
+def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
     """Raise InputError for weights that no variable has."""
-    if wrong := sorted(set(given) - {*known, *(x.removeprefix("/") for x in known)}):
+    if wrong := sorted(set(labels) - {*variables, *(x.removeprefix("/") for x in variables)}):
         message = f"weights= has {listed(wrong)}, which no variable of the network is"
         raise InputError(message, hint="they go by the labels of model.params")
 

@@ -60,9 +60,9 @@ def write_archive(
     require("rules", rules, Registry | None, "a nnef_jax.Registry")
     require_flags(overwrite=overwrite)
     network = network_of_text(text, Options(rules or NO_RULES))
-    made = written(network, params, quantization)
-    require_readable(network, made)
-    write_members(path, made.members, overwrite=overwrite)
+    archive = written(network, params, quantization)
+    require_readable(network, archive)
+    write_members(path, archive.members, overwrite=overwrite)
 
 
 def write_network(
@@ -80,9 +80,9 @@ def write_network(
         if isinstance(x, jax.Array) and not x.is_fully_addressable
     }
     held = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
-    made = written(network, {**arrays, **held}, quantization)
-    require_readable(network, made)
-    members = made.members
+    archive = written(network, {**arrays, **held}, quantization)
+    require_readable(network, archive)
+    members = archive.members
     if not spread:
         write_members(path, members, overwrite=overwrite)
         return
@@ -127,7 +127,7 @@ def require_readable(network: Network, written: Written) -> None:
     except NnefError as error:
         message = f"load would refuse what is to be saved: {error.message}"
         raise UnsupportedError(
-            message, span=error.span, calls=error.calls, hint=error.hint, others=error.others
+            message, span=error.span, calls=error.calls, hint=error.hint, siblings=error.siblings
         ) from error
 
 
@@ -152,8 +152,8 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     variables at once that lack an array, or have one that does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
-    known = {*network.pairs, *network.changing}  # which the format itself refuses
-    types = {v.label: v.value.type for v in variables if v.label not in known}
+    refused = {*network.pairs, *network.changing}  # which the format itself refuses
+    types = {v.label: v.value.type for v in variables if v.label not in refused}
     errors: list[NnefError] = [
         DataError(f"params: the document has no variable '{label}'")
         for label in sorted(map(str, arrays.keys() - types.keys() - network.pairs.keys()))

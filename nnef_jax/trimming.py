@@ -44,15 +44,15 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     """
     require("lengths", lengths, Mapping, "what a call captured by capture=model.lengths")
     several = isinstance(results, tuple)
-    given = results if isinstance(results, tuple) else (results,)
-    arrays = [_known(x) for x in given]
+    outputs = results if isinstance(results, tuple) else (results,)
+    arrays = [_array(x) for x in outputs]
     cuts: dict[int, tuple[int, Any]] = {}
     for name, captured in lengths.items():
-        found = _LENGTH.fullmatch(name)
-        if found is None:
+        match = _LENGTH.fullmatch(name)
+        if match is None:
             continue
-        output, what, axis = found[1], found[2], int(found[3])
-        counts = _known(captured)
+        output, what, axis = match[1], match[2], int(match[3])
+        counts = _array(captured)
         if what == "places":
             counts = (counts >= 0).any(-2 if axis else -1).sum(-1, keepdims=True)
         cuts[_position(results, output) if several else 0] = axis, counts[..., 0]
@@ -72,7 +72,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     return cut(())
 
 
-def _known(x: Any) -> Any:
+def _array(x: Any) -> Any:
     return numpy_of(x, InputError, "trim takes arrays with values, outside of jax.jit and the like")
 
 

@@ -154,14 +154,14 @@ def _folder(out: Path, first: int, count: int) -> Path:
     return out / f"shard-{first}-of-{count}"
 
 
-def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
+def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
     """Return the inputs of a single item; InputError where they have no batch axis, or are open."""
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
     from nnef_jax.similar import did_you_mean, listed
 
     inputs = {value.name: value.type for value in network.graph.inputs}
-    for name in given:
+    for name in item_shapes:
         if name not in inputs:
             raise InputError(
                 f"--shape: the graph has no input '{name}', its inputs are {listed(inputs)}",
@@ -171,7 +171,7 @@ def _item_specs(network: Network, given: Mapping[str, Any]) -> tuple[TensorSpec,
     for name, type in inputs.items():
         if not type.shape:
             raise InputError(f"input '{name}' is a single number, it has no axis for a batch")
-        shape = given.get(name, (1, *type.shape[1:]))
+        shape = item_shapes.get(name, (1, *type.shape[1:]))
         if len(shape) != len(type.shape) or shape[0] != 1:
             raise InputError(
                 f"--shape: {show(shape)} is no item of input '{name}', "
@@ -194,8 +194,9 @@ def _declared(network: Network) -> int:
     """Return the batch extent that the document declares, 0 if none."""
     from lowering.extents import is_known
 
-    (extent, *others) = {value.type.shape[:1] for value in network.graph.inputs}
-    return extent[0] if not others and is_known(extent) else 0
+    extents = {value.type.shape[:1] for value in network.graph.inputs}
+    (extent,) = extents if len(extents) == 1 else ((),)
+    return extent[0] if extent and is_known(extent) else 0
 
 
 def _load(
@@ -228,8 +229,8 @@ def _digest(network: Network) -> str:
 
     labels = sorted(network.data)
     data = digests_of([network.data[label] for label in labels])
-    told = f"{digest_of_graph(network.graph)} {data} {labels}"
-    return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()
+    content = f"{digest_of_graph(network.graph)} {data} {labels}"
+    return hashlib.sha256(content.encode("utf-8", "backslashreplace")).hexdigest()
 
 
 def _report(parts: Parts, count: int, computed: int, devices: int) -> None:

@@ -25,7 +25,7 @@ from nnef_jax import DataError, InputError, NnefError, TensorSpec
 from nnef_jax.cli.dataset import Item, ItemArrays
 from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
-from nnef_jax.cli.terminal import told
+from nnef_jax.cli.terminal import message_of
 from nnef_jax.printable import printable
 from nnef_jax.storage import files, protected_files
 
@@ -70,10 +70,11 @@ class Parts:
 
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
         """Write the results of all items of a part, and then that they are there."""
-        found = [result.found for result in results if not isinstance(result.found, Exception)]
+        outcomes = [result.outcome for result in results]
+        arrays_by_item = [x for x in outcomes if not isinstance(x, Exception)]
         arrays: dict[str, Array] = {}
         for spec in self._outputs:
-            rows = [row[spec.name] for row in found]
+            rows = [item[spec.name] for item in arrays_by_item]
             shape = (0, *(extent or 0 for extent in spec.shape[1:]))
             arrays[spec.name] = np.stack(rows) if rows else np.zeros(shape, spec.dtype)
         save_npz(self._path(part, "npz"), arrays, overwrite=True)
@@ -81,8 +82,8 @@ class Parts:
         row = 0
         for result in results:
             line = asdict(result.item)
-            if isinstance(result.found, Exception):
-                line["error"] = reason(result.found)
+            if isinstance(result.outcome, Exception):
+                line["error"] = reason(result.outcome)
                 self.failures.append((line["file"], line["error"]))
             else:
                 line["row"], row = row, row + 1
@@ -111,16 +112,16 @@ class Parts:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
         try:
             with protected_files.unnoted(), files.open_regular(path, DataError) as file:
-                known = json.loads(file.read())
-            old = known.pop("--part-size")
+                earlier = json.loads(file.read())
+            old = earlier.pop("--part-size")
             if type(old) is not int or old < 1:
                 raise ValueError
         except FileNotFoundError:
-            known, old = None, 0
+            earlier, old = None, 0
         except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
             hint = "give another folder to --out"
             raise DataError(f"{path}: not as it was written", hint=hint) from None
-        if known is None:
+        if earlier is None:
             present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             if present:
                 raise InputError(
@@ -133,9 +134,9 @@ class Parts:
             return size
         new = json.loads(json.dumps(settings))
         if size and size != old:
-            known["--part-size"], new["--part-size"] = old, size
-        for name in sorted(known.keys() | new.keys()):
-            was, now = known.get(name), new.get(name)
+            earlier["--part-size"], new["--part-size"] = old, size
+        for name in sorted(earlier.keys() | new.keys()):
+            was, now = earlier.get(name), new.get(name)
             if was != now:
                 what = (
                     "by another network"
@@ -160,7 +161,7 @@ class Parts:
         names = os.listdir(self.folder)
         present = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
         if present and max(present) >= count:
-            raise self._others(f"there were more than {len(self._items)}")
+            raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
         for part in range(count):
             if part not in present or not os.path.exists(self._path(part, "npz")):
@@ -179,11 +180,11 @@ class Parts:
         self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
     ) -> bool:
         if len(lines) > len(items):
-            raise self._others(f"there were more than {len(self._items)}")
+            raise self._other_inputs(f"there were more than {len(self._items)}")
         retried = False
         for line, item in zip(lines, items, strict=False):
             if line["file"] != item.file:
-                raise self._others(f"'{line['file']}' was where '{item.file}' is now")
+                raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
             if line != {**line, **asdict(item)}:
                 if "error" not in line:
                     raise InputError(
@@ -218,7 +219,7 @@ class Parts:
             digest.update(line)
         return digest.hexdigest()
 
-    def _others(self, what: str) -> InputError:
+    def _other_inputs(self, what: str) -> InputError:
         return InputError(
             f"'{self.folder}' was made of other inputs: {what}",
             hint="give another folder to --out, or the inputs in their former order",
@@ -231,7 +232,7 @@ class Parts:
 def reason(error: Exception) -> str:
     """Return the reason why an item failed, in a line or more."""
     if isinstance(error, OSError):
-        return told(error)
+        return message_of(error)
     lines = error.lines() if isinstance(error, NnefError) else [str(error)]
     return "\n".join(map(printable, lines))
 

@@ -15,13 +15,13 @@ MOST = 2_000_000_000  # bytes
 
 
 @contextmanager
-def kept(given: str | None) -> Generator[str | None]:
+def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
     """Yield the folder to keep what is compiled in: the one given, or the user's own.
 
     That is bounded afterwards. Where it is of no use there is none, without a word.
     """
-    if given is not None:
-        yield given
+    if cache_dir is not None:
+        yield cache_dir
         return
     folder = cache_folder.users_folder()
     if cache_folder.prepare(folder):
@@ -34,12 +34,12 @@ def kept(given: str | None) -> Generator[str | None]:
 
 
 @contextmanager
-def filled(given: str | None) -> Generator[str]:
+def filled(cache_dir: str | None) -> Generator[str]:
     """Yield the same folder to be filled on purpose; InputError where it is of no use."""
-    if given is None:
+    if cache_dir is None:
         folder = cache_folder.users_folder()
         _require(folder, cache_folder.prepare(folder))
-    with kept(given) as folder:
+    with bounded_folder(cache_dir) as folder:
         assert folder is not None
         yield folder
 
@@ -55,8 +55,8 @@ def shown(*, clear: bool, as_json: bool) -> str:
     files = cache_folder.clear(folder) if clear else cache_folder.entries(folder)
     size = sum(file.size for file in files)
     if as_json:
-        found = {"folder": folder, "files": len(files), "bytes": size}
-        return json.dumps(found | ({"cleared": True} if clear else {"most_bytes": MOST}))
+        figures = {"folder": folder, "files": len(files), "bytes": size}
+        return json.dumps(figures | ({"cleared": True} if clear else {"most_bytes": MOST}))
     if clear:
         return f"removed {len(files)} files, {size / 1e6:.1f} MB, from {folder}"
     lines = ("folder", folder), ("files", len(files)), ("size", f"{size / 1e6:.1f} MB")

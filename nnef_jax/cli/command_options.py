@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nnef_jax.cli.cache import kept
+from nnef_jax.cli.cache import bounded_folder
 from nnef_jax.cli.terminal import status
 from nnef_jax.formats import FORMATS
 
@@ -74,8 +74,8 @@ _DIALECTS = ("auto", *FORMATS)
 
 def _known_dialect(name: str) -> str:
     if name not in _DIALECTS:
-        known = ", ".join(map(repr, _DIALECTS))
-        raise typer.BadParameter(f"{name!r} is not one of {known}")
+        dialects = ", ".join(map(repr, _DIALECTS))
+        raise typer.BadParameter(f"{name!r} is not one of {dialects}")
     return name
 
 
@@ -113,10 +113,12 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter)
 
-    def run(**given: Any) -> None:
+    def run(**keywords: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
-        command(**given)
+            keywords[name] = group(
+                **{field.name: keywords.pop(field.name) for field in fields(group)}
+            )
+        command(**keywords)
 
     typed: Any = wraps(command)(run)
     typed.__signature__ = Signature(parameters)
@@ -217,7 +219,7 @@ def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str
     """Return a context manager: it gives the folder for compiled networks, or None."""
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
-    return nullcontext() if no_cache else kept(cache_dir)
+    return nullcontext() if no_cache else bounded_folder(cache_dir)
 
 
 def name_of(source: str) -> str:

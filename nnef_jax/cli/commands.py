@@ -20,7 +20,7 @@ from nnef_jax import NnefError, __version__
 from nnef_jax.cli import command_options as option
 from nnef_jax.cli.cache import filled, shown
 from nnef_jax.cli.programs import printed_after
-from nnef_jax.cli.terminal import print_result, report_error, report_usage, status, told
+from nnef_jax.cli.terminal import message_of, print_result, report_error, report_usage, status
 from nnef_jax.storage import protected_files
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_set: bool) -> None:
+    if is_set:
         print_result(f"nnef-jax {__version__}")
         raise typer.Exit
 
@@ -68,8 +68,8 @@ def summary(
     from nnef_jax.cli.description import describe
     from nnef_jax.summary import summarise
 
-    found = summarise(network)
-    print_result(*([json.dumps(found.to_dict())] if as_json else describe(found)))
+    sizes = summarise(network)
+    print_result(*([json.dumps(sizes.to_dict())] if as_json else describe(sizes)))
 
 
 @app.command()
@@ -244,8 +244,8 @@ def compile_ahead(
         with status(f"compiling {source}"):
             _run_on_zeros(model)
     inputs = ", ".join(map(str, model.inputs)) or "no inputs"
-    kept = [] if folder is None else [f"kept in {folder}"]
-    print_result(*programs, f"compiled {model.graph.name} for {inputs}", *kept)
+    saved = [] if folder is None else [f"kept in {folder}"]
+    print_result(*programs, f"compiled {model.graph.name} for {inputs}", *saved)
 
 
 @app.command()
@@ -295,5 +295,5 @@ def main(args: Sequence[str] | None = None) -> int:
         for single in error.errors:
             report_error(*single.lines())
     except OSError as error:
-        report_error(told(error))
+        report_error(message_of(error))
     return 1

@@ -80,11 +80,11 @@ def compare(
     with status("comparing"):
         from nnef_jax.analysis import compare as compared
 
-        found = compared(
+        comparison = compared(
             sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
-    shown.show(found, None if every else found.table(differing=True))
-    if found.first is not None:
+    shown.show(comparison, None if every else comparison.table(differing=True))
+    if comparison.first is not None:
         raise typer.Exit(1)
 
 
@@ -103,9 +103,9 @@ def diff(
     with status("comparing"):
         from nnef_jax import diff as compared
 
-        found = compared(a, b)
-    compared_models.Shown(as_json=as_json).show(found)
-    if not found.same:
+        difference = compared(a, b)
+    compared_models.Shown(as_json=as_json).show(difference)
+    if not difference.same:
         raise typer.Exit(1)
 
 
@@ -157,8 +157,8 @@ def activation_statistics(
     with status("running"):
         from nnef_jax.analysis import activation_statistics as statistics
 
-        found = statistics(model, batches, names=names or None)
-    shown.show(found)
+        tensors = statistics(model, batches, names=names or None)
+    shown.show(tensors)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
@@ -166,8 +166,8 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
     from nnef_jax.cli.outputs import by_name
 
     def run(**arrays: Any) -> tuple[Any, ...]:
-        found = model(*[arrays[spec.name] for spec in model.inputs])
-        return tuple(by_name(model, found).values())
+        results = model(*[arrays[spec.name] for spec in model.inputs])
+        return tuple(by_name(model, results).values())
 
     return run
 

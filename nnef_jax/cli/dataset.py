@@ -44,12 +44,12 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
 
     Raises InputError for what stands for nothing, OSError for what is missing or unreadable.
     """
-    own = os.path.realpath(output) + os.sep
+    output_prefix = os.path.realpath(output) + os.sep
 
-    def is_own(file: str) -> bool:
-        return os.path.realpath(file).startswith(own)
+    def is_output(file: str) -> bool:
+        return os.path.realpath(file).startswith(output_prefix)
 
-    found: list[str] = []
+    paths: list[str] = []
     for argument in arguments:
         if os.path.isdir(argument):
             named, what = _below(argument), f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
@@ -60,19 +60,19 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
             os.stat(argument)
             named, what = iter([argument]), ""
         all_named = [*named]
-        others = [file for file in all_named if not is_own(file)]
-        if not others:
+        inputs = [file for file in all_named if not is_output(file)]
+        if not inputs:
             raise InputError(f"'{argument}' is in the output folder" if all_named else what)
-        found += others
-    if listed and is_own(str(listed)):
+        paths += inputs
+    if listed and is_output(str(listed)):
         raise InputError(f"'{listed}' is in the output folder", hint="give another one to --out")
-    found += read_list(listed) if listed else ()
-    if not found:
+    paths += read_list(listed) if listed else ()
+    if not paths:
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
-    broken = [file for file in found if "\n" in file or file.endswith("\r")]
+    broken = [file for file in paths if "\n" in file or file.endswith("\r")]
     if broken:
         raise InputError(f"{broken[0]!r}: a name with a line break, which no list of files holds")
-    return [_item(file) for file in found]
+    return [_item(file) for file in paths]
 
 
 def read_list(path: Path) -> list[str]:
@@ -147,7 +147,7 @@ class ItemArrays:
     """An item with its array of each input, or its row of each output, or with what is wrong."""
 
     item: Item
-    found: Mapping[str, Array] | Exception
+    outcome: Mapping[str, Array] | Exception
 
 
 def reading_ahead(

@@ -85,9 +85,9 @@ def check_profile(
     model = reading.load(source)
     from nnef_jax.openvx import check_profile as checked
 
-    found = checked(model, profile, dtype=dtype, semantics=semantics)
-    compared_models.Shown(as_json=as_json).show(found)
-    if not found.fits:
+    report = checked(model, profile, dtype=dtype, semantics=semantics)
+    compared_models.Shown(as_json=as_json).show(report)
+    if not report.fits:
         raise typer.Exit(1)
 
 
@@ -165,9 +165,9 @@ def _raw_of(lowered: Lowered) -> Any:
     from nnef_jax.openvx import Tensor
 
     def run(*arrays: Any) -> Any:
-        found = lowered(*lowered.quantize(*arrays))
-        if isinstance(found, tuple):
-            return tuple(x.data if isinstance(x, Tensor) else x for x in found)
-        return found.data if isinstance(found, Tensor) else found
+        outputs = lowered(*lowered.quantize(*arrays))
+        if isinstance(outputs, tuple):
+            return tuple(x.data if isinstance(x, Tensor) else x for x in outputs)
+        return outputs.data if isinstance(outputs, Tensor) else outputs
 
     return run

@@ -52,10 +52,10 @@ def read_inputs(
     arrays, paths = _assign(arguments, [spec.name for spec in specs])
     batches: list[_Batch] = []
     for spec in specs:
-        given = paths.get(spec.name, [])
-        if any(map(is_picture, given)):
-            pictures = [read_picture(path, spec, options) for path in given]
-            count, extent = len(given), spec.shape[0] if options.layout.startswith("n") else 1
+        input_paths = paths.get(spec.name, [])
+        if any(map(is_picture, input_paths)):
+            pictures = [read_picture(path, spec, options) for path in input_paths]
+            count, extent = len(input_paths), spec.shape[0] if options.layout.startswith("n") else 1
             if extent not in (None, 1, count):
                 raise InputError(
                     f"{count} picture{'s are' if count > 1 else ' is'} given for input "
@@ -63,9 +63,9 @@ def read_inputs(
                 )
             same = len({picture.shape for picture in pictures}) == 1
             stacks = count == 1 or (same and extent != 1)
-            batches.append(_Batch(spec.name, given, pictures, stacks))
-        elif given:
-            arrays[spec.name] = read_array(given[0], spec.name)
+            batches.append(_Batch(spec.name, input_paths, pictures, stacks))
+        elif input_paths:
+            arrays[spec.name] = read_array(input_paths[0], spec.name)
     return _calls(arrays, batches)
 
 
@@ -131,10 +131,11 @@ def _assign(
     if missing:
         lacking = ", ".join(map(repr, missing))
         raise InputError(f"no file is given for input {lacking}, the graph takes {shown}")
-    for name, given in paths.items():
-        if len(given) > 1 and not all(map(is_picture, given)):
+    for name, input_paths in paths.items():
+        if len(input_paths) > 1 and not all(map(is_picture, input_paths)):
             raise InputError(
-                f"{len(given)} files are given for input '{name}', only pictures can be several",
+                f"{len(input_paths)} files are given for input '{name}', "
+                "only pictures can be several",
                 hint="put the arrays of a batch into one file",
             )
     return arrays, paths

@@ -43,10 +43,10 @@ def profile(
     with status("measuring"):
         from nnef_jax import profile as measured
 
-        found = measured(
+        times = measured(
             model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=shown.overwrite
         )
-    shown.show(found, saved=trace)
+    shown.show(times, saved=trace)
 
 
 @app.command("benchmark")
@@ -90,28 +90,28 @@ def measure_latency(
     if sizes:
         model = _with_open_batch(model, source, reading)
     arrays = compared_models.arrays_of(model, inputs)
-    others: dict[str, Any] = {}
+    engines: dict[str, Any] = {}
     if onnx is not None:
         from importlib.util import find_spec
 
         present = [name for name in _ONNX if find_spec(name)]
-        others |= dict.fromkeys(present or _ONNX[:1], onnx)
+        engines |= dict.fromkeys(present or _ONNX[:1], onnx)
     if tract:
-        others["tract"] = source
+        engines["tract"] = source
     with status("measuring"):
         from nnef_jax import benchmark
 
-        found = benchmark(
+        timings = benchmark(
             model,
             *arrays,
             entry=entry,
             batches=sizes,
-            against=others,
+            against=engines,
             rounds=rounds,
             seconds=seconds,
             seed=seed,
         )
-    shown.show(found)
+    shown.show(timings)
 
 
 @app.command()
@@ -130,23 +130,23 @@ def cost(
     with status("compiling"):
         from nnef_jax import cost as expected
 
-        found = expected(model, platform=platform)
-    compared_models.Shown(as_json=as_json).show(found)
+        estimate = expected(model, platform=platform)
+    compared_models.Shown(as_json=as_json).show(estimate)
 
 
 def _with_open_batch(model: Any, source: str, reading: option.Reading) -> Any:
     """Load a network again with open first extents, those of the first input that has one."""
     keywords = reading.keywords
-    wanted = keywords.pop("input_shapes")
-    found = {spec.name: list(wanted.get(spec.name, spec.shape)) for spec in model.inputs}
-    first = next((shape[0] for shape in found.values() if shape), None)
-    for shape in found.values():
+    shapes = keywords.pop("input_shapes")
+    open_shapes = {spec.name: list(shapes.get(spec.name, spec.shape)) for spec in model.inputs}
+    first = next((shape[0] for shape in open_shapes.values() if shape), None)
+    for shape in open_shapes.values():
         if shape and shape[0] == first:
             shape[0] = None
     with status(f"reading {source}"):
         from nnef_jax import load
 
-        return load(source, input_shapes=found, **keywords)
+        return load(source, input_shapes=open_shapes, **keywords)
 
 
 def _size(text: str) -> int:

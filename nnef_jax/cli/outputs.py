@@ -55,8 +55,8 @@ def run_calls(
 
 def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
     """Run the network: a result for each picture, or one where an output has no axis for them."""
-    found = function(*(call.arrays[spec.name] for spec in model.inputs))
-    outputs = {name: np.asarray(array) for name, array in by_name(model, found).items()}
+    results = function(*(call.arrays[spec.name] for spec in model.inputs))
+    outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
     count = len(call.pictures)
     if count > 1 and all(array.shape[:1] == (count,) for array in outputs.values()):
         return [
@@ -66,9 +66,9 @@ def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> l
     return [CallOutputs(", ".join(call.pictures), outputs)]
 
 
-def by_name(model: Model, found: Any) -> dict[str, Any]:
+def by_name(model: Model, results: Any) -> dict[str, Any]:
     """Return the results of a call by the names of the outputs."""
-    arrays = [found] if len(model.outputs) == 1 else found
+    arrays = [results] if len(model.outputs) == 1 else results
     return {spec.name: array for spec, array in zip(model.outputs, arrays, strict=True)}
 
 

@@ -25,11 +25,11 @@ def printed_after(names: Sequence[str]) -> Generator[list[str]]:
     from nnef_jax.execution.places import default_device
 
     passes = (*DIFFERENTIABLE.passes, *target_of(default_device().platform).passes)
-    known = [*dict.fromkeys(map(name_of, passes)), "all"]
+    choices = [*dict.fromkeys(map(name_of, passes)), "all"]
     for name in names:
-        if name not in known:
+        if name not in choices:
             raise typer.BadParameter(
-                f"{name!r} is not one of {', '.join(known)}", param_hint="--print-after"
+                f"{name!r} is not one of {', '.join(choices)}", param_hint="--print-after"
             )
     lines: list[str] = []
 

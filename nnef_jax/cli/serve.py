@@ -107,7 +107,7 @@ def _tell(text: str) -> None:
 def _of(name: str, named: Collection[str], reading: option.Reading) -> option.Reading:
     """Return the options for one of several networks: those for it alone, and those for all."""
 
-    def own(texts: Sequence[str] | None) -> list[str]:
+    def for_network(texts: Sequence[str] | None) -> list[str]:
         split = [(text, *text.partition(":")) for text in texts or ()]
         return [
             part if before in named else text
@@ -115,7 +115,7 @@ def _of(name: str, named: Collection[str], reading: option.Reading) -> option.Re
             if before not in named or before == name
         ]
 
-    return replace(reading, shapes=own(reading.shapes), values=own(reading.values))
+    return replace(reading, shapes=for_network(reading.shapes), values=for_network(reading.values))
 
 
 def _named(text: str) -> tuple[str, str]:

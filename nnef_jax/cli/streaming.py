@@ -24,10 +24,10 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
     group: list[ItemArrays] = []
     count = 0
     for read in reads:
-        if isinstance(read.found, Exception) and stop:
-            raise read.found
+        if isinstance(read.outcome, Exception) and stop:
+            raise read.outcome
         group.append(read)
-        count += not isinstance(read.found, Exception)
+        count += not isinstance(read.outcome, Exception)
         if count == size:
             yield group
             group, count = [], 0
@@ -49,8 +49,8 @@ def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
     def compute(items: Sequence[Mapping[str, Array]]) -> dict[str, Any]:
         rows = [*items, *[items[-1]] * (size - len(items))]
         stacked = {x.name: np.concatenate([row[x.name] for row in rows]) for x in model.inputs}
-        found = model(*jax.device_put(list(stacked.values()), sharding))
-        return by_name(model, found)
+        outputs = model(*jax.device_put(list(stacked.values()), sharding))
+        return by_name(model, outputs)
 
     return compute
 
@@ -65,7 +65,7 @@ def results_of(
     count = 0
     for group in chain(groups, [None]):
         if group is not None:
-            items = [read.found for read in group if not isinstance(read.found, Exception)]
+            items = [read.outcome for read in group if not isinstance(read.outcome, Exception)]
             running.append((group, compute(items) if items else {}))
         while running and (group is None or len(running) > 1):
             reads, outputs = running.popleft()
@@ -78,7 +78,7 @@ def _rows(reads: Sequence[ItemArrays], outputs: Mapping[str, Any]) -> Iterator[I
     arrays = {name: np.asarray(array) for name, array in outputs.items()}
     row = 0
     for read in reads:
-        if isinstance(read.found, Exception):
+        if isinstance(read.outcome, Exception):
             yield read
         else:
             yield ItemArrays(read.item, {name: array[row] for name, array in arrays.items()})

@@ -62,7 +62,7 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
         bar.stop()
 
 
-def told(error: OSError) -> str:
+def message_of(error: OSError) -> str:
     """Return the message of a system's error, after the file that it is about."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason

@@ -63,9 +63,9 @@ def _json_in(path: Path | None) -> Any:
     with files.open_regular(str(path), DataError) as file:
         data = file.read()
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
         raise DataError(f"{path}: no JSON") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise DataError(f"{path}: no JSON object")
-    return found
+    return document

@@ -103,11 +103,11 @@ class Benchmark(Result):
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
         for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
-            found = [t for t in self.timings if t.engine == name and not t.failure]
-            places = [timing.batch or 1 for timing in found]
-            middle = [1e3 * timing.p50 for timing in found]
+            timings = [t for t in self.timings if t.engine == name and not t.failure]
+            places = [timing.batch or 1 for timing in timings]
+            middle = [1e3 * timing.p50 for timing in timings]
             ax.plot(places, middle, "o-", color=color, label=name, markersize=4)
-            far = [1e3 * timing.p90 for timing in found]
+            far = [1e3 * timing.p90 for timing in timings]
             ax.fill_between(places, middle, far, color=color, alpha=0.15, lw=0)
         ticks = sorted({timing.batch or 1 for timing in self.timings})
         ax.set_xscale("log", base=2)
@@ -171,17 +171,17 @@ def benchmark(
         raise ValueError("batches and other engines go with entry 'apply' alone")
     if (inputs or named) and sizes:
         raise InputError("inputs have a batch already: give them or batches, not both")
-    others = {name: engine(name, path) for name, path in (against or {}).items()}
+    engines = {name: engine(name, path) for name, path in (against or {}).items()}
     cases: list[_Case] = []
     devices: set[str] = set()
-    for given in _batches(model, sizes, seed) or [inputs]:
-        subject = subject_of(model, given, named, entry, seed)
+    for batch_inputs in _batches(model, sizes, seed) or [inputs]:
+        subject = subject_of(model, batch_inputs, named, entry, seed)
         first, results = _first(subject.run)
         devices.add(devices_of(results))
         shapes = [x.shape for x in subject.arrays]
         batch = shapes[0][0] if entry == "apply" and shapes and shapes[0] else None
         cases.append(_Case(Timing(_OURS, batch, first), subject.run))
-        for name, prepare in others.items():
+        for name, prepare in engines.items():
             arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
             cases.append(_other(name, batch, prepare, arrays, results))
     elsewhere = _measure([case for case in cases if case.run], rounds, seconds)
@@ -215,8 +215,8 @@ def _other(
     """Return another engine's case, after a first call."""
     try:
         call = prepare({name: np.asarray(x) for name, x in inputs.items()})
-        first, found = _first(call)
-        pairs = [np.asarray(x) for x in jax.tree.leaves(ours)], [np.asarray(x) for x in found]
+        first, outputs = _first(call)
+        pairs = [np.asarray(x) for x in jax.tree.leaves(ours)], [np.asarray(x) for x in outputs]
         return _Case(Timing(name, batch, first, difference=_relative(*pairs)), call)
     except Exception as error:  # an engine that cannot leaves the others to compare
         reason = error.message if isinstance(error, NnefError) else first_line(error)
@@ -225,8 +225,8 @@ def _other(
 
 def _first(call: Callable[[], Any]) -> tuple[float, Any]:
     start = time.perf_counter()
-    found = call()
-    return time.perf_counter() - start, found
+    results = call()
+    return time.perf_counter() - start, results
 
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
@@ -268,10 +268,10 @@ def _used_elsewhere() -> float:
     """Return seconds of all cores that other processes used; only differences mean something."""
     try:
         with open("/proc/stat") as file:
-            user, nice, system, _, _, *others = map(int, file.readline().split()[1:9])
+            user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
     except OSError:
         return math.nan
-    used = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+    used = (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")
     return used - time.process_time()
 
 
@@ -279,12 +279,12 @@ def _relative(a: Sequence[Array], b: Sequence[Array]) -> float:
     """Return the largest difference of outputs, relative to the largest number of each."""
     if [x.shape for x in a] != [y.shape for y in b]:
         return math.inf
-    found = [0.0]
+    differences = [0.0]
     for x, y in zip(a, b, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         largest = float(np.abs(x[np.isfinite(x)]).max(initial=0)) or 1.0
-        found.append(float(apart(x, y).max(initial=0)) / largest)
-    return max(found)
+        differences.append(float(apart(x, y).max(initial=0)) / largest)
+    return max(differences)
 
 
 def _ms(seconds: float) -> float | None:

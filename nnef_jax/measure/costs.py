@@ -112,8 +112,8 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
     present = _canonical(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
-    given = inputs or tuple([] if named else declared_types(model))
-    types = types_of(model, given, named)
+    examples = inputs or tuple([] if named else declared_types(model))
+    types = types_of(model, examples, named)
     graph = graph_for(model, types)
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
@@ -124,15 +124,15 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
         traced = jax.jit(model.apply).trace(model.params, *types)
         stage = traced.lower(lowering_platforms=(platform,))
         memory, loops = None, stage.as_text().count("stablehlo.while")
-    found: Any = stage.cost_analysis() or {}
+    analysis: Any = stage.cost_analysis() or {}
     return Cost(
         graph.name,
         platform or present,
         platform in (None, present),
         total(graph),
-        found.get("flops"),
-        found.get("transcendentals"),
-        found.get("bytes accessed"),
+        analysis.get("flops"),
+        analysis.get("transcendentals"),
+        analysis.get("bytes accessed"),
         getattr(memory, "argument_size_in_bytes", None),
         getattr(memory, "output_size_in_bytes", None),
         getattr(memory, "temp_size_in_bytes", None),

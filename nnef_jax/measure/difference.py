@@ -85,11 +85,11 @@ class Difference(Result):
             for x in self.changes
         ]
         counts = [f"{n} {part}" for part, n in self._counts().items()]
-        said = f"{', '.join(counts)} differ" if counts else "nothing differs"
+        heading = f"{', '.join(counts)} differ" if counts else "nothing differs"
         sizes = [
             f"{a:,}" if a == b else f"{a:,} and {b:,}" for a, b in (self.operations, self.weights)
         ]
-        title = f"{said}, of {sizes[0]} operations and {sizes[1]} arrays"
+        title = f"{heading}, of {sizes[0]} operations and {sizes[1]} arrays"
         return table_of(title, ("", "part", "name", "kind", "what"), rows)
 
     def _counts(self) -> dict[str, int]:
@@ -125,11 +125,11 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
     return Difference(tuple(changes), *sizes)
 
 
-def _parts(given: Model | Source) -> tuple[Graph, dict[str, Any]]:
+def _parts(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
     """Return the graph, and the arrays of parameters and states by label."""
-    if isinstance(given, Model):
-        return given.graph, dict(stored(given))
-    network: Network = read(given)
+    if isinstance(source, Model):
+        return source.graph, dict(stored(source))
+    network: Network = read(source)
     return network.graph, dict(network.data)
 
 
@@ -173,9 +173,9 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
         if details or renamed:
             change = "changed" if details else "renamed"
             yield Change("operation", change, name, operation.kind, renamed, details)
-    known = set(pairs.operations.values())
+    partners = set(pairs.operations.values())
     for name, operation in second.items():
-        if name not in known:
+        if name not in partners:
             yield Change("operation", "added", name, operation.kind, details=_read(operation))
 
 
@@ -212,9 +212,9 @@ def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
 
 
 def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterator[Change]:
-    for label, given in a.items():
+    for label, array in a.items():
         other = pairs.labels.get(label)
-        old = np.asarray(given)
+        old = np.asarray(array)
         kind = _type(old)
         if other is None or other not in b:
             yield Change("weights", "removed", label, kind)
@@ -227,13 +227,15 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
             yield Change("weights", "changed", label, kind, renamed, *details)
         elif renamed:
             yield Change("weights", "renamed", label, kind, renamed)
-    known = set(pairs.labels.values())
-    yield from [Change("weights", "added", x, _type(np.asarray(b[x]))) for x in b if x not in known]
+    partners = set(pairs.labels.values())
+    yield from [
+        Change("weights", "added", x, _type(np.asarray(b[x]))) for x in b if x not in partners
+    ]
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type in words and as a number; None if equal."""
-    count, largest, squares, whole = 0, 0.0, 0.0, 0.0
+    count, largest, squares, squares_of_a = 0, 0.0, 0.0, 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
         far = apart(x, y)
@@ -241,10 +243,10 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
         largest = max(largest, float(far.max()))
         with np.errstate(over="ignore"):
             squares += float(np.square(far).sum())
-            whole += float(np.square(np.abs(x[np.isfinite(x)])).sum())
+            squares_of_a += float(np.square(np.abs(x[np.isfinite(x)])).sum())
     if not count:
         return None
-    relative = math.sqrt(squares / whole) if whole else math.inf
+    relative = math.sqrt(squares / squares_of_a) if squares_of_a else math.inf
     details = (
         f"{count:,} of {a.size:,} numbers, by {number(largest)} at most",
         f"norm of the difference {number(relative)} of the whole",

@@ -63,8 +63,8 @@ def onnx_tensors(
     names = [value.name for value in session.get_outputs()]
 
     def run(*inputs: Any, **named: Any) -> Any:
-        given = named or dict(zip(takes, inputs, strict=False))
-        results = session.run(None, _typed(session, {**_in_order(given, takes), **values}))
+        arrays = named or dict(zip(takes, inputs, strict=False))
+        results = session.run(None, _typed(session, {**_in_order(arrays, takes), **values}))
         return dict(zip(names, results, strict=True)) if inside else tuple(results)
 
     return run
@@ -77,9 +77,9 @@ def _with_all_outputs(path: str) -> Any:
     except ImportError:
         return path
     model = onnx.load(path)
-    known = {output.name for output in model.graph.output}
+    outputs = {output.name for output in model.graph.output}
     for name in [name for node in model.graph.node for name in node.output]:
-        if name and name not in known:
+        if name and name not in outputs:
             model.graph.output.append(onnx.ValueInfoProto(name=name))
     return model.SerializeToString()
 
@@ -107,10 +107,10 @@ def _openvino(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
     request = compiled.create_infer_request()
 
     def prepare(inputs: Mapping[str, Any]) -> Call:
-        given = _in_order(inputs, names)
+        tensors = _in_order(inputs, names)
 
         def call() -> Sequence[Any]:
-            results = request.infer(given, share_inputs=True, share_outputs=True)
+            results = request.infer(tensors, share_inputs=True, share_outputs=True)
             return [results[i] for i in range(len(compiled.outputs))]
 
         return call

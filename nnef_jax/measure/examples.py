@@ -49,8 +49,8 @@ def subject_of(
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
-    given = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
-    inputs = [jnp.asarray(x) for x in bind(model, given, named, len(cycles))]
+    examples = tuple(args) or tuple([] if named else random_inputs(model, seed, *cycles).values())
+    inputs = [jnp.asarray(x) for x in bind(model, examples, named, len(cycles))]
     graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
@@ -73,15 +73,15 @@ def random_inputs(
     LimitError for too many numbers.
     """
     random = np.random.default_rng(seed)
-    found: dict[str, Any] = {}
+    inputs: dict[str, Any] = {}
     types = declared_types(model, batch)
     graph_for(model, types)  # within limits
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)
         numbers = random.normal(size=shape) if is_real else random.integers(2, size=shape)
-        found[value.name] = np.asarray(numbers).astype(type.dtype)
-    return found
+        inputs[value.name] = np.asarray(numbers).astype(type.dtype)
+    return inputs
 
 
 def declared_types(
@@ -92,21 +92,21 @@ def declared_types(
     Raises InputError for other extents that are open, with a hint before the option `--shape`.
     """
     errors: list[InputError] = []
-    found: list[jax.ShapeDtypeStruct] = []
+    types: list[jax.ShapeDtypeStruct] = []
     for value in model.graph.inputs:
         shape = list(value.type.shape)
         if batch is not None and shape and not is_known(shape[:1]):
             shape[0] = batch
         if not is_known(shape):
-            wanted = show(shape)[1:-1].replace("?", "1")
-            said = network_of(model).extent_names.get(value.name, ())
-            known = show(shape, said)
-            message = f"the shape of input '{value.name}' is not known, it is {known}"
-            errors.append(InputError(message, hint=f"{hint} --shape {value.name}={wanted}"))
+            extents = show(shape)[1:-1].replace("?", "1")
+            names = network_of(model).extent_names.get(value.name, ())
+            shape_text = show(shape, names)
+            message = f"the shape of input '{value.name}' is not known, it is {shape_text}"
+            errors.append(InputError(message, hint=f"{hint} --shape {value.name}={extents}"))
         else:
-            found.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
+            types.append(jax.ShapeDtypeStruct(tuple(shape), jnp.dtype(value.type.dtype)))
     raise_all(errors)
-    return found
+    return types
 
 
 def devices_of(results: Any) -> str:

@@ -38,9 +38,9 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
 
     A fusion has those of all that is fused in it.
     """
-    known = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
+    by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
-    own: dict[str, set[str]] = {}  # by instruction
+    computed: dict[str, set[str]] = {}  # by instruction
     called: dict[str, list[str]] = {}  # computations by instruction
     members: dict[str, list[str]] = {}  # instructions by computation
     control: set[str] = set()
@@ -50,22 +50,24 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
         if match := _COMPUTATION.match(line):
             inside = members.setdefault(match[1], [])
         elif match := _INSTRUCTION.match(line):
-            name, rest = match.groups()
-            rest, _, metadata = rest.partition(", metadata={")
+            name, definition = match.groups()
+            definition, _, metadata = definition.partition(", metadata={")
             inside.append(name)
             path = _PATH.search(metadata)
-            operation = _operation(_unescaped(path[1]), known, slashes) if path else None
-            own[name] = {operation} if operation else set()
-            called[name] = [n for found in _CALLED.findall(rest) for n in _NAME.findall(found)]
-            if _CONTROL.search(rest):
+            operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
+            computed[name] = {operation} if operation else set()
+            called[name] = [
+                n for group in _CALLED.findall(definition) for n in _NAME.findall(group)
+            ]
+            if _CONTROL.search(definition):
                 control.add(name)
-                loops += " while(" in rest
+                loops += " while(" in definition
     # A computation stands before what calls it, so that what is inside is known.
     for instructions in members.values():
         for name in instructions:
-            own[name].update(*[own[n] for c in called[name] for n in members.get(c, ())])
+            computed[name].update(*[computed[n] for c in called[name] for n in members.get(c, ())])
     module = re.match(r"HloModule ([^,\s]+)", text)
-    operations = {name: frozenset(found) for name, found in own.items()}
+    operations = {name: frozenset(x) for name, x in computed.items()}
     return HloProgram(module[1] if module else "", operations, frozenset(control), loops)
 
 
@@ -159,19 +161,19 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
     Where several run at a time each has an equal share of it. A loop or another call of
     `control` has what none of those in it take.
     """
-    found: defaultdict[str, float] = defaultdict(float)
+    seconds: defaultdict[str, float] = defaultdict(float)
     active: list[Run] = []
     before = call.start
     for at, run, begins in _edges(runs, call):
         leaves = [x for x in active if x.name not in control] or active[-1:]
         for x in leaves:
-            found[x.name] += (at - before) / len(leaves) / 1e9
+            seconds[x.name] += (at - before) / len(leaves) / 1e9
         before = at
         if begins:
             active.append(run)
         else:
             active.remove(run)
-    return dict(found)
+    return dict(seconds)
 
 
 def _edges(runs: Iterable[Run], call: Run) -> Iterator[tuple[float, Run, bool]]:

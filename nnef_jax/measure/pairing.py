@@ -30,8 +30,8 @@ class Pairs:
         """Tell whether operands or attributes are the same constant, or paired tensors."""
         if isinstance(a, tuple) and isinstance(b, tuple):
             items: tuple[Any, ...] = a
-            others: tuple[Any, ...] = b
-            return len(items) == len(others) and all(map(self.agree, items, others))
+            partners: tuple[Any, ...] = b
+            return len(items) == len(partners) and all(map(self.agree, items, partners))
         if isinstance(a, Value):
             return self.values.get(a) is b
         if isinstance(a, Graph) and isinstance(b, Graph):  # the body of a loop
@@ -55,21 +55,21 @@ def paired(a: Graph, b: Graph) -> Pairs:
         {f"{side}{name}": tensor for name, tensor in _structures(operations).items()}
         for side, operations in (("a:", first), ("b:", second))
     ]
-    found = {x[2:]: y[2:] for x, y in _matched(*hidden).items()}
-    by_structure = _pairs(a, b, labels, found)
+    operation_names = {x[2:]: y[2:] for x, y in _matched(*hidden).items()}
+    by_structure = _pairs(a, b, labels, operation_names)
     return by_structure if _differing(a, b, by_structure) < differing else by_name
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
     """Return operations by name; the second of a name is 'name (2)'."""
-    found: dict[str, Operation] = {}
+    operations: dict[str, Operation] = {}
     for operation in graph.operations:
         name, count = operation.name, 1
-        while name in found:
+        while name in operations:
             count += 1
             name = f"{operation.name} ({count})"
-        found[name] = operation
-    return found
+        operations[name] = operation
+    return operations
 
 
 def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[str, str]) -> Pairs:

@@ -87,17 +87,17 @@ class Profile(Result):
 
         That is the one with the most multiply-adds, the first of several.
         """
-        found = dict.fromkeys(self.operations, 0.0)
+        seconds = dict.fromkeys(self.operations, 0.0)
         for row in self.rows:
             work = [self.operations[name]["multiply_adds"] for name in row.operations]
-            found[row.operations[int(np.argmax(work))]] += row.seconds
-        return found
+            seconds[row.operations[int(np.argmax(work))]] += row.seconds
+        return seconds
 
     def to_dict(self) -> dict[str, object]:
         """Return plain values of JSON: "rows" as they are, "operations" as in `by_operation`."""
         names = "network", "device", "calls", "seconds", "recorded_seconds", "other_seconds"
-        told: dict[str, object] = {name: getattr(self, name) for name in names}
-        return told | {
+        attributes: dict[str, object] = {name: getattr(self, name) for name in names}
+        return attributes | {
             "operations": [
                 {"name": name, "seconds": seconds, **self.operations[name]}
                 for name, seconds in self.by_operation().items()
@@ -106,7 +106,7 @@ class Profile(Result):
                 {
                     "operations": list(row.operations),
                     "seconds": row.seconds,
-                    "share": row.seconds / self._whole,
+                    "share": row.seconds / self._total,
                     "bytes": row.nbytes,
                     "kernels": list(row.kernels),
                 }
@@ -130,29 +130,29 @@ class Profile(Result):
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the slowest rows as bars; return the axes of matplotlib."""
         shown = self.rows[:_BARS]
-        rest = sum(row.seconds for row in self.rows[_BARS:])
+        remainder = sum(row.seconds for row in self.rows[_BARS:])
         bars = [(_named(row), row.seconds, "#1f4e79") for row in shown]
-        bars += [(f"{len(self.rows) - _BARS} more", rest, "0.6")] if self.rows[_BARS:] else []
+        bars += [(f"{len(self.rows) - _BARS} more", remainder, "0.6")] if self.rows[_BARS:] else []
         bars += [("other", self.other_seconds, "0.8")]
         ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))
         names, seconds, colors = zip(*bars, strict=True)
         drawn = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
-        ax.bar_label(drawn, [f"{s / self._whole:.1%}" for s in seconds], padding=3, fontsize=8)
+        ax.bar_label(drawn, [f"{s / self._total:.1%}" for s in seconds], padding=3, fontsize=8)
         ax.set_yticks(range(len(bars)), map(literally, names), fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.12)
         ax.set_xlabel("ms of a call, while recorded", fontsize=9)
-        title = f"{self.network} on {self.device}: {self._whole * 1e3:.3g} ms"
+        title = f"{self.network} on {self.device}: {self._total * 1e3:.3g} ms"
         ax.set_title(title, fontsize=10)
         ax.tick_params(axis="x", labelsize=8)
         return ax
 
     @property
-    def _whole(self) -> float:
+    def _total(self) -> float:
         return self.recorded_seconds or 1.0
 
     def _columns(self, seconds: float) -> tuple[float, float]:
-        return round(seconds * 1e3, 4), round(100 * seconds / self._whole, 1)
+        return round(seconds * 1e3, 4), round(100 * seconds / self._total, 1)
 
 
 def profile(
@@ -207,8 +207,8 @@ def profile(
         seconds = _seconds(call, calls)
     with tempfile.TemporaryDirectory(prefix="nnef_jax-") as folder:
         _record(call, calls, folder)
-        (found,) = Path(folder).rglob("*.xplane.pb")
-        data = jax.profiler.ProfileData.from_file(str(found))
+        (recording,) = Path(folder).rglob("*.xplane.pb")
+        data = jax.profiler.ProfileData.from_file(str(recording))
         if trace is not None:
             _write_trace(folder, trace, program, overwrite=overwrite)
     return _profile(graph, program, data, seconds, device)
@@ -243,7 +243,7 @@ def _profile(
     kernels: defaultdict[tuple[str, ...], set[str]] = defaultdict(set)
     seconds: defaultdict[tuple[str, ...], float] = defaultdict(float)
     faster = _faster(calls)
-    whole = mean([call.seconds for call in faster])
+    mean_seconds = mean([call.seconds for call in faster])
     for call in faster:
         for name, duration in times(runs, call, program.control).items():
             key = tuple(sorted(program.operations.get(name, ()), key=position.__getitem__))
@@ -261,9 +261,11 @@ def _profile(
         if key
     ]
     rows.sort(key=lambda row: -row.seconds)
-    other = max(0.0, whole - sum([row.seconds for row in rows]))  # rounded, it may be below 0
+    other = max(
+        0.0, mean_seconds - sum([row.seconds for row in rows])
+    )  # rounded, it may be below 0
     return Profile(
-        graph.name, device, len(calls), unrecorded, whole, tuple(rows), other, operations
+        graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
     )
 
 
@@ -273,12 +275,12 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    operations: dict[str, dict[str, Any]] = {}
     for operation in graph.operations:
         nbytes = 0
         for value in operation.writes():
             nbytes += volume(known(value.type.shape)) * jax.numpy.dtype(value.type.dtype).itemsize
-        known_as = found.setdefault(
+        entry = operations.setdefault(
             operation.name,
             {
                 "kind": operation.kind,
@@ -287,9 +289,9 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
                 "multiply_adds": 0,
             },
         )
-        known_as["bytes"] += nbytes
-        known_as["multiply_adds"] += multiply_adds(operation)
-    return found
+        entry["bytes"] += nbytes
+        entry["multiply_adds"] += multiply_adds(operation)
+    return operations
 
 
 def _named(row: Row) -> str:

@@ -115,8 +115,8 @@ def sparkline(counts: tuple[int, ...]) -> str:
     return "".join(_BLOCKS[-(-7 * n // most)] if most else " " for n in counts)
 
 
-def _statistics(label: str, given: Any) -> Weight:
-    array = numpy_of(given, InputError, f"'{label}' is no array")
+def _statistics(label: str, weight: Any) -> Weight:
+    array = numpy_of(weight, InputError, f"'{label}' is no array")
     flat = array.reshape(-1)
     if np.issubdtype(flat.dtype, np.complexfloating):
         flat = flat.view(f"f{flat.itemsize // 2}")
@@ -124,21 +124,21 @@ def _statistics(label: str, given: Any) -> Weight:
         flat[:1].astype(np.float64)
     except (TypeError, ValueError):
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
-    found = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
+    moments = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
     sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
     some = sample.astype(np.float64)
     some = some[np.isfinite(some)]
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
-        min=found.min if found.count else math.nan,
-        max=found.max if found.count else math.nan,
-        mean=found.mean if found.count else math.nan,
-        std=found.std,
-        zeros=found.zeros / flat.size if flat.size else 0.0,
-        nan=found.nan,
-        inf=found.inf,
+        min=moments.min if moments.count else math.nan,
+        max=moments.max if moments.count else math.nan,
+        mean=moments.mean if moments.count else math.nan,
+        std=moments.std,
+        zeros=moments.zeros / flat.size if flat.size else 0.0,
+        nan=moments.nan,
+        inf=moments.inf,
         bits=math.log2(len(np.unique(some))) if some.size else 0.0,
-        histogram=tuple(histogram_of(some, found.min, found.max, _BINS)),
+        histogram=tuple(histogram_of(some, moments.min, moments.max, _BINS)),
         sampled=sample.size < flat.size,
     )

@@ -13,7 +13,7 @@ from lowering import ops
 from lowering.errors import InvalidOperation
 from lowering.graph import Call, Graph, Scalar, Value, is_integer
 from lowering.location import Source
-from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.errors import LimitError, NnefError, raise_all, without_frames
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.formats.base import ExtentNeeded, Options
 from nnef_jax.formats.nnef.evaluator import ITEMS_PER_STEP, Evaluator, Step
@@ -117,7 +117,7 @@ class _Flattener(Evaluator):
                 raise
             except NnefError as error:
                 self.meter.steps += ERROR
-                self.errors += kept(error)
+                self.errors += without_frames(error)
             for name in names:
                 frame.values.setdefault(name, Poisoned)
         raise_all(self.errors)

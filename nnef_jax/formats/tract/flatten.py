@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
-from nnef_jax.errors import LimitError, NnefError, kept, raise_all
+from nnef_jax.errors import LimitError, NnefError, raise_all, without_frames
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import WEIGHTY, weight
 from nnef_jax.formats.base import GIVE_SHAPES, Options
@@ -138,7 +138,7 @@ class _UnitFlattener:
                 if isinstance(error, LimitError):
                     raise error from None
                 self.graph.meter.steps += ERROR
-                errors += kept(error)
+                errors += without_frames(error)
             frame.values |= dict.fromkeys(targets, Poisoned)
         outputs: list[Value] = []
         for result in document.graph.results:
