@@ -59,6 +59,11 @@ def packed(model: Runnable, outputs: Inputs) -> Any:
     return execution_of(model).packed(outputs)
 
 
+def rounds_straight_through(model: Runnable) -> bool:
+    """Tell whether rounding has a derivative: the model was loaded with quantization="ste"."""
+    return execution_of(model).definition.options.straight_through
+
+
 def without_mesh(model: _Model) -> _Model:
     """Return the model on the default device."""
     execution = execution_of(model)

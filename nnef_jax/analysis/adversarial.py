@@ -269,6 +269,7 @@ def _attack(
     if targeted and given.get("target") is None:
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
     question = ask(function, model, inputs, given)
+    question.require_derivative()
     if question.score is None and question.count < 2:
         message = f"'{question.output}' has one score, so that there is no other class"
         hint = "give as target a function that returns a margin: target=lambda y: y[:, 0]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,21 @@ from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, scalar
-from nnef_jax.analysis.question import Question, Target, ask, bound, require_model, require_real
+from nnef_jax.analysis.question import (
+    Question,
+    Target,
+    ask,
+    bound,
+    require_derivative,
+    require_model,
+    require_real,
+)
 from nnef_jax.call_arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
+from nnef_jax.workings import network_of
 
 _RIDGE = 1e-3  # of the mean square of activations
 
@@ -99,9 +108,16 @@ def tracin(
     for params, rate in zip(times, each, strict=True):
         there = model.with_params(params)
         free = tuple(chosen_params(there.params, names))
+        _require_derivative(there, free)
         pair = [_gradients(there, *_items(of, x), loss, free) for of, x in _named(data, others)]
         total += require_real("a rate", rate) * jnp.matmul(pair[1], pair[0].T, precision="highest")
     return Influence(values=total)
+
+
+def _require_derivative(model: Model, labels: Collection[str]) -> None:
+    graph = network_of(model).graph
+    sources = [p.value for p in graph.parameters if p.label in labels]
+    require_derivative(model, graph, sources, graph.outputs)
 
 
 def _named(data: Any, others: Any) -> list[tuple[str, Any]]:

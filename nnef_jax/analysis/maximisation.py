@@ -118,6 +118,7 @@ def activation_maximisation(
     starts = inputs or _blank(model, target, ends)
     options = {"target": target, "output": output, **tensor}
     question = ask("activation_maximisation", model, starts, options)
+    question.require_derivative()
     return _maximised(question, key, rates, ends, steps=steps)
 
 

@@ -172,7 +172,8 @@ def max_sensitivity(
     first = copies.first
     moves = [x.values - first.values for x in copies.drawn(key, samples, near)]
     changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
-    values = changes.max(0) / jnp.sqrt(sums(first.values**2))
+    largest, norm = changes.max(0), jnp.sqrt(sums(first.values**2))
+    values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, NaN stays
     return MaxSensitivity(values=values, method=first.method, of=first.of, output=first.output)
 
 

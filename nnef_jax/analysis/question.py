@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict
 
@@ -16,17 +16,19 @@ from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
+from lowering.ops import FAMILIES
 from nnef_jax.call_arguments import Params, arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
-from nnef_jax.workings import bind, graph_for
+from nnef_jax.workings import bind, graph_for, rounds_straight_through
 
 # A class, a class for each item, or a function of outputs; the class with the best score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
-_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze")
+_QUANTIZES = tuple(kind for kind in FAMILIES["quantize"] if kind.endswith("_quantize"))
+_PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
@@ -125,6 +127,7 @@ class Question:
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
         """Return the score of each item, and its gradient at a value of the tensor."""
+        self.require_derivative()
 
         def total(x: Array) -> tuple[Array, Array]:
             scores = self.at(x)
@@ -136,6 +139,7 @@ class Question:
     def layer_gradient(self, x: Array, layer: str) -> tuple[Array, Array, Array]:
         """Return the score of each item, a layer, and the gradient of the score at it."""
         type = self.graph.values[layer].type
+        self.require_derivative(layer)
 
         def total(added: Array) -> tuple[Array, tuple[Array, Array]]:
             outputs, inside = self.run(x, {layer: lambda v: v + added}, [layer])
@@ -145,6 +149,13 @@ class Question:
         zero = jnp.zeros([int(n) for n in type.shape], type.dtype)
         gradient, (scores, values) = jax.grad(total, has_aux=True)(zero)
         return scores, values, gradient
+
+    def require_derivative(self, name: str | None = None) -> None:
+        """Raise InputError if rounding makes all derivatives by a tensor 0, by default `wrt`."""
+        graph = self.graph
+        named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
+        scored = [named[self.output]] if self.output else graph.outputs
+        require_derivative(self.model, graph, [graph.values[name or self.wrt]], scored)
 
     def settled(self, x: Array) -> Question:
         """Return the question about the classes with the highest scores, if it names none."""
@@ -212,6 +223,35 @@ def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str
         raise InputError(message, hint=hint)
     classes = _classes(target, batch, _classes_of(scored), output)
     return Question(model, arrays, classes, explains.name, output, None)
+
+
+def require_derivative(
+    model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
+) -> None:
+    """Raise InputError if every path from some tensors to the results is rounded."""
+    rounded = () if rounds_straight_through(model) else (*_QUANTIZES, "round")
+    stop = _stop(graph, sources, results, rounded)
+    if stop is not None:
+        message = f"all derivatives are 0: '{stop.name}' is rounded, or of integers"
+        hint = "occlusion and feature_ablation need none"
+        if _stop(graph, sources, results, ()) is None:
+            hint = 'load(..., quantization="ste") passes them straight through rounding'
+        raise InputError(message, span=stop.span, hint=hint)
+
+
+def _stop(
+    graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
+) -> Operation | None:
+    """Return the first operation of some kinds, or of integers, if all paths have one."""
+    reached, first = set(sources), None
+    for operation in graph.operations:
+        if not reached.isdisjoint(operation.reads()):
+            real = [v for v in operation.writes() if is_float(v.type.dtype)]
+            if real and operation.kind not in kinds:
+                reached.update(real)
+            else:
+                first = first or operation
+    return first if reached.isdisjoint(results) else None
 
 
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:

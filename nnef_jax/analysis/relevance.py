@@ -162,6 +162,7 @@ def _rectified(question: Question) -> Question:
     if not any(x.kind in _RECTIFIERS for x in question.graph.operations):
         hint = "saliency() is the gradient of any network"
         raise InputError(f"the network has no {' or '.join(_RECTIFIERS)}", hint=hint)
+    question.require_derivative()
     return question
 
 

@@ -120,6 +120,7 @@ def jacobian_spectrum(
             raise InputError("no output is of real numbers: none has a Jacobian")
         output = real[0]
     question = ask("", model, values, {"target": _all, "output": output, "wrt": wrt})
+    question.require_derivative()
     key = jax.random.key(0) if key is None else key
     singular, directions, residuals, mixed = _spectrum(
         question, key, k=k, steps=steps, batched=batched

@@ -1,0 +1,69 @@
+"""Analyses as users of captum and of quantised networks call them first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import nnef_jax
+from nnef_jax import InputError, analysis
+from tests.analysis.networks import random, two_layers
+
+KEY = jax.random.key(0)
+IMAGES = np.random.default_rng(0).uniform(0, 255, (3, 1, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def digits() -> nnef_jax.Model:
+    return nnef_jax.load("examples/digits/model")
+
+
+@pytest.fixture(scope="module")
+def quantized(digits: nnef_jax.Model, tmp_path_factory: Any) -> Path:
+    path = tmp_path_factory.mktemp("quantized") / "model"
+    digits.save(path, quantize=[IMAGES])
+    return path
+
+
+def total(outputs: Any, answer: Any) -> Any:
+    return (outputs * answer).sum()
+
+
+def test_derivatives_of_a_rounded_network_are_refused(quantized: Path) -> None:
+    rounded = nnef_jax.load(quantized)
+    pair = IMAGES, np.ones((3, 10), np.float32)
+    layer: Any = {"layer": "relu2"}
+    for call in (
+        lambda: analysis.saliency(rounded, IMAGES),
+        lambda: analysis.saliency(rounded, IMAGES, target=lambda y: y[:, 3]),
+        lambda: analysis.grad_cam(rounded, IMAGES, **layer),
+        lambda: analysis.guided_backprop(rounded, IMAGES),
+        lambda: analysis.fgsm(rounded, IMAGES, epsilon=1),
+        lambda: analysis.jacobian_spectrum(rounded, IMAGES, k=1),
+        lambda: analysis.activation_maximisation(rounded, target=3, key=KEY),
+        lambda: analysis.tracin(rounded, pair, pair, loss=total),
+    ):
+        with pytest.raises(InputError, match=r"0: '\w+_quantized' is rounded") as caught:
+            call()
+        assert 'quantization="ste"' in caught.value.hint
+        assert caught.value.span is not None and "graph.quant" in str(caught.value)
+    covered = analysis.occlusion(rounded, IMAGES, window=4, stride=4)  # which needs no derivatives
+    assert covered.output == "logits_quantized" and np.abs(covered.values).max() > 1
+    inside = analysis.saliency(rounded, IMAGES, wrt="logits", output="logits", target=1)
+    np.testing.assert_array_equal(inside.values, np.eye(10)[[1, 1, 1]])
+    half = two_layers(random(3, 4), random(4, 5), "round(h1) + h1")
+    x = random(2, 3)  # one path of two is rounded
+    assert np.abs(analysis.saliency(half, x, target=0).values).max() > 1e-3
+    trained = nnef_jax.load(quantized, quantization="ste")
+    assert np.abs(analysis.saliency(trained, IMAGES).values).max() > 1e-3
+
+
+def test_attributions_that_stay_0_do_not_move() -> None:
+    net = two_layers(-np.abs(random(3, 4)), random(4, 5))  # all units are off
+    x = np.abs(random(2, 3)) + 1
+    moved = analysis.max_sensitivity(net, analysis.saliency, x, key=KEY, target=0)
+    np.testing.assert_array_equal(moved.values, [0, 0])
