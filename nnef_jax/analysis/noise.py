@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -13,6 +14,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from lowering.kernels.rounding import rounded_to
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
 from nnef_jax.analysis.question import (
     Question,
@@ -23,7 +25,7 @@ from nnef_jax.analysis.question import (
     require_real,
 )
 from nnef_jax.analysis.reference import several
-from nnef_jax.call_arguments import Input
+from nnef_jax.call_arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import shown
@@ -98,7 +100,7 @@ def noise_tunnel(
         method: a function of this module that attributes; it gets the options.
         key: of `jax.random`.
         noise: the deviation of the normal noise, in units of the input: a number, or one for each
-            item.
+            item. The default suits inputs of about 1. Noise that rounding loses is a warning.
         samples: how many copies of the batch are computed.
         kind: "mean" of attributions, mean "square" or "variance".
         options: of the method, such as `target`.
@@ -159,7 +161,8 @@ def max_sensitivity(
     Args:
         method: a function of this module that attributes; it gets the options.
         key: of `jax.random`.
-        radius: the largest change of an entry; changes are even.
+        radius: the largest change of an entry; changes are even. The default suits inputs of about
+            1. Changes that rounding loses are a warning.
         samples: how many copies of the batch are computed.
         options: of the method, such as `target`.
     """
@@ -208,14 +211,16 @@ def infidelity(
 ) -> Infidelity:
     """Compute how badly attributions foretell changes of a score (arXiv:1901.09392).
 
-    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2.
+    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2, where n is what is
+    left of the noise once x - n is rounded to the dtype of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
     Args:
         values: attributions that stand for the gradient: of those times the input, divide by it.
         key: of `jax.random`.
-        noise: the deviation of the normal noise, in units of the input.
+        noise: the deviation of the normal noise, in units of the input. The default suits inputs of
+            about 1. Noise that rounding loses is a warning.
         samples: how many copies of the batch are computed.
 
     The other arguments, and errors, are those of `saliency`.
@@ -228,23 +233,36 @@ def infidelity(
     array = array_of("values", values)
     if array.shape != shape:
         raise InputError(f"values are {array.shape}, '{question.wrt}' is {shape}")
-    errors = _infidelity(question, array, key, np.float32(noise), samples=samples)
+    errors, lost = _infidelity(question, array, key, np.float32(noise), samples=samples)
+    _warn_lost(question, lost)
     return Infidelity(values=errors, of=question.wrt, output=question.output or "outputs")
 
 
 @partial(jax.jit, static_argnames="samples")
 def _infidelity(
     question: Question, values: Array, key: Array, noise: Array, *, samples: int
-) -> Array:
+) -> tuple[Array, Array]:
+    """Return the errors [batch], and whether rounding lost all noise of a copy [samples]."""
     x = question.value()
     question = question.settled(x)
-    scores = question.at(x)
+    wide, scores = x.astype(zeros(x).dtype), question.at(x)
 
-    def error(key: Array) -> Array:
-        change = noise.astype(x.dtype) * jax.random.normal(key, x.shape, x.dtype)
-        return (sums(change * values) - (scores - question.at(x - change))) ** 2
+    def error(key: Array) -> tuple[Array, Array]:
+        drawn = noise.astype(wide.dtype) * jax.random.normal(key, x.shape, wide.dtype)
+        near = rounded_to(wide - drawn, x.dtype)
+        change = wide - near.astype(wide.dtype)
+        fall = (scores - question.at(near)).astype(wide.dtype)
+        return (sums(change * values) - fall) ** 2, drawn.any() & ~change.any()
 
-    return lax.map(error, jax.random.split(key, samples)).mean(0)
+    errors, lost = lax.map(error, jax.random.split(key, samples))
+    return errors.mean(0), lost
+
+
+def _warn_lost(question: Question, lost: Array) -> None:
+    """Warn if rounding lost all noise of a copy; in a traced function there is no warning."""
+    if has_values(lost) and np.asarray(lost).any():
+        message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
+        warnings.warn(message, stacklevel=3)
 
 
 class _Copies:
@@ -278,7 +296,10 @@ class _Copies:
         for each in jax.random.split(key, require_count("samples", samples)):
             inputs = list(self._inputs)
             x = jnp.asarray(inputs[self._place])
-            inputs[self._place] = x + change(each, x)
+            wide = x.astype(zeros(x).dtype)
+            noise = change(each, wide)
+            inputs[self._place] = near = (wide + noise).astype(x.dtype)
+            _warn_lost(self.question, noise.any() & (near == x).all())
             yield self._attribute(*inputs)
 
 

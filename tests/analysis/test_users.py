@@ -11,7 +11,9 @@ import pytest
 
 import nnef_jax
 from nnef_jax import InputError, analysis
+from tests.analysis.known_networks import document, linear
 from tests.analysis.networks import random, two_layers
+from tests.helpers import model_of
 
 KEY = jax.random.key(0)
 IMAGES = np.random.default_rng(0).uniform(0, 255, (3, 1, 8, 8)).astype(np.float32)
@@ -67,3 +69,26 @@ def test_attributions_that_stay_0_do_not_move() -> None:
     x = np.abs(random(2, 3)) + 1
     moved = analysis.max_sensitivity(net, analysis.saliency, x, key=KEY, target=0)
     np.testing.assert_array_equal(moved.values, [0, 0])
+
+
+def test_noise_counts_as_it_arrives() -> None:
+    text = document("x = external<scalar>(shape = [0,1]);\ny = copy(x);\n")
+    net = model_of(text, dtype="bfloat16")
+    x = np.arange(160, 224, dtype=np.float32)[:, None]  # bfloat16 has steps of 1 there
+    options: Any = {"key": KEY, "noise": 0.5, "target": 0}
+    exact = analysis.infidelity(net, x, values=np.ones((64, 1)), **options)
+    np.testing.assert_array_equal(exact.values, np.zeros(64))
+    none = analysis.infidelity(net, x, values=np.zeros((64, 1)), samples=1, **options).values
+    assert set(np.asarray(none)) == {0, 1}  # squares of whole steps
+
+
+def test_lost_noise_is_a_warning() -> None:
+    x = random(5, 4) + np.float32(1e9)  # in steps of 64
+    gradient: Any = {"values": analysis.saliency(linear(), x).values}
+    for call in (
+        lambda: analysis.noise_tunnel(linear(), analysis.saliency, x, key=KEY),
+        lambda: analysis.max_sensitivity(linear(), analysis.saliency, x, key=KEY),
+        lambda: analysis.infidelity(linear(), x, key=KEY, **gradient),
+    ):
+        with pytest.warns(UserWarning, match="lost to rounding: a copy did not move"):
+            call()
