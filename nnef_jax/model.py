@@ -52,7 +52,8 @@ class Model(Writable):
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
-        return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs})>"
+        differences = "".join(f", {words}" for words in self._execution.definition.differences)
+        return f"<nnef_jax.Model {self.graph.name}({inputs}) -> ({outputs}){differences}>"
 
     def _repr_html_(self) -> str:
         from nnef_jax.viewing.card import card
@@ -219,11 +220,8 @@ class Model(Writable):
         return Batcher(self._execution, sizes)
 
     @property
-    def plan(self) -> ShardingPlan:
-        """Return the sharding of each parameter, for a model from `shard`; it prints as a table.
-
-        Raises InputError without a mesh.
-        """
+    def plan(self) -> ShardingPlan | None:
+        """Return the sharding of each parameter, which prints as a table; None without a mesh."""
         from nnef_jax.sharding import plan_of
 
         return plan_of(self._execution.definition)

@@ -197,11 +197,11 @@ def _axes(spec: PartitionSpec) -> str:
     return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in named)
 
 
-def plan_of(definition: Definition) -> ShardingPlan:
-    """Return the shardings of a model's parameters. Raises InputError without a mesh."""
+def plan_of(definition: Definition) -> ShardingPlan | None:
+    """Return the shardings of a model's parameters, None without a mesh."""
     layout = definition.layout
     if layout is None:
-        raise InputError("the model is on no mesh", hint="model.shard(mesh, params=...).plan")
+        return None
     by_label, rows = dict(layout.divisions), list[ShardedParameter]()
     for label in definition.labels:
         shape, spec = definition.parameters[label].value.type.shape, layout.of_parameter(label).spec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, cast
 
 from nnef_jax.call_arguments import Params, Sample, State, require_values
 from nnef_jax.options import require_flags, require_path, require_samples
@@ -20,7 +20,7 @@ class Writable(Runnable):
         *,
         params: Params | None = None,
         state: State | None = None,
-        quantize: Iterable[Sample] | None = None,
+        quantize: Iterable[Sample] | str | None = None,
         overwrite: bool = False,
     ) -> None:
         """Write the network as an NNEF archive, with these parameters and state or its own.
@@ -30,8 +30,8 @@ class Writable(Runnable):
                 Arrays over several hosts are written to a .tar, which all hosts call together.
             params: arrays by label, as in `params`.
             state: arrays by label, as in `init_state`: where a later load starts from.
-            quantize: sample inputs, of which `nnef_jax.calibrate` makes `graph.quant`; otherwise
-                one that was read is kept.
+            quantize: sample inputs for `nnef_jax.calibrate`, or the text that it returned: the
+                `graph.quant` of the archive. By default one that was read is kept.
             overwrite: replace what is at the path; otherwise FileExistsError.
         """
         from nnef_jax.saving import write_network
@@ -48,12 +48,12 @@ class Writable(Runnable):
         require_values("save", checked, here=False)
         network = definition.network
         arrays = {**stored.select(network.unused), **checked["state"], **checked["params"]}
-        text = None  # the graph.quant that was read
-        if quantize is not None:
+        text = quantize if isinstance(quantize, str) else None  # None: as it was read
+        if quantize is not None and text is None:
             require_samples("quantize", quantize)
             from nnef_jax.calibration import calibrate
 
-            text = calibrate(self, quantize)
+            text = calibrate(self, cast("Iterable[Sample]", quantize))
         write_network(path, network, arrays, text, overwrite=overwrite)
 
     def export(

@@ -48,3 +48,19 @@ def test_trees_of_other_options_say_how_they_differ() -> None:
     mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     with pytest.raises(ValueError, match="on a mesh data=2"):
         jax.tree.map(lambda a, b: a, model, model.shard(mesh, batch="data"))
+
+
+def test_the_text_of_calibrate_is_saved(tmp_path: Path) -> None:
+    model = small()
+    text = nnef_jax.calibrate(model, [X], bits=4)
+    model.save(tmp_path / "quantised", quantize=text)
+    assert (tmp_path / "quantised" / "graph.quant").read_text() == text
+    for wrong in ("x: of", '"x": min_max_linear_quantize(min = 0.0);'):
+        with pytest.raises(nnef_jax.NnefError):
+            model.save(tmp_path / "wrong", quantize=wrong)
+        assert not (tmp_path / "wrong").exists()
+
+
+def test_a_model_says_how_it_runs() -> None:
+    assert "precision='highest'" in repr(small().with_options(precision="highest"))
+    assert repr(small()).endswith(")>")

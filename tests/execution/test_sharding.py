@@ -262,8 +262,7 @@ def test_a_plan_says_how_parameters_lie(digits: nnef_jax.Model, mesh: Mesh) -> N
     assert last.split() == ["last/bias", "[1,1,32]", "fewer", "than", "1024", "items"]
     fully = digits.shard(mesh, batch="model", params="model").plan
     assert {row.moves for row in fully if row.sharding != P()} == {"1 all-gather"}
-    with pytest.raises(InputError, match="the model is on no mesh"):
-        _ = digits.plan
+    assert digits.plan is None
 
 
 FIXED = """version 1.0;
