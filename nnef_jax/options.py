@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from nnef_jax.errors import InputError, NnefError
 
 
-def require(name: str, value: Any, types: type | UnionType, expected: str) -> None:
+def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
     """Raise TypeError unless the value has one of these types; a bool is not an int here."""
     if not isinstance(value, types) or (isinstance(value, bool) and types is not bool):
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 
-def require_flags(**flags: Any) -> None:
+def require_flags(**flags: object) -> None:
     """Require each option to be True or False, else raise TypeError."""
     for name, value in flags.items():
         require(name, value, bool, "True or False")
@@ -34,7 +34,7 @@ def require_keywords(function: str, keywords: Iterable[str], typed_dict: type) -
             raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
 
 
-def require_choice(name: str, value: Any, choices: Iterable[str]) -> None:
+def require_choice(name: str, value: object, choices: Iterable[str]) -> None:
     """Raise ValueError unless the value is one of the choices."""
     choices = tuple(choices)
     if not isinstance(value, str) or value not in choices:
@@ -76,7 +76,7 @@ def require_samples(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be {what}; it is {shown(value)}")
 
 
-def names_of(name: str, value: Any, hint: str) -> tuple[str, ...]:
+def names_of(name: str, value: object, hint: str) -> tuple[str, ...]:
     """Return a list of strings as a tuple; raise TypeError for a single string or other items."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be a list of {hint}, it is {shown(value)}")
@@ -155,7 +155,7 @@ def arrays_by_name(name: str, value: Any) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
+def numpy_of(value: object, error: type[NnefError], message: str) -> NDArray[Any]:
     """Return the value as a numpy array; raise `error` with the message and numpy's reason."""
     try:
         if isinstance(value, np.ma.MaskedArray):
@@ -165,7 +165,7 @@ def numpy_of(value: Any, error: type[NnefError], message: str) -> NDArray[Any]:
         raise error(f"{message}: {reason}") from None
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return the text for a value in an error: its repr if it is short, otherwise its type."""
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"

@@ -1,4 +1,4 @@
-"""Reading a network: from a path, bytes or file to a `Network`, in one way for all formats."""
+"""Reads a network of any format from a path, bytes or a file, as a `Network`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_arch
 Quantization = Literal["apply", "ignore", "ste"]
 Source = str | os.PathLike[str] | bytes | BinaryIO
 _Result = TypeVar("_Result")
-_TRIES = 100  # to read a folder that changes meanwhile
+_TRIES = 100  # attempts to read a folder that changes meanwhile
 _REAL_DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -51,7 +51,7 @@ class DocumentOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """Says how a network is read: keywords of `nnef_jax.load`, which documents them."""
+    """Options for reading a network: keywords of `nnef_jax.load`, which documents them."""
 
     input_shapes: Mapping[str, Sequence[int | None] | int] | None = None
     values: Mapping[str, ArrayLike] | None = None
@@ -64,7 +64,7 @@ class ReadingOptions:
     limits: Limits | None = None
     progress: Progress | None = None
     weights: Source | None = None
-    outline: bool = False  # for `summary` and `view`: operators that are not supported are shown
+    outline: bool = False  # `summary` and `view` show unsupported operators
 
     def checked(self) -> Options:
         """Return the options of front ends; raise TypeError or ValueError for a wrong keyword."""
@@ -109,8 +109,8 @@ def with_network(
 ) -> _Result:
     """Read and check a network without touching a device; use it while its archive is open.
 
-    Without `data` the network has none. A folder that is replaced or rewritten meanwhile is read
-    again; ArchiveError where that goes on and on.
+    Without `data` the network has no tensor data. A folder that changes meanwhile is read again.
+    Raises ArchiveError after 100 attempts.
     """
     (source, member), weights = as_readable(source), reading.weights
     require_readable("source", source)
@@ -148,7 +148,7 @@ def with_network(
 
 
 def _unchanging(source: Any) -> Any:
-    """Return a source as it is now: what changes afterwards must not change the network."""
+    """Return a copy of a mutable source: later changes must not change the network."""
     return bytes(source) if isinstance(source, bytearray | memoryview) else source
 
 
@@ -158,7 +158,7 @@ def read(source: Source, **options: Any) -> Network:
 
 
 def network_of_text(text: str, options: Options | None = None) -> Network:
-    """Return the network of a document in NNEF's language, without data for its variables."""
+    """Return the network in the text of an NNEF document, without data for its variables."""
     options = options or Options()
     archive = archive_of_texts({"graph.nnef": text}, options.meter)
     return network_of(archive, options, data=False)
@@ -171,7 +171,7 @@ def network_of(
     *,
     data: bool = True,
 ) -> Network:
-    """Read and check the network in an archive; `state` has outputs by input, as in `load`."""
+    """Read and check the network in an archive; `state` has output names by input, as in `load`."""
     format, labels = format_of(archive, options.format), None
     if archive.weights is not None and not format.HAS_WEIGHTS_BESIDE:
         if archive.graph != GRAPH:
@@ -192,7 +192,7 @@ def network_of(
             raise TypeError(f"input_shapes of '{name}' must be a list or tuple, it is {extent}")
     for name in set(frontend.symbols).intersection(shapes).difference(frontend.inputs):
         match shapes[name]:
-            case (int(extent),):  # as the command line has it
+            case (int(extent),):  # an extent from the command line
                 extents[name] = extent
                 del shapes[name]
             case _:

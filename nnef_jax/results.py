@@ -1,4 +1,4 @@
-"""Results of measurements and analyses: the class that all share, its tables and pictures."""
+"""The base class of results of measurements and analyses, with its tables and pictures."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 else:
-    Axes = Table = Any  # both are imported where something is shown
+    Axes = Table = Any  # matplotlib and rich are imported when a result is shown
 
 _INFINITY = {True: "Infinity", False: "-Infinity"}
 _R = TypeVar("_R", bound="Result")
 
 
-def static(default: Any = ...) -> Any:
-    """Declare a field that is no array: to jax it is a part of the tree, so it must be hashable."""
+def static(default: object = ...) -> Any:
+    """Declare a static field: jax makes it a part of the tree structure, so it must be hashable."""
     options: Any = {} if default is ... else {"default": default}
     return field(metadata={"static": True}, **options)
 
@@ -36,26 +36,27 @@ def static(default: Any = ...) -> Any:
     frozen_default=True, kw_only_default=True, eq_default=False, field_specifiers=(static,)
 )
 def result(cls: type[_R]) -> type[_R]:
-    """Make a class a frozen dataclass and a pytree of its fields, but for those that are static.
+    """Make a class a frozen dataclass, and a pytree of its fields that are not static.
 
-    Functions that return one can be jitted and mapped: arrays then have another first axis.
+    Functions that return such results can be jitted and mapped. `jax.vmap` adds a first axis to
+    their arrays.
     """
     frozen = dataclass(frozen=True, kw_only=True, eq=False, repr=False)(cls)
     return jax.tree_util.register_dataclass(frozen)
 
 
 class Result:
-    """A measured thing: all measurements and analyses return a subclass.
+    """The result of a measurement or an analysis; each function returns a subclass.
 
-    - Its fields are attributes, which cannot be set. Measured arrays are fields, such as `values`:
-      the result itself is no array.
-    - `str` and `print` give a table, and a notebook shows the same table. `table()` is that of
-      `rich`, in some classes with options.
-    - `to_dict()` has plain values of JSON.
+    - Fields are read-only attributes. Measured arrays are fields, such as `values`; the result
+      itself is no array.
+    - `str` and `print` give a table, and a notebook shows the same table. `table()` returns it as a
+      table of `rich`, with options in some classes.
+    - `to_dict()` returns plain values of JSON.
     - `plot(ax=None)`, in classes with a picture, draws on axes of matplotlib and returns them.
-    - It can be pickled and copied.
-    - A result of pure functions of arrays is a pytree: these functions can be jitted and mapped.
-      After `jax.vmap` all arrays have another first axis, and the table is that of one item:
+    - Results can be pickled and copied.
+    - The result of a pure function of arrays is a pytree: the function can be jitted and mapped.
+      `jax.vmap` adds a first axis to all arrays. A table shows one item of that axis:
       `jax.tree.map(lambda x: x[0], results)`.
     """
 
@@ -82,11 +83,11 @@ class Result:
 
 
 def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """Return a table of rows; numbers are on the right, None is empty.
+    """Return a table of rows; numbers are right-aligned, and None is an empty cell.
 
     Args:
-        columns: the heads.
-        rows: a cell for each column: text, a number, or what `str` shows.
+        columns: the heads of the columns.
+        rows: cells in the order of the columns: texts, numbers, or objects shown by `str`.
     """
     from rich import box
     from rich.table import Table
@@ -104,10 +105,13 @@ def table_of(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 
 def text_of(table: Table) -> str:
-    """Return a table as text; one without rows is its title."""
+    """Return a table as text; without rows it is the title alone."""
     from rich.console import Console
 
-    title, table.title = str(table.title), None  # which may be wider than the table
+    title, table.title = (
+        str(table.title),
+        None,
+    )  # rich would wrap a title that is wider than the table
     if not table.row_count:
         return title
     console = Console(file=StringIO(), width=1000)
@@ -118,9 +122,9 @@ def text_of(table: Table) -> str:
 
 
 def html_of(table: Table) -> str:
-    """Return a table as HTML; it scrolls by itself where the page is narrower."""
+    """Return a table as HTML; it scrolls if the page is narrower than the table."""
 
-    def row(tag: str, cells: Iterable[Any]) -> str:
+    def row(tag: str, cells: Iterable[object]) -> str:
         pairs = zip(table.columns, cells, strict=True)
         texts = [
             f'<{tag} style="text-align: {column.justify}">{escape(str(cell))}</{tag}>'
@@ -136,8 +140,8 @@ def html_of(table: Table) -> str:
     return f'<div style="overflow-x: auto">{title}{body}</div>'
 
 
-def number(value: Any) -> str:
-    """Show a cell of a table: five significant digits of a real number."""
+def number(value: object) -> str:
+    """Return the text of a table cell; real numbers have five significant digits."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -148,7 +152,7 @@ def number(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: arrays are lists; "NaN", "Infinity", "-Infinity" are text."""
+    """Return a value for JSON: arrays become lists, NaN and infinities become strings."""
     if isinstance(value, Result):
         return value.to_dict()
     if is_dataclass(value):
@@ -168,9 +172,9 @@ def plain(value: Any) -> Any:
 
 
 def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes:
-    """Return the axes of matplotlib to draw on: those given, or new ones of a figure of this size.
+    """Return `ax`, or the axes of a new figure of this size in inches, without two spines.
 
-    They are open to the right and at the top. Raises UnsupportedError where matplotlib is missing.
+    The right and the top spine are hidden. Raises UnsupportedError if matplotlib is missing.
     """
     drawn: Any = ax
     if ax is None:
@@ -180,7 +184,7 @@ def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes
 
 
 def plotting(module: str) -> Any:
-    """Return a module of matplotlib; raise UnsupportedError where that is missing."""
+    """Return a module of matplotlib; raise UnsupportedError if matplotlib is missing."""
     try:
         import_module("matplotlib")
         return import_module(f"matplotlib.{module}")
@@ -189,7 +193,7 @@ def plotting(module: str) -> Any:
 
 
 def literally(name: str) -> str:
-    """Return a name for matplotlib, which takes what is between dollars for a formula."""
+    """Return a name with escaped dollars: matplotlib would read the text between as a formula."""
     return printable(name).replace("$", r"\$")
 
 

@@ -1,4 +1,4 @@
-"""Runs a network: calls, pure functions, cycles of a state, and their programs."""
+"""Runs a network: calls, pure functions, cycles with a state, and their compilation."""
 
 from __future__ import annotations
 
@@ -32,9 +32,8 @@ class Runnable:
     def params(self) -> dict[str, Array]:
         """Return the parameters by label, a pytree: the first argument of `apply`.
 
-        It is a fresh dict each time: what is assigned to it changes no model, `with_params` makes
-        one of other arrays.
-        Those that neither outputs nor states need are left out, unless loaded with `unused=True`.
+        Each access returns a new dict; changing it does not change the model. Use `with_params`.
+        Unused parameters are included only if the network was loaded with `unused=True`.
         """
         return dict(self._execution.arrays.leaves()[0])
 
@@ -55,11 +54,11 @@ class Runnable:
     ) -> Any:
         """Run the network; a recurrent one for a single cycle from its initial state.
 
-        Inputs are given in order, by name, or as one dict by name. A `key` that is none of them is
-        left out: equinox gives layers one.
-        Another width of the same kind is converted (float64 to float32). Integers must fit; of
-        traced ones the dtype must. Raises InputError where inputs do not fit, ShapeError where
-        shapes inside do not. `edit` and `capture` are those of `apply`.
+        Inputs are passed in order, by name, or as one dict by name. An argument `key` that is no
+        input is ignored, since equinox passes one to layers. Inputs of another width are converted
+        (float64 to float32). Integers must be in the range of the input's dtype; traced integers
+        must have a dtype whose range is within it. Raises InputError if inputs do not fit,
+        ShapeError if shapes inside the network do not. `edit` and `capture` are those of `apply`.
         """
         execution = self._execution
         if edit is None and capture is None:
@@ -100,21 +99,22 @@ class Runnable:
     ) -> Any:
         """Run the network as a pure function of parameters and inputs, for `jax.grad` and the like.
 
-        It and its derivatives are compiled as a whole, outside `jax.jit` too. `params` are arrays
-        by label, of which unread ones may be there as well; other real dtypes are converted to the
-        network's. Raises InputError where labels are missing or unknown, or arrays do not fit.
+        The function and its derivatives are each compiled as one program, outside `jax.jit` too.
+        `params` may include unused parameters; other real dtypes are converted to the network's.
+        Raises InputError if labels are missing or unknown, or arrays do not fit.
 
         >>> gradient = jax.grad(lambda x: model.apply(model.params, x)[0, 3])(x)
 
         Args:
-            params: arrays by label, or what `prepare` returned.
-            args: inputs in the order of the graph; those named `edit` and `capture` only so.
-            edit: for tensors of the graph what all that reads them gets instead: a function of the
-                tensor, or an array of its shape and dtype. Names are those of `summary`; a name
-                that nothing has is a pattern of `fnmatch`. A function is traced once for each
-                object, as in `jax.jit`.
-            capture: names or patterns of tensors to return, as they are after edits. The result is
-                then `(outputs, {name: array})`.
+            params: arrays by label, or the result of `prepare`.
+            args: inputs in the order of the graph. Inputs named `edit` or `capture` can be passed
+                only in this way.
+            edit: replacements by tensor name: a function of the tensor, or an array of its shape
+                and dtype. All readers of the tensor get the replacement. Names are those of
+                `summary`; a name that no tensor has is a pattern of `fnmatch`. A function is traced
+                once for each function object, as in `jax.jit`.
+            capture: names or patterns of tensors to return, after edits. The result is then
+                `(outputs, {name: array})`.
             kwargs: inputs by name.
 
         >>> outputs, inside = model.apply(params, x, edit={"relu2": jnp.abs}, capture=["conv1"])
@@ -132,13 +132,14 @@ class Runnable:
     ) -> Prepared:
         """Return prepared params for `apply`, `step` and `scan`, which are then as fast as a call.
 
-        In a function of `model.jit`, what depends on parameters alone
-        is then not computed again. It is a pytree which holds the parameters too: other shapes,
-        derivatives in inputs and all else that is not as prepared is computed from them. It has no
-        derivatives itself: differentiate parameters.
+        A function of `model.jit` does not compute values again that depend on parameters alone. The
+        prepared params are a pytree that contains the parameters too: calls with other shapes, and
+        derivatives with respect to inputs, are computed from these. Prepared params have no
+        derivatives; differentiate with respect to parameters.
 
-        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, those of a cycle after
-        `state`: by default of the declared shapes, and the initial state. Raises InputError.
+        `params` may be traced. Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the
+        declared shapes. With `state` they are the inputs of a cycle. Raises InputError as `apply`
+        does.
 
         >>> fast = model.jit(model.apply)
         >>> y = fast(model.prepare(model.params), x)
@@ -154,10 +155,10 @@ class Runnable:
         return self._execution.executables.options(default_platform())
 
     def jit(self, function: Callable[..., object], **options: Any) -> jax.stages.Wrapped:
-        """Return `jax.jit` of a function, by the compiler's options that suit the network.
+        """Return `jax.jit` of a function, with the compiler's options that suit the network.
 
-        `options` are those of `jax.jit`. Its `compiler_options` go before those of the model. jax
-        compiles by the options of the outermost function alone.
+        `options` are those of `jax.jit`; its `compiler_options` override those of the model. jax
+        uses only the options of the outermost function.
 
         >>> step = model.jit(jax.value_and_grad(loss))
         """
@@ -167,7 +168,7 @@ class Runnable:
     def intermediates(
         self, *args: ArrayLike, names: Sequence[str] | None = None, **kwargs: ArrayLike
     ) -> dict[str, Array]:
-        """Compute tensors inside the network: arrays by name, of all tensors without `names`.
+        """Return arrays of tensors inside the network by name; without `names` of all tensors.
 
         Raises InputError for a name that the graph does not have.
 
@@ -177,17 +178,18 @@ class Runnable:
         return self._execution.call(args, kwargs, probe=Probe(capture=tensors, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
-        """Lower `apply` by JAX, parameters being arguments: `.as_text()`, `.compile()`.
+        """Lower `apply` by jax, with parameters as arguments: `.as_text()`, `.compile()`.
 
-        Inputs are arrays or `jax.ShapeDtypeStruct`s; without any, the declared shapes are taken.
+        Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the declared shapes.
         """
         inputs = self._execution.types(args, kwargs)
         return jax.jit(self.apply).lower(self._execution.arrays.parameters(), *inputs)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
-        """Return the state before a first cycle: stored values of updated variables by label.
+        """Return the state before the first cycle: initial values of updated variables by label.
 
-        Those that start with what is computed need the inputs of a first cycle, or their types.
+        If an initial value is computed from inputs, pass the inputs of the first cycle or their
+        types.
         """
         return self._execution.first_state(lambda: self._execution.types(args, kwargs))
 
@@ -222,9 +224,10 @@ class Runnable:
     ) -> Any:
         """Run one cycle (spec 4.7): `outputs, state = model.step(state, x)`.
 
-        `state` is from `init_state` or an earlier step. `params` are used instead of the network's
-        own, to differentiate by, say. With `load(..., donate_state=True)` the arrays of `state` are
-        gone afterwards. `edit` and `capture` are those of `apply`, captures come last:
+        `state` is from `init_state` or an earlier step. `params` replace the model's parameters,
+        for derivatives with respect to them. With `load(..., donate_state=True)` the arrays of
+        `state` cannot be read afterwards. `edit` and `capture` are those of `apply`; captures are
+        last:
         `outputs, state, inside = model.step(state, x, capture=["h"])`.
         """
         inputs = self._execution.bind(args, kwargs)
@@ -262,9 +265,9 @@ class Runnable:
     ) -> Any:
         """Run many cycles along the inputs' first axis, time: `outputs, state = model.scan(xs)`.
 
-        The cycles are one `lax.scan`: a program has the same size for any number of them.
-        Gradients pass through time. Outputs and captures get a new first axis. `state` is
-        `init_state()` by default. An edit is made in each cycle.
+        The cycles are one `lax.scan`: the program has the same size for any number of cycles.
+        Gradients pass through time. Outputs and captures get a first axis, time. `state` is
+        `init_state()` by default. Edits apply to each cycle.
         """
         inputs = self._execution.bind(args, kwargs, 1)
         require_one_length(inputs)
@@ -277,7 +280,7 @@ class Runnable:
         self,
         entry: Entry,
         state: State,
-        inputs: list[Any],
+        inputs: list[Array],
         params: Params | Prepared | None,
         probe: Probe,
     ) -> Any:
@@ -289,5 +292,5 @@ class Runnable:
         return self._execution.run(entry, state, inputs, params, probe)
 
 
-# What runs a model, for `nnef_jax.workings`.
+# Returns the execution of a model, for `nnef_jax.workings`.
 execution_of: Callable[[Runnable], Execution] = attrgetter("_execution")

@@ -17,9 +17,9 @@ from nnef_jax.storage.tensorfile import encode_tensor
 
 
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:
-    """Return an archive whose weights, a file elsewhere, are its tensor files; and their labels.
+    """Return the archive with `archive.weights` in place of its tensor files, and their labels.
 
-    Raises InputError for weights that are no safetensors, DataError for ones that are damaged.
+    Raises InputError if the weights are no safetensors file, DataError if the file is damaged.
     """
     name, data = archive.weights or ("", memoryview(b""))
     if bytes(data[8:10]) != b'{"':
@@ -27,21 +27,21 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
             f"weights= does not go with this network: '{name}' is no file of safetensors",
             hint="its data are members of its archive, or one file of safetensors by their labels",
         )
-    # Tract's dialect has members of this kind too.
+    # The reader belongs to tract's dialect, whose archives have safetensors members.
     tensors = import_module(f"{FORMATS['tract']}.json_members").SafetensorsFile(data, name, meter)
     container: Any = _Beside(archive, tensors, name)
     return Archive(container, archive.name, meter), tensors.labels
 
 
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
-    """Raise InputError for weights that no variable has."""
+    """Raise InputError for labels of weights that no variable has."""
     if wrong := sorted(set(labels) - {*variables, *(x.removeprefix("/") for x in variables)}):
         message = f"weights= has {listed(wrong)}, which no variable of the network is"
         raise InputError(message, hint="they go by the labels of model.params")
 
 
 class _Beside:
-    """A container that takes members of tensors from safetensors."""
+    """A container whose tensor members come from a safetensors file."""
 
     def __init__(self, archive: Archive, tensors: Any, name: str) -> None:
         self._archive, self._name = archive, name

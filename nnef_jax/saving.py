@@ -1,4 +1,4 @@
-"""`write_archive`: a document and its tensors as an archive, checked before it is written."""
+"""Writes a document and its tensors as an archive, after checking that `load` can read it."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def write_archive(
         text: the document, `graph.nnef`. It is checked before anything is written.
         params: arrays by variable label, of the declared shapes. bfloat16 is stored as float32.
         quantization: the text of `graph.quant`, if any; it is checked too.
-        rules: rules of one's own for operations of the document, as `load` takes them.
-        overwrite: replace what is at the path; otherwise FileExistsError.
+        rules: the user's rules for operations of the document, as in `load`.
+        overwrite: replace an existing path, which otherwise raises FileExistsError.
 
     Raises:
-        NnefError: the document is not valid, or the arrays are not those of its variables.
-        TypeError, ValueError: an argument is of a wrong type or value.
+        NnefError: the document is not valid, or the arrays do not fit its variables.
+        TypeError, ValueError: an argument has a wrong type or value.
 
     Source: spec 5.1, container organisation.
     """
@@ -73,7 +73,7 @@ def write_network(
     *,
     overwrite: bool,
 ) -> None:
-    """Write the archive of a network; what is partly on other hosts by all of them together."""
+    """Write the archive of a network; hosts write an array together if each has a part of it."""
     spread = {
         label: x
         for label, x in arrays.items()
@@ -99,10 +99,10 @@ def write_network(
 
 
 def require_readable(network: Network, written: Written) -> None:
-    """Raise UnsupportedError or DataError where `load` would refuse an archive of a network.
+    """Raise UnsupportedError or DataError if `load` would refuse the archive of a network.
 
-    It is read, unless it is known to read alike. A document that stays as it was is read with the
-    shapes that it was read with.
+    The archive is read here, unless `reads_alike` is set. An unchanged document is read with the
+    same input shapes as before.
     """
     if written.reads_alike:
         return
@@ -122,7 +122,7 @@ def require_readable(network: Network, written: Written) -> None:
             array, dtype = members[member], np.dtype(variable.value.type.dtype)
             if isinstance(array, np.ndarray) and array.dtype != dtype:
                 require_range(array, dtype, member)
-    except DataError:  # it says what is wrong with an array
+    except DataError:  # The message names the wrong array.
         raise
     except NnefError as error:
         message = f"load would refuse what is to be saved: {error.message}"
@@ -132,9 +132,9 @@ def require_readable(network: Network, written: Written) -> None:
 
 
 def _image(member: Member) -> memoryview:
-    """Return the bytes of a member. Data of a megabyte and more are zeros, which take no memory.
+    """Return the bytes of a member; data of a megabyte and more become zeros, without memory.
 
-    Values decide how a document is read in small tensors alone: shapes, attributes.
+    Reading a document depends on the values of small tensors only, as shapes and attributes.
     """
     header, *data = parts_of(member)
     size = sum(map(len, data))
@@ -148,11 +148,11 @@ def _image(member: Member) -> memoryview:
 def written(network: Network, arrays: Mapping[str, Any], quantization: str | None) -> Written:
     """Return the archive of a network with these arrays for its variables.
 
-    `quantization` is the text of its graph.quant; None keeps what was read. Raises for all the
-    variables at once that lack an array, or have one that does not fit.
+    `quantization` is the text of graph.quant; None keeps the text that was read. Raises DataError
+    with a sibling for each variable whose array is missing or does not fit.
     """
     variables = (*network.graph.parameters, *network.graph.states)
-    refused = {*network.pairs, *network.changing}  # which the format itself refuses
+    refused = {*network.pairs, *network.changing}  # The format refuses these labels.
     types = {v.label: v.value.type for v in variables if v.label not in refused}
     errors: list[NnefError] = [
         DataError(f"params: the document has no variable '{label}'")
@@ -179,7 +179,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             errors.append(error)
     raise_all(errors)
     frontend = network.frontend
-    # The document has inputs for values that are fixed, a flat one has constants.
+    # The document has inputs for fixed values; a flat document has constants instead.
     if not (frontend.is_saved_flat or network.options.values):
         return frontend.members(stored, quantization)
     raise_all(frontend.unsavable())

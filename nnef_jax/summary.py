@@ -20,7 +20,7 @@ from nnef_jax.results import Result, Table, number, table_of
 from nnef_jax.tensor_spec import TensorSpec, spec_of
 
 _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
-_SIDES = "<<<<>><"  # how columns are aligned
+_SIDES = "<<<<>><"  # alignment of each column
 _WIDEST = 60  # characters; longer cells overflow their column
 
 
@@ -29,11 +29,11 @@ class OperationSummary:
     """One operation of a network.
 
     Attributes:
-        name, kind: of the operation.
+        name, kind: the name and the kind of the operation.
         results: the tensors that it computes.
-        parameters: the numbers in parameters that no operation before it reads.
-        multiply_adds: of products and convolutions.
-        module: the module of the source that names tell, or "".
+        parameters: the number of items of parameters that no earlier operation reads.
+        multiply_adds: multiply-adds of a product or convolution; 0 for other kinds.
+        module: the module of the source, inferred from names, or "".
         int8: whether it computes in integers.
     """
 
@@ -48,9 +48,9 @@ class OperationSummary:
 
 @dataclass(frozen=True, slots=True)
 class VariableSummary:
-    """One parameter or state; no output and no state depends on an unused one.
+    """A parameter or a state.
 
-    `tensor` has the label as its name.
+    The name of `tensor` is the label. `unused`: no output and no state depends on it.
     """
 
     tensor: TensorSpec
@@ -62,13 +62,13 @@ class Summary(Result):
     """The sizes and operations of a network.
 
     In `to_dict()` a tensor is `{"name", "shape", "dtype"}`, with "extents" where these have names.
-    An open extent is None, and so is the shape of a tensor without a type. Variables are
+    An open extent is None. The shape of a tensor without a type is None too. Variables are
     `{"label", "shape", "dtype", "unused"}`.
 
     Attributes:
-        name: of the network.
-        dialect, extensions: of the document.
-        inputs, outputs: of a call.
+        name: the name of the network.
+        dialect, extensions: the format of the document, and its extensions.
+        inputs, outputs: inputs and outputs of a call.
         unknown: operators that are not supported.
         counts: the numbers of "operations", of "variables", of items in "parameters",
             "unused_parameters" and "state", of "weight_bytes" and "multiply_adds". An open extent
@@ -137,7 +137,7 @@ class Summary(Result):
 def summarise(
     network: Network, in_integers: Collection[str] = (), remarks: Iterable[str] = ()
 ) -> Summary:
-    """Return a summary; operations of the names `in_integers` compute in integers.
+    """Return a summary; the operations named in `in_integers` compute in integers.
 
     Raises LimitError for more rows than the network's limits allow.
     """

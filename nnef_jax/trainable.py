@@ -8,7 +8,7 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 
 _NORM, _STATISTICS = "batch_normalization", ("mean", "variance")
-_CARRIED = "initial"  # the operand of a loop that changes from iteration to iteration
+_CARRIED = "initial"  # the operand of a loop that each iteration changes
 
 
 def trained_labels(graph: Graph) -> Set[str]:

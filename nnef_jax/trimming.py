@@ -1,4 +1,4 @@
-"""`trim`: results whose lengths values decide, without what is behind their items."""
+"""`trim`: cuts outputs of value-dependent length to their actual items."""
 
 from __future__ import annotations
 
@@ -6,38 +6,38 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.errors import InputError
 from nnef_jax.options import numpy_of, require
 
-# The name of a tensor [1] that says how long an output is along an axis; or of one with the places
-# of items, [items,...] or [...,items], which are -1 behind them.
+# The name of a tensor that tells an output's length along an axis. "length" has the shape [1].
+# "places" has the indices of items, [items,...] or [...,items], and -1 after the last item.
 _LENGTH = re.compile(r"(.*)\.(length|places)(\d+)", re.DOTALL)
 
 
 def length_name(output: str, axis: int, what: str = "length") -> str:
-    """Return the name by which the length of an output along an axis is captured."""
+    """Return the name for capturing the length of an output along an axis."""
     return f"{output}.{what}{axis}"
 
 
 def is_length(name: str) -> bool:
-    """Tell whether a name is that of a length."""
+    """Tell whether a name is the name of a length."""
     return _LENGTH.fullmatch(name) is not None
 
 
 def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, ArrayLike]) -> Any:
-    """Return the outputs of a call as numpy arrays, cut to as many items as values say there are.
+    """Return the outputs of a call as numpy arrays, cut to their number of items.
 
-    Such outputs, of `NonZero` and the like, have the shape of the most items there can be.
+    Outputs of operations such as `NonZero` have the shape of the largest possible number of items.
 
     Args:
         results: an array, or the named tuple of several outputs.
-        lengths: what the same call captured by `capture=model.lengths`; other captures are passed
-            over. Where both are of `jax.vmap` the result is a list, with an item of the batch each.
+        lengths: the captures of the same call with `capture=model.lengths`; other captures are
+            ignored. If results and lengths have a batch axis from `jax.vmap`, the result is a list
+            with an element for each item of the batch.
 
-    Raises InputError for arrays that are traced, as within `jax.jit`, and for lengths that are not
-    those of these outputs.
+    Raises InputError for traced arrays, as inside `jax.jit`, and for lengths of other outputs.
 
     >>> y, lengths = model(x, capture=model.lengths)
     >>> places = nnef_jax.trim(y, lengths)
@@ -72,7 +72,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     return cut(())
 
 
-def _array(x: Any) -> Any:
+def _array(x: ArrayLike) -> NDArray[Any]:
     return numpy_of(x, InputError, "trim takes arrays with values, outside of jax.jit and the like")
 
 

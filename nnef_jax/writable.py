@@ -12,7 +12,7 @@ from nnef_jax.runnable import Runnable
 
 
 class Writable(Runnable):
-    """Writes the network: the part of `nnef_jax.Model` that makes files."""
+    """Writes the network to files: the part of `nnef_jax.Model` with `save` and `export`."""
 
     def save(
         self,
@@ -23,16 +23,16 @@ class Writable(Runnable):
         quantize: Iterable[Sample] | str | None = None,
         overwrite: bool = False,
     ) -> None:
-        """Write the network as an NNEF archive, with these parameters and state or its own.
+        """Write the network as an NNEF archive, by default with the model's parameters and state.
 
         Args:
             path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
                 Arrays over several hosts are written to a .tar, which all hosts call together.
             params: arrays by label, as in `params`.
-            state: arrays by label, as in `init_state`: where a later load starts from.
-            quantize: sample inputs for `nnef_jax.calibrate`, or the text that it returned: the
-                `graph.quant` of the archive. By default one that was read is kept.
-            overwrite: replace what is at the path; otherwise FileExistsError.
+            state: arrays by label, as in `init_state`: the initial state after loading the archive.
+            quantize: sample inputs, from which `nnef_jax.calibrate` computes `graph.quant`, or the
+                text that it returned. Without them a `graph.quant` of the source is written again.
+            overwrite: replace an existing path, which otherwise raises FileExistsError.
         """
         from nnef_jax.saving import write_network
 
@@ -72,21 +72,22 @@ class Writable(Runnable):
 
         Args:
             path: the file to make.
-            entry: the method that it holds. It takes parameters by label, for "step" and "scan" the
-                state by label, then the inputs in the order of the graph. Several outputs are a
-                tuple.
-            platforms: where it can run: some of cpu, cuda, rocm, tpu.
-            batch: what jax calls the open extent of first axes, which is the same for all inputs.
-                With None each has a symbol of its own, as other open extents have: 'x_2' for axis 2
-                of x, the document's own names in tract's dialect, 'time' for the cycles of a scan.
-            constraints: what holds of open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
-            vjp_order: how often it can be differentiated: 0, 1 or 2 times, in reverse mode.
+            entry: the method to export. The function takes parameters by label, for "step" and
+                "scan" the state by label, then the inputs in the order of the graph. If there are
+                several outputs they are a tuple.
+            platforms: the platforms that can run the file: some of cpu, cuda, rocm, tpu.
+            batch: the symbol of the open extent of first axes, which is the same for all inputs.
+                With None each of these has a separate symbol, as other open extents have: 'x_2' for
+                axis 2 of x, the document's names in tract's dialect, 'time' for the cycles of a
+                scan.
+            constraints: constraints between open extents, such as 'x_2 >= 8' or 'x_2 == z_2'.
+            vjp_order: how many times the function can be differentiated in reverse mode: 0 to 2.
             params: "inside" stores the parameters and the initial state in the file, a .npz;
                 "beside" stores neither, and the file is what `jax.export` serialises.
-            overwrite: replace what is at the path; otherwise FileExistsError.
+            overwrite: replace an existing path, which otherwise raises FileExistsError.
 
-        Raises InputError for wrong arguments, UnsupportedError for what jax cannot export, and
-        where the extra `export` is missing.
+        Raises InputError for wrong arguments. Raises UnsupportedError if jax cannot export the
+        network, or if the extra `export` is missing.
 
         >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
         """

@@ -1,6 +1,6 @@
-"""The command line, `nnef-jax`: what a terminal shows of the library."""
+"""The command line, `nnef-jax`: commands around functions of the library."""
 
-# Each adds its commands.
+# Each of these modules adds commands to `app`.
 from nnef_jax.cli import batch, comparisons, fixed_point, formats, measure, serve, view
 from nnef_jax.cli.commands import app, main
 

@@ -1,4 +1,4 @@
-"""`nnef-jax batch`: a network on the files of a dataset, through all devices of the machine."""
+"""`nnef-jax batch`: runs a network on the files of a dataset, on all devices of the machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nnef_jax.network import Network
 
 _PER_DEVICE = 32
-_SHOWN = 10  # failures
+_SHOWN = 10  # failures that are printed
 
 
 @app.command()
@@ -147,7 +147,7 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 def _folder(out: Path, first: int, count: int) -> Path:
-    """Return where results of a shard are; the folder that several share is made."""
+    """Return the folder for the results of a shard; with several shards create its parent."""
     if count == 1:
         return out
     out.mkdir(exist_ok=True)
@@ -155,7 +155,7 @@ def _folder(out: Path, first: int, count: int) -> Path:
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of a single item; InputError where they have no batch axis, or are open."""
+    """Return the inputs of one item; raise InputError for no batch axis or an open shape."""
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
     from nnef_jax.similar import did_you_mean, listed
@@ -202,7 +202,7 @@ def _declared(network: Network) -> int:
 def _load(
     source: str, specs: Sequence[TensorSpec], size: int, declared: int, **options: Any
 ) -> Model:
-    """Load a network for batches; InputError beside what is wrong with them in it."""
+    """Load a network for batches; raise InputError if it cannot compute batches of this size."""
     from nnef_jax import InputError, NnefError, load
     from nnef_jax.errors import raise_all
 
@@ -221,7 +221,7 @@ def _load(
 
 
 def _digest(network: Network) -> str:
-    """Return the sha256 of a network, its data among it."""
+    """Return the sha256 of the graph and the data of a network."""
     import hashlib
 
     from nnef_jax.execution.cache_key import digest_of_graph

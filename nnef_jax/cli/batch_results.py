@@ -1,9 +1,9 @@
-"""The results of `nnef-jax batch`: a folder of parts, which a later run goes on with.
+"""The results of `nnef-jax batch`: a folder of parts, which a later run continues.
 
-PART.npz holds the outputs of some items that follow one another, a row each. PART.jsonl tells of
-each of these items which file it is, and its row, or why it has none. It is written last, and its
-last line has a checksum of both files: a part without it, or with another one, is none. batch.json
-tells what all parts were made with.
+PART.npz has the outputs of consecutive items, a row for each. PART.jsonl has a line for each item:
+its file, and its row in PART.npz or the error. Its last line has a checksum of both files.
+PART.jsonl is written last; a part whose checksum is missing or wrong is computed again. batch.json
+has the settings of all parts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from nnef_jax.storage import files, protected_files
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
-_BYTES, _MOST = 64 << 20, 1024  # of a part, by default
+_BYTES, _MOST = 64 << 20, 1024  # bytes and items of a part, by default
 
 
 class Parts:
-    """The parts in a folder, which is made if it is not there: what is done, and what is pending.
+    """The finished and the pending parts in a folder, which is created if it is missing.
 
-    Raises InputError where the folder holds results of other items or of other settings, or other
-    files alone, DataError where batch.json is damaged, OSError where it cannot be read or made.
+    Raises InputError if the folder has results for other items or settings, or only other files.
+    Raises DataError if batch.json is damaged, and OSError if the folder cannot be read or created.
 
     Args:
-        folder: where they are.
+        folder: the folder of the parts.
         items: all items, in order.
-        settings: what results depend on but the items, by what an error calls it: JSON.
-        outputs: what an item has, the first extent being that of a batch.
-        size: items of a part; by default those of an earlier run, or as many as make 64 MB, but
-            1024 at most.
+        settings: JSON values that results depend on, by their names in error messages.
+        outputs: the outputs of the network; the first extent is that of a batch.
+        size: the number of items of a part; by default that of an earlier run, or as many as have
+            64 MB of outputs, but at most 1024.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Parts:
     ) -> None:
         self.folder, self._items, self._outputs = folder, items, outputs
         self.failures: list[tuple[str, str]] = []
-        self.damaged: list[str] = []  # parts that are there, and made again
+        self.damaged: list[str] = []  # paths of damaged parts, which are computed again
         self._size = self._settle(settings, size)
         self.pending = self._check()
 
@@ -69,7 +69,7 @@ class Parts:
         return self._items[part * self._size : (part + 1) * self._size]
 
     def write(self, part: int, results: Sequence[ItemArrays]) -> None:
-        """Write the results of all items of a part, and then that they are there."""
+        """Write the results of all items of a part, then its records."""
         outcomes = [result.outcome for result in results]
         arrays_by_item = [x for x in outcomes if not isinstance(x, Exception)]
         arrays: dict[str, Array] = {}
@@ -93,7 +93,7 @@ class Parts:
             file.writelines(_encoded(lines))
 
     def write_failures(self) -> str:
-        """Write the names of the files that failed, one a line, and return where; '' for none."""
+        """Write the names of failed files, one a line; return the path, or '' without failures."""
         path = str(self.folder / _FAILURES)
         if self.failures:
             with files.replacing(path, overwrite=True) as file:
@@ -104,7 +104,7 @@ class Parts:
         return ""
 
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Make the folder, or compare what it was made with; return the items of a part."""
+        """Create the folder, or compare its settings; return the number of items of a part."""
         path = str(self.folder / _SETTINGS)
         with suppress(FileExistsError):
             self.folder.mkdir()
@@ -156,7 +156,7 @@ class Parts:
         return max(1, min(_MOST, _BYTES // max(row, 1)))
 
     def _check(self) -> list[int]:
-        """Return the parts that are not there, or hold a failure of a file that has changed."""
+        """Return the parts that are missing or damaged, or have a failure of a changed file."""
         count = -(-len(self._items) // self._size)
         names = os.listdir(self.folder)
         present = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
@@ -196,7 +196,7 @@ class Parts:
         return retried or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
-        """Return a part's records of its items, None where it is not as it was written."""
+        """Return the records of a part's items, None if the part is damaged."""
         try:
             with (
                 protected_files.unnoted(),
@@ -241,5 +241,5 @@ def _encoded(lines: Sequence[dict[str, Any]]) -> list[bytes]:
     return [f"{json.dumps(line)}\n".encode() for line in lines]
 
 
-def _shown(setting: Any) -> str:
+def _shown(setting: object) -> str:
     return setting if isinstance(setting, str) else json.dumps(setting)

@@ -1,4 +1,4 @@
-"""The user's folder of compiled networks: used by commands, bounded, shown, cleared."""
+"""The user's folder of compiled networks, which commands use, bound, show and clear."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MOST = 2_000_000_000  # bytes
 
 @contextmanager
 def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
-    """Yield the folder to keep what is compiled in: the one given, or the user's own.
+    """Yield the folder for compiled networks: `cache_dir`, or else the user's folder.
 
-    That is bounded afterwards. Where it is of no use there is none, without a word.
+    The user's folder is trimmed to `MOST` bytes afterwards. If it cannot be used, yield None
+    without a message.
     """
     if cache_dir is not None:
         yield cache_dir
@@ -35,7 +36,7 @@ def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
 
 @contextmanager
 def filled(cache_dir: str | None) -> Generator[str]:
-    """Yield the same folder to be filled on purpose; InputError where it is of no use."""
+    """Yield the folder as `bounded_folder` does; raise InputError if it cannot be used."""
     if cache_dir is None:
         folder = cache_folder.users_folder()
         _require(folder, cache_folder.prepare(folder))
@@ -45,9 +46,9 @@ def filled(cache_dir: str | None) -> Generator[str]:
 
 
 def shown(*, clear: bool, as_json: bool) -> str:
-    """Return where the user's folder is and what is in it, or what was removed from it.
+    """Return a report of the user's folder: its path, and the files in it or removed from it.
 
-    Raises InputError where it is of no use.
+    Raises InputError if the folder cannot be used.
     """
     folder = cache_folder.users_folder()
     if os.path.lexists(folder):

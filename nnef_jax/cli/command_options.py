@@ -1,4 +1,4 @@
-"""What commands share: their options, and what these stand for."""
+"""Common options of commands, and the conversion of their texts to values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Top = Annotated[
         help="Print only so many entries, the largest of each row (last axis longer than 1).",
     ),
 ]
-# A string, since an empty one is an error, but Path("") the working directory.
+# A string: an empty string is an error, whereas Path("") is the working directory.
 CacheDir = Annotated[
     str | None,
     typer.Option(
@@ -170,14 +170,14 @@ class Reading:
         }
 
     def read(self, source: str, **options: Any) -> Network:
-        """Read a network, showing how far it is."""
+        """Read a network, and show the progress."""
         with status(f"reading {source}") as progress:
             from nnef_jax.reading import read
 
             return read(source, progress=progress, **self.keywords, **options)
 
     def load(self, source: str, **options: Any) -> Model:
-        """Load a network, showing how far it is."""
+        """Load a network, and show the progress."""
         with status(f"reading {source}") as progress:
             from nnef_jax import load
 
@@ -203,7 +203,7 @@ class Pixels:
     ] = False
 
     def options(self, inputs: Sequence[str] | None) -> PictureOptions:
-        """Return the options of pictures. They are wrong usage where no input is a picture."""
+        """Return the options of pictures; raise BadParameter for options without a picture."""
         from nnef_jax.cli.pictures import PictureOptions, is_picture
 
         numbers = _numbers(self.mean, "--mean"), _numbers(self.scale, "--scale")
@@ -216,7 +216,7 @@ class Pixels:
 
 
 def caching(cache_dir: str | None, no_cache: bool) -> AbstractContextManager[str | None]:
-    """Return a context manager: it gives the folder for compiled networks, or None."""
+    """Return a context manager for the folder of compiled networks, or for None."""
     if no_cache and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--no-cache")
     return nullcontext() if no_cache else bounded_folder(cache_dir)

@@ -1,7 +1,7 @@
 """The commands: each reads its options, calls the library and prints.
 
-jax is imported inside the commands, so that `--help` answers at once. Errors of the user's are
-raised as in the library; `main` makes a message and an exit code of them.
+jax is imported inside the commands, so that `--help` answers at once. Commands raise the errors of
+the library; `main` turns them into a message and an exit code.
 """
 
 from __future__ import annotations
@@ -276,10 +276,10 @@ def _run_on_zeros(model: Model) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line; return 0, 1 for an error, 2 for wrong usage, 130 if interrupted.
 
-    An exception that is no error of the user's passes through. Signals stay as the caller has them.
+    Exceptions that are no errors of the user pass through. Signal handlers are not changed.
     """
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # which may lack characters that tables have
+        if isinstance(stream, io.TextIOWrapper):  # Its encoding may lack characters of tables.
             stream.reconfigure(errors="backslashreplace")
     try:
         with protected_files.spared():
@@ -289,7 +289,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except _UsageError as error:
         text = io.StringIO()
         error.show(file=text)
-        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))  # which pydantic adds
+        report_usage(text.getvalue().replace(": Value error, ", ": ", 1))  # pydantic adds the words
         return error.exit_code
     except NnefError as error:
         for single in error.errors:

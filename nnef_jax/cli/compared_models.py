@@ -1,4 +1,4 @@
-"""What the commands that measure and compare share: their arguments, models, pictures, output."""
+"""Arguments and output of the commands that measure and compare."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _PICTURES = (".png", ".svg", ".pdf")
 def calls_of(
     model: Model, files: Sequence[str], pictures: PictureOptions | None = None
 ) -> list[dict[str, Any]]:
-    """Return the inputs in files by name, a dict for each call that they stand for."""
+    """Return the inputs in files by name, a dict for each call."""
     from nnef_jax.cli.inputs import read_inputs
     from nnef_jax.cli.pictures import PictureOptions
 
@@ -50,7 +50,7 @@ def calls_of(
 def arrays_of(
     model: Model, files: Sequence[str] | None, pictures: PictureOptions | None = None
 ) -> list[Any]:
-    """Return the inputs in files in order, none without files. InputError for several calls."""
+    """Return the inputs in files in order; raise InputError if the files are several calls."""
     if not files:
         return []
     from nnef_jax import InputError
@@ -62,14 +62,14 @@ def arrays_of(
 
 
 def check_tolerance(rtol: float, atol: float) -> None:
-    """Refuse a tolerance of 0, which no comparison of real numbers has."""
+    """Raise BadParameter if both tolerances are 0."""
     if rtol == atol == 0:
         raise typer.BadParameter("must not both be 0", param_hint="--rtol, --atol")
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a result is shown."""
+    """Options for showing a result."""
 
     plot: Annotated[
         Path | None,
@@ -84,7 +84,7 @@ class Shown:
     as_json: option.Json = False
 
     def check(self) -> None:
-        """Refuse a picture that could not be saved, before anything is computed."""
+        """Raise an error before computing if the picture cannot be saved."""
         if self.plot is None:
             return
         from nnef_jax import InputError
@@ -94,10 +94,10 @@ class Shown:
         if self.plot.suffix.lower() not in _PICTURES:
             raise InputError(f"{self.plot}: a picture is a {', a '.join(_PICTURES)}")
         files.check_target(str(self.plot), overwrite=self.overwrite)
-        plotting("pyplot").switch_backend("Agg")  # which needs no screen
+        plotting("pyplot").switch_backend("Agg")  # Agg needs no screen.
 
     def show(self, result: Result, table: Table | None = None, saved: Path | None = None) -> None:
-        """Print a result as JSON, or its table or another one; save its picture."""
+        """Print a result as JSON, or else `table`, by default the result's; save a picture."""
         from nnef_jax.results import plotting, text_of
 
         if self.plot is not None:

@@ -1,4 +1,4 @@
-"""`nnef-jax compare`, `diff`, and statistics: how two networks differ, what is in one."""
+"""`nnef-jax compare`, `diff`, `weight-statistics` and `activation-statistics`."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
 
 
 def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
-    """Return a model, what was recorded, or what runs an ONNX file, as `analysis.compare` takes."""
+    """Return a side of `analysis.compare`: a model, recorded tensors, or an ONNX function."""
     match Path(path).suffix.lower():
         case ".npz":
             from nnef_jax.cli.inputs import read_members
@@ -190,7 +190,7 @@ def _side(path: str, reading: option.Reading, *, inside: bool) -> Any:
 def _inputs(
     sides: list[Any], files: list[str] | None, seed: int, pictures: PictureOptions
 ) -> dict[str, Any]:
-    """Return inputs by name: those in files, those that were recorded, or random ones."""
+    """Return inputs by name: from files, from recorded tensors, or random ones."""
     models = [side for side in sides if _is_model(side)]
     if not models:
         if files or not all(isinstance(side, Mapping) for side in sides):
@@ -208,7 +208,7 @@ def _inputs(
     return random_inputs(models[0], seed)
 
 
-def _is_model(side: Any) -> bool:
+def _is_model(side: object) -> bool:
     from nnef_jax import Model
 
     return isinstance(side, Model)

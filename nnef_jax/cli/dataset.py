@@ -1,4 +1,4 @@
-"""Lists the files of `nnef-jax batch`, and reads them before the network asks for them."""
+"""Lists the files of `nnef-jax batch`, and reads them ahead of the network."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_pic
 from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
-_TOGETHER = 16  # files that a thread reads one after the other
+_TOGETHER = 16  # files that a thread reads in one turn
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, and what tells whether it has changed: bytes, nanoseconds; None if it is missing."""
+    """A file, its size in bytes, and its time of change in nanoseconds; None if it is missing."""
 
     file: str
     size: int | None
@@ -37,12 +37,12 @@ class Item:
 
 
 def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> list[Item]:
-    """Return the items that files, folders and patterns stand for, then those of a text file.
+    """Return the items in files, folders and patterns, then the items in the list `listed`.
 
-    A folder stands for all files below it of the kinds that inputs are read from, by name, but for
-    those in the output folder. What a list names need not be there: that is the item's failure.
+    A folder stands for all input files below it, sorted by name, without those in the output
+    folder. A file in the list may be missing: its item then fails.
 
-    Raises InputError for what stands for nothing, OSError for what is missing or unreadable.
+    Raises InputError for an argument without a file, OSError if one is missing or unreadable.
     """
     output_prefix = os.path.realpath(output) + os.sep
 
@@ -96,7 +96,7 @@ def _below(folder: str) -> Iterator[str]:
 def _item(file: str) -> Item:
     try:
         status = os.stat(file)
-    except (OSError, ValueError):  # a ValueError for a name that no file can have
+    except (OSError, ValueError):  # ValueError: the name is impossible for a file
         return Item(file, None, None)
     return Item(file, status.st_size, status.st_mtime_ns)
 
@@ -138,13 +138,13 @@ def _as_item(file: str, array: Array, spec: TensorSpec) -> Array:
             f"{file} has shape {show(array.shape)}, "
             f"an item of input '{spec.name}' has {show(shape)} or {show(shape[1:])}"
         )
-    # A copy: what is mapped would be read from the disk by who computes.
+    # A copy in memory: otherwise the thread that computes would read a mapped file.
     return np.array(fitted(file, array.reshape(shape), TensorType(shape, spec.dtype)))
 
 
 @dataclass(frozen=True, slots=True)
 class ItemArrays:
-    """An item with its array of each input, or its row of each output, or with what is wrong."""
+    """An item with its arrays by input name, its rows by output name, or its error."""
 
     item: Item
     outcome: Mapping[str, Array] | Exception
@@ -153,11 +153,11 @@ class ItemArrays:
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
-    """Return a function that reads items in order, so many of them ahead, in threads of grain.
+    """Return a function that reads a number of items ahead, in order, in threads of grain.
 
-    Decoders let other threads run. Processes, which grain has too, would outlive a killed command.
+    Decoders release the GIL. Processes of grain would outlive a killed command.
 
-    Raises UnsupportedError where grain is not installed.
+    Raises UnsupportedError if grain is not installed.
     """
     try:
         import grain
@@ -169,16 +169,16 @@ def reading_ahead(
             return ItemArrays(item, read(item.file))
         except (NnefError, OSError) as error:
             return ItemArrays(item, error)
-        except ValueError as error:  # for a name that no file can have
+        except ValueError as error:  # The name is impossible for a file.
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
-        # For each element grain looks at all that are ahead: 0.2 ms for 1000 of them.
+        # For each element grain checks all elements ahead, which takes 0.2 ms for 1000 of them.
         threads = min(ahead, 2 * (os.cpu_count() or 1))
         count = min(_TOGETHER, ahead // threads)
         several = [items[i : i + count] for i in range(0, len(items), count)]
         options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // count)
-        here = copy_context()  # which notes what is read in it
+        here = copy_context()  # The context records which files are read.
         streamed = grain.MapDataset.source(several).map(
             lambda each: here.copy().run(lambda: list(map(attempt, each)))
         )

@@ -12,7 +12,7 @@ from nnef_jax.summary import Summary
 
 
 def describe(summary: Summary) -> list[str]:
-    """Return the lines of a summary, below what the network is and what it takes and returns."""
+    """Return the lines of a summary: facts, inputs and outputs of the network, then the table."""
     lines = [("name", summary.name), ("dialect", summary.dialect)]
     lines += [("extension", extension) for extension in summary.extensions]
     lines += [("input", str(tensor)) for tensor in summary.inputs]
@@ -25,9 +25,9 @@ def describe(summary: Summary) -> list[str]:
 
 
 def machine_lines(*, as_json: bool) -> list[str]:
-    """Return rates and what is decided by them, as lines or as JSON.
+    """Return rates, and decisions by these rates, as lines or as JSON.
 
-    They are measured now if they are not kept yet. Where they cannot be they are the shipped ones.
+    Rates that are not stored are measured. If they cannot be measured, the shipped rates are used.
     """
     profile, path = DEFAULT, ""
     if host_profile.may_measure():

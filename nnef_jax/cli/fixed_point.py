@@ -36,7 +36,7 @@ Semantics = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
-    """What a network is lowered to."""
+    """Options for lowering a network to fixed point."""
 
     profile: ProfileName = "openvx-16bit"
     unsigned: Unsigned = False
@@ -53,7 +53,7 @@ class FixedPoint:
     ] = "error"
 
     def lower(self, model: Model) -> Lowered:
-        """Return a network in this arithmetic."""
+        """Return the network in this arithmetic."""
         from nnef_jax.openvx import lower
 
         return lower(

@@ -1,4 +1,4 @@
-"""The command `nnef-jax formats`, which shows the operators that each format has."""
+"""`nnef-jax formats`: shows the operators of each format."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _of_name(
 
 
 def _apart(blocks: Iterable[Iterable[str]]) -> list[str]:
-    """Return the lines of blocks, with an empty one between them."""
+    """Return the lines of blocks, with an empty line between blocks."""
     return [line for block in blocks for line in ("", *block)][1:]
 
 

@@ -1,4 +1,4 @@
-"""The inputs of `nnef-jax run`: which file is which input, and batches of pictures."""
+"""Reads the inputs of `nnef-jax run`: assigns files to inputs, and pictures to batches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CallInputs:
-    """One call of the network: arrays by input name, and the pictures that are its batch."""
+    """One call of the network: arrays by input name, and the names of pictures in its batch."""
 
     arrays: dict[str, Array]
     pictures: tuple[str, ...] = ()
@@ -35,19 +35,20 @@ class _Batch:
     name: str
     paths: Sequence[Path]
     pictures: Sequence[Array]
-    stacks: bool  # whether the pictures make one tensor that the input takes
+    stacks: bool  # whether the pictures are stacked to one tensor
 
 
 def read_inputs(
     arguments: Sequence[str], specs: Sequence[TensorSpec], options: PictureOptions
 ) -> list[CallInputs]:
-    """Return the calls that the files on a command line stand for.
+    """Return the calls for the files on a command line.
 
-    A file is for the input in `NAME=FILE`, else for the next one without; a .npz without a name
-    holds arrays by input name. Several pictures for one input are stacked where its batch extent is
-    open or their number, and a call each where it is 1 or there is none.
+    `NAME=FILE` is for the input NAME. A .npz without a name has arrays by input name. Another file
+    without a name is for the next input without a file. Several pictures for one input are stacked
+    if its batch extent is open or the number of pictures. If the extent is 1, or if there is no
+    batch axis, each picture is a call.
 
-    Raises InputError where files and inputs do not match, DataError or OSError for a bad file.
+    Raises InputError if files and inputs do not match, DataError or OSError for a bad file.
     """
     arrays, paths = _assign(arguments, [spec.name for spec in specs])
     batches: list[_Batch] = []
@@ -142,9 +143,9 @@ def _assign(
 
 
 def read_array(path: Path, name: str) -> Array:
-    """Read the array of an input from a file; of a .npz that of its name, or the only one.
+    """Read the array of an input from a file; in a .npz it has the input's name or is the only one.
 
-    Raises DataError for a broken file, LimitError for one that expands to more than `Limits`.
+    Raises DataError for a broken file, LimitError for a file that expands beyond `Limits`.
     """
     match path.suffix.lower():
         case ".npy":
@@ -167,6 +168,6 @@ def read_array(path: Path, name: str) -> Array:
 
 
 def read_members(path: Path) -> dict[str, Array]:
-    """Read all arrays of a .npz by name; DataError where it is none, LimitError where too large."""
+    """Read all arrays in a .npz by name; raise DataError if broken, LimitError if too large."""
     with files.within_limits(str(path)) as (data, meter):
         return read_npz(data, str(path), meter)

@@ -1,9 +1,9 @@
-"""`nnef-jax profile`, `benchmark`, `cost`: what a network takes, measured or by XLA's analysis."""
+"""`nnef-jax profile`, `benchmark` and `cost`: time and cost of a network."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -11,6 +11,9 @@ from nnef_jax.cli import command_options as option
 from nnef_jax.cli import compared_models
 from nnef_jax.cli.commands import app
 from nnef_jax.cli.terminal import status
+
+if TYPE_CHECKING:
+    from nnef_jax import Model
 
 _ONNX = ("onnxruntime", "openvino")
 
@@ -134,8 +137,8 @@ def cost(
     compared_models.Shown(as_json=as_json).show(estimate)
 
 
-def _with_open_batch(model: Any, source: str, reading: option.Reading) -> Any:
-    """Load a network again with open first extents, those of the first input that has one."""
+def _with_open_batch(model: Model, source: str, reading: option.Reading) -> Model:
+    """Load a network again; open each first extent that equals that of the first input."""
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
     open_shapes = {spec.name: list(shapes.get(spec.name, spec.shape)) for spec in model.inputs}

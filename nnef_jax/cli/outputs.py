@@ -1,4 +1,4 @@
-"""The outputs of `nnef-jax run`: as text, as JSON, the largest entries alone, saved."""
+"""Prints and saves the outputs of `nnef-jax run`: as text, JSON or files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class CallOutputs:
-    """The outputs for one picture, which the title names, or for one set of arrays."""
+    """The outputs for one picture, whose name is the title, or for one set of arrays."""
 
     title: str
     outputs: dict[str, Array]
@@ -35,7 +35,7 @@ class CallOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """Says how many of the largest entries of each row are shown, and labels all entries."""
+    """The number of largest entries to show in each row, and the labels of all entries."""
 
     count: int
     labels: tuple[str, ...] = ()
@@ -44,9 +44,9 @@ class Top:
 def run_calls(
     model: Model, calls: Sequence[CallInputs], function: Callable[..., Any] | None = None
 ) -> list[CallOutputs]:
-    """Run the network for each call; for a single one in the way that is soonest to compile.
+    """Run the network for each call; a single call runs with little compilation.
 
-    A function of the inputs runs instead of it where one is given.
+    `function` of the inputs runs instead of the network, if it is not None.
     """
     if function is None and len(calls) == 1:
         model = for_one_call(model, bind(model, (), calls[0].arrays))
@@ -54,7 +54,7 @@ def run_calls(
 
 
 def _run_call(model: Model, call: CallInputs, function: Callable[..., Any]) -> list[CallOutputs]:
-    """Run the network: a result for each picture, or one where an output has no axis for them."""
+    """Run the network; return outputs by picture, or together if an output has no batch axis."""
     results = function(*(call.arrays[spec.name] for spec in model.inputs))
     outputs = {name: np.asarray(array) for name, array in by_name(model, results).items()}
     count = len(call.pictures)
@@ -90,7 +90,7 @@ def reported(
     as_json: bool,
     overwrite: bool,
 ) -> list[str]:
-    """Save results if asked to, and return the lines to print: them, else the names of files."""
+    """Save results if there is a path; return the lines to print: results or names of files."""
     saved = save_results(output, results, overwrite) if output else []
     if as_json:
         return [_as_json(network, results, top, values=not saved, files=saved)]
@@ -98,7 +98,7 @@ def reported(
 
 
 def _as_text(results: Sequence[CallOutputs], top: Top | None, *, values: bool) -> list[str]:
-    """Show results as lines, a block each; without `values` only what `top` asks for."""
+    """Return the lines of results, a block each; without `values` only types and top entries."""
     lines: list[str] = []
     for result in results:
         lines += [""] if lines else []
@@ -121,7 +121,7 @@ def _as_json(
     values: bool,
     files: Sequence[str],
 ) -> str:
-    """Show results as one JSON object, in which "NaN", "Infinity", "-Infinity" are strings."""
+    """Return results as one JSON object, with "NaN", "Infinity" and "-Infinity" as strings."""
     shown: list[dict[str, Any]] = []
     for result in results:
         outputs: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def _top_rows(array: Array, top: Top) -> list[tuple[tuple[int, ...], list[dict[s
     shape = _row_shape(array)
     rows = array.reshape(-1, shape[-1])
     labels = top.labels if len(top.labels) == rows.shape[1] else ()
-    # NaN comes last, and of equal entries the first is first.
+    # NaN is last, and equal entries keep their order.
     order = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, : top.count]
     return [
         (
@@ -170,7 +170,7 @@ def _row_shape(array: Array) -> tuple[int, ...]:
 
 
 def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
-    """Refuse labels that are not as many as the entries in the rows of any output."""
+    """Raise InputError if no output has as many entries in a row as there are labels."""
     lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
     if top.labels and len(top.labels) not in lengths.values():
         shown = ", ".join(f"of '{name}' {length}" for name, length in lengths.items())
@@ -190,7 +190,7 @@ def _top_lines(array: Array, top: Top) -> list[str]:
 
 
 def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
-    """Refuse a path that cannot hold the outputs, before the network runs but after all is read."""
+    """Raise an error before the network runs if outputs cannot be saved to the path."""
     suffix = path.suffix.lower()
     if suffix in (".npy", ".dat") and len(names) > 1:
         raise InputError(
@@ -206,7 +206,7 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
 
 
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
-    """Save outputs, of several results along axis 0 or a new one; return the names of files."""
+    """Save outputs; several results are joined along axis 0 or a new axis. Return file names."""
     arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
     first = next(iter(arrays.values()))
     match path.suffix.lower():
@@ -225,7 +225,7 @@ def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) ->
 
 
 def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None:
-    """Write arrays as a .npz in one step."""
+    """Write arrays as a .npz; the file appears when it is complete."""
     with files.replacing(path, overwrite=overwrite) as file, zipfile.ZipFile(file, "w") as archive:
         write_npz(archive, arrays)
 

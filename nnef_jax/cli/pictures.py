@@ -1,4 +1,4 @@
-"""Pictures as inputs of `nnef-jax run`: in the size, channels and layout that the network takes."""
+"""Reads pictures in the size, channels and layout of a network's input."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
-_BYTES_PER_CHANNEL = 6  # of a pixel while it is converted: as octets, twice, and as float32
-_SCAN = b"\xff\xda"  # which starts a pass of a JPEG over all of its pixels
+_BYTES_PER_CHANNEL = 6  # bytes of a pixel during conversion: 2 octets and a float32
+_SCAN = b"\xff\xda"  # marker of a scan: a pass over all pixels of a JPEG
 _PIXELS_PER_STEP = 256
 
 Array = NDArray[Any]
@@ -28,9 +28,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class PictureOptions:
-    """Says how to convert pixels of 0 to 255 to numbers: (pixel - mean) * scale.
+    """Options for converting pixels of 0 to 255 to numbers: (pixel - mean) * scale.
 
-    Mean and scale hold a number, or one a channel; the layout a letter for each axis of the input.
+    Mean and scale have one number, or one for each channel. The layout has a letter for each axis
+    of the input.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -45,7 +46,7 @@ def is_picture(path: str | Path) -> bool:
 
 
 def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array:
-    """Read a picture as a tensor in the layout of the input, its batch extent being 1."""
+    """Read a picture as a tensor in the layout of the input, with a batch extent of 1."""
     layout = options.layout
     if len(spec.shape) != len(layout):
         raise InputError(
@@ -84,7 +85,7 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
     """Return the pixels from 0 to 255 as float32[height, width, channel]."""
     channels = extents.get("c", 1)
     image = _open_picture(path, channels or 3)
-    if image.mode.startswith("I"):  # 16 bits, which Pillow would cut off at 255
+    if image.mode.startswith("I"):  # 16 bits: Pillow would clip them at 255
         image = _image_module().fromarray(np.asarray(image, np.float32) / 257)
     else:
         grey = channels == 1 or (channels is None and image.mode in ("1", "L", "LA"))
@@ -103,7 +104,7 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
 
 
 def _open_picture(path: Path, channels: int) -> Any:
-    """Return a picture, decoded for so many channels; DataError, or LimitError before it is."""
+    """Return a decoded picture; raise DataError, or LimitError before decoding."""
     most = _image_module().MAX_IMAGE_PIXELS
     from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 
@@ -116,7 +117,7 @@ def _open_picture(path: Path, channels: int) -> Any:
         else:
             raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
-            # Not by Image.open, which warns of large ones: threads share what becomes of a warning.
+            # Image.open would warn of large pictures, and threads share the filters of warnings.
             image = kind(io.BytesIO(content))
             count = image.width * image.height
             if most and count > most:
@@ -128,7 +129,7 @@ def _open_picture(path: Path, channels: int) -> Any:
             return ImageOps.exif_transpose(image)
         except NnefError:
             raise
-        except Exception as error:  # Pillow's decoders let all sorts through on broken data
+        except Exception as error:  # Pillow's decoders raise various classes for broken data.
             raise DataError(f"{path}: a picture that cannot be read: {error}") from None
 
 

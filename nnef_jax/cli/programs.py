@@ -1,4 +1,4 @@
-"""The programs that passes make of a network, for `compile --print-after`."""
+"""Prints programs after passes, for `compile --print-after`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def printed_after(names: Sequence[str]) -> Generator[list[str]]:
-    """Collect the lines of programs after passes of these names, or after all.
+    """Yield a list, to which the lines of programs after these passes are added; "all" is all.
 
     Raises BadParameter for a pass that the default device's target does not have.
     """

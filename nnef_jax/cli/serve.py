@@ -93,19 +93,21 @@ def serve(
                 _tell(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
-            if hasattr(signal, "SIGPIPE"):  # which would end the process when a client goes away
+            if hasattr(
+                signal, "SIGPIPE"
+            ):  # SIGPIPE would end the process when a client disconnects.
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             Server(application, host, port, timeout, listening).run(sockets)
 
 
 def _tell(text: str) -> None:
-    """Write a line to standard output, if somebody reads it: the server goes on without."""
+    """Write a line to standard output; the server continues if that fails."""
     with suppress(OSError):
         print_result(text)
 
 
 def _of(name: str, named: Collection[str], reading: option.Reading) -> option.Reading:
-    """Return the options for one of several networks: those for it alone, and those for all."""
+    """Return the reading options for one network: options for it alone, and for all networks."""
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
         split = [(text, *text.partition(":")) for text in texts or ()]

@@ -1,4 +1,4 @@
-"""Runs items in batches through one program, while more are read and results are written."""
+"""Runs items in batches through one program, during reading and writing of other items."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Compute = Callable[[Sequence[Mapping[str, Array]]], dict[str, Any]]
 
 
 def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator[list[ItemArrays]]:
-    """Group items, in order, so that each group but the last has `size` arrays."""
+    """Group items in order; each group but the last has `size` items without an error."""
     group: list[ItemArrays] = []
     count = 0
     for read in reads:
@@ -36,10 +36,9 @@ def groups_of(reads: Iterator[ItemArrays], size: int, *, stop: bool) -> Iterator
 
 
 def computing(model: Model, devices: Sequence[Any], size: int) -> _Compute:
-    """Return a function that starts to compute items, spread over devices: outputs by name.
+    """Return a function that starts to compute items on devices, and returns outputs by name.
 
-    There are as many rows as in all batches, whatever the number of items: so one program is
-    compiled.
+    Batches are padded to `size` rows, so that only one program is compiled.
     """
     sharding = None
     if len(devices) > 1:
@@ -60,7 +59,10 @@ def results_of(
     groups: Iterator[list[ItemArrays]],
     done: Callable[[int], None],
 ) -> Iterator[ItemArrays]:
-    """Compute groups, one while results of the one before are written; report how many are done."""
+    """Yield results; a group is computed while those of the previous group are written.
+
+    `done` is called with the number of finished items.
+    """
     running: deque[tuple[list[ItemArrays], dict[str, Any]]] = deque()
     count = 0
     for group in chain(groups, [None]):

@@ -16,7 +16,7 @@ STATUS_AFTER = 0.5  # seconds
 
 
 def print_result(*lines: str) -> None:
-    """Write lines to standard output at once; an OSError names it. Names in them hold anything."""
+    """Write lines to standard output; an OSError has its name. Lines are made printable."""
     try:
         typer.echo(_shown(lines))
     except OSError as error:
@@ -27,8 +27,8 @@ def print_result(*lines: str) -> None:
 def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int], None] | None]:
     """Show a spinner on a terminal's stderr where the block takes longer than `STATUS_AFTER`.
 
-    Yields a function of how much is done, and of how much, which makes a bar of it; with `counts`
-    these numbers are beside it, and how long the rest will take.
+    Yields a function of the done and the total amount, which shows a bar. With `counts` these
+    numbers and the remaining time are beside the bar.
     """
     if sys.stderr is None or not sys.stderr.isatty():
         yield None
@@ -45,7 +45,7 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
     class Terminal(Console):
         def show_cursor(self, show: bool = True) -> bool:
-            return False  # it stays visible: a signal may end the process at any moment
+            return False  # The cursor stays visible: a signal may end the process.
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn())
     columns = (*columns, MofNCompleteColumn(), TimeRemainingColumn()) if counts else columns
@@ -63,25 +63,25 @@ def status(text: str, *, counts: bool = False) -> Generator[Callable[[int, int],
 
 
 def message_of(error: OSError) -> str:
-    """Return the message of a system's error, after the file that it is about."""
+    """Return the message of an OSError after the name of its file."""
     reason = error.strerror or str(error)
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def report_error(*lines: str) -> None:
-    """Print the lines of an error unwrapped, without markup; names in them hold anything."""
+    """Print the lines of an error, unwrapped, without markup, and made printable."""
     color = False if os.environ.get("NO_COLOR") else None  # None: on a terminal only
-    with suppress(OSError):  # where stderr is full or closed, the exit code alone can tell
+    with suppress(OSError):  # If stderr is full or closed, the exit code remains.
         typer.secho("error:", fg="red", bold=True, err=True, nl=False, color=color)
         typer.echo(f" {_shown(lines)}", err=True)
 
 
 def report_usage(text: str) -> None:
-    """Print an error of usage, in lines as typer writes them."""
+    """Print a usage error as typer has formatted it."""
     with suppress(OSError):
         typer.echo(_shown(text.removesuffix("\n").split("\n")), err=True)
 
 
 def _shown(lines: Sequence[str]) -> str:
-    """Return the text of a command: lines that a terminal shows and does not obey."""
+    """Return the lines as text without control characters."""
     return "\n".join(map(printable, lines))

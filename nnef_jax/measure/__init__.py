@@ -1,1 +1,1 @@
-"""What a network costs and how two differ: time by operation, latency, work, weights, structure."""
+"""Measurements of networks: time by operation, latency, cost, weights, and differences of two."""

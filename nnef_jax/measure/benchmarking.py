@@ -24,29 +24,30 @@ from nnef_jax.options import require
 from nnef_jax.results import Axes, Result, Table, axes, table_of
 
 _OURS = "nnef_jax"
-_REST = 0.02  # seconds before a turn: threads of the engine before have stopped spinning then
-_WARM = 0.05  # seconds of untimed calls of a turn: caches and clocks have settled then
-_FEWEST = 3  # timed calls of a turn
+_REST = 0.02  # seconds before a turn, in which threads of the previous engine stop spinning
+_WARM = 0.05  # seconds of untimed calls of a turn, in which caches and clocks settle
+_FEWEST = 3  # timed calls in a turn, at least
 
 Array = NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long calls of one engine with one batch take, in seconds.
+    """The latency of one engine with one batch size; times are in seconds.
 
     Attributes:
-        engine: "nnef_jax", or another's name.
-        batch: items of a call; None where no input is a batch.
-        first: the first call, which compiles.
-        p50, p90, p99: so many percent of the calls took no longer.
-        spread: by how much medians of the rounds differ, relative to `p50`: what is less between
-            two engines tells nothing.
-        throughput: items a second, over all timed calls.
-        calls: how many were timed.
-        difference: the largest of its outputs from nnef_jax's, relative to the largest number;
-            infinite where one of both is NaN, or shapes differ.
-        failure: why there is nothing to time, or "".
+        engine: "nnef_jax", or the name of another engine.
+        batch: items of a call; None if no input has a batch.
+        first: time of the first call, which compiles.
+        p50, p90, p99: percentiles of the time of a call.
+        spread: the range of the rounds' medians, relative to `p50`. A smaller difference between
+            two engines is not significant.
+        throughput: items per second, over all timed calls.
+        calls: the number of timed calls.
+        difference: the largest difference between its outputs and nnef_jax's, relative to the
+            largest number in the output; infinite if only one of two items is NaN, or if shapes
+            differ.
+        failure: the reason why nothing was timed, or "".
     """
 
     engine: str
@@ -64,14 +65,14 @@ class Timing:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Benchmark(Result):
-    """How long calls take: a `Timing` for each batch and engine.
+    """The latency of calls: a `Timing` for each batch size and engine.
 
     Attributes:
-        network: its name.
-        device: what computed for nnef_jax.
-        rounds: how often each had its turn.
-        elsewhere: cores that other processes used meanwhile: figures of a busy machine mislead. NaN
-            where the system does not tell.
+        network: the name of the network.
+        device: the devices that nnef_jax used.
+        rounds: the number of turns of each engine and batch size.
+        elsewhere: the mean number of cores that other processes used during the measurement;
+            figures from a busy machine mislead. NaN if the system does not report it.
 
     `to_dict` has times in seconds.
     """
@@ -99,7 +100,7 @@ class Benchmark(Result):
         return table_of(title, [*head, *(["difference"] if several else [])], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw latency by batch, the median, in a band up to 90 percent; return the axes."""
+        """Draw the median latency by batch size, with a band up to p90; return the axes."""
         ax = axes(ax, (6.4, 4))
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
         for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
@@ -135,25 +136,26 @@ def benchmark(
 ) -> Benchmark:
     """Measure how long calls take, by batch and engine.
 
-    Batches and engines have turns, so that what else happens on the machine meets all alike. A turn
-    is untimed calls, then timed ones, each of which waits for its results. A model that was called
-    before is compiled: load another one to see what that takes.
+    Batch sizes and engines take turns, so that other load on the machine affects all of them. A
+    turn consists of untimed calls, then timed calls; each call waits for its results. A model that
+    was called before is compiled already: load it again to measure compilation.
 
     Args:
-        model: its first extents are open where `batches` are given.
-        inputs: as in a call. Without any they are random, of the declared shapes.
-        entry: "apply" is a call, of a network with state a cycle from its initial state; "step"
-            also returns the state; "scan" is many cycles, of inputs with an axis of time.
-        batches: sizes of the first axis of inputs where that is open, of random inputs.
+        model: the model; with `batches` the first extents of its inputs must be open.
+        inputs: inputs as in a call; by default random inputs of the declared shapes.
+        entry: "apply" is a call; a network with a state runs one cycle from its initial state.
+            "step" also returns the state. "scan" runs many cycles, on inputs with a time axis.
+        batches: sizes of the open first axis of random inputs.
         against: files with the same network by engine: "onnxruntime" and "openvino" read ONNX,
             "tract" reads NNEF.
-        rounds: turns of each.
-        seconds: of timed calls in a turn; 3 calls at least.
-        seed: of random inputs.
+        rounds: the number of turns of each engine and batch size.
+        seconds: seconds of timed calls in a turn, which has at least 3 calls.
+        seed: the seed of random inputs.
         named: inputs by name.
 
-    Raises InputError as a call does, for open extents, and where both inputs and batches are given;
-    UnsupportedError for an engine that is not installed. What an engine cannot run is a `failure`.
+    Raises InputError as a call does, for open extents, and if inputs and batches are both given.
+    Raises UnsupportedError for an engine that is not installed. If an engine cannot run the
+    network, its timing has a `failure`.
 
     >>> print(nnef_jax.benchmark(model, batches=(1, 8, 32)))
     """
@@ -193,7 +195,7 @@ def benchmark(
 @dataclass(slots=True)
 class _Case:
     timing: Timing
-    run: Callable[[], Any] | None = None  # none where an engine failed
+    run: Callable[[], Any] | None = None  # None if the engine failed
     rounds: list[list[float]] = field(default_factory=list[list[float]])
 
 
@@ -209,16 +211,16 @@ def _other(
     name: str,
     batch: int | None,
     prepare: Callable[[Mapping[str, Array]], Callable[[], Sequence[Any]]],
-    inputs: Mapping[str, Any],
-    ours: Any,
+    inputs: Mapping[str, ArrayLike],
+    ours: object,
 ) -> _Case:
-    """Return another engine's case, after a first call."""
+    """Return the case of another engine, after its first call."""
     try:
         call = prepare({name: np.asarray(x) for name, x in inputs.items()})
         first, outputs = _first(call)
         pairs = [np.asarray(x) for x in jax.tree.leaves(ours)], [np.asarray(x) for x in outputs]
         return _Case(Timing(name, batch, first, difference=_relative(*pairs)), call)
-    except Exception as error:  # an engine that cannot leaves the others to compare
+    except Exception as error:  # The remaining engines are measured.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
 
@@ -230,7 +232,7 @@ def _first(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
-    """Add seconds of calls by round to each case; return how many cores others used meanwhile."""
+    """Add times of calls by round to each case; return the cores that other processes used."""
     start, used = time.perf_counter(), _used_elsewhere()
     for _ in range(rounds):
         for case in cases:
@@ -247,7 +249,7 @@ def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
-    """Add percentiles to a timing, of the seconds of calls in each round."""
+    """Return the timing with percentiles; `rounds` has the seconds of calls by round."""
     calls = [seconds for taken in rounds for seconds in taken]
     if not calls:
         return timing
@@ -265,7 +267,7 @@ def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
 
 
 def _used_elsewhere() -> float:
-    """Return seconds of all cores that other processes used; only differences mean something."""
+    """Return the core seconds of other processes since an arbitrary start."""
     try:
         with open("/proc/stat") as file:
             user, nice, system, _, _, *interrupts = map(int, file.readline().split()[1:9])
@@ -276,7 +278,7 @@ def _used_elsewhere() -> float:
 
 
 def _relative(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Return the largest difference of outputs, relative to the largest number of each."""
+    """Return the largest difference, relative to the largest finite number of the output in `a`."""
     if [x.shape for x in a] != [y.shape for y in b]:
         return math.inf
     differences = [0.0]

@@ -22,25 +22,25 @@ _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Cost(Result):
-    """What a call costs, by XLA's analysis; None where that tells nothing.
+    """XLA's estimate of the cost of a call; figures that XLA does not report are None.
 
     Attributes:
-        network: its name.
-        platform: what it is compiled or lowered for.
-        compiled: whether it is compiled. What is only lowered for another platform is counted
-            before XLA fuses operations, so that `bytes_accessed` is more than what will be.
-        multiply_adds: of the operations as the document has them, products and convolutions alone.
-        flops: of what is computed, 2 a multiply-add; other kernels may need fewer, and XLA leaves
-            out what meets the padding of a convolution. On a mesh all but `multiply_adds` is a
-            device's.
-        transcendentals: exponentials, logarithms and the like.
-        bytes_accessed: read and written by all kernels, were there no caches.
-        argument_bytes: of inputs, and of parameters as they are prepared. Where these are small
-            they are a part of the program.
-        output_bytes: of the results.
-        temporary_bytes: the most memory for what is in between.
-        code_bytes: of the program, where the platform tells.
-        loops: how many loops there are, whose bodies XLA counts once.
+        network: the name of the network.
+        platform: the platform that the network is compiled or lowered for.
+        compiled: whether it is compiled. A network that is only lowered is counted before XLA fuses
+            operations, so that `bytes_accessed` is too large.
+        multiply_adds: multiply-adds of products and convolutions in the document.
+        flops: floating-point operations of the program, 2 for a multiply-add. Other kernels may
+            need fewer than the document, and XLA does not count products with the padding of a
+            convolution. On a mesh all figures but `multiply_adds` are for one device.
+        transcendentals: the number of exponentials, logarithms and the like.
+        bytes_accessed: bytes that kernels read and write, without caches.
+        argument_bytes: bytes of inputs and prepared parameters. Small parameters are a part of the
+            program instead.
+        output_bytes: bytes of the outputs.
+        temporary_bytes: the peak memory for intermediate tensors.
+        code_bytes: bytes of the program.
+        loops: the number of loops; XLA counts the body of a loop once.
     """
 
     network: str
@@ -58,7 +58,7 @@ class Cost(Result):
 
     @property
     def intensity(self) -> float | None:
-        """Return flops a byte: below some 10 memory is what limits most machines."""
+        """Return flops per byte; below about 10, memory limits the speed of most machines."""
         return self.flops / self.bytes_accessed if self.flops and self.bytes_accessed else None
 
     def to_dict(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ class Cost(Result):
         return super().to_dict() | {"intensity": self.intensity}
 
     def table(self) -> Table:
-        """Return a table of what XLA tells."""
+        """Return a table of XLA's figures."""
         share = self.flops / 2 / self.multiply_adds if self.flops and self.multiply_adds else None
         rows: list[tuple[str, Any, str]] = [
             ("multiply-adds", self.multiply_adds, "of products and convolutions in the document"),
@@ -95,16 +95,16 @@ class Cost(Result):
 def cost(model: Model, *inputs: Example, platform: str | None = None, **named: Example) -> Cost:
     """Return XLA's estimate of a call's cost: flops, bytes accessed, memory.
 
-    For the present platform it is what `model(*inputs)` runs, compiled. For another it is what
-    `jax.jit(model.apply)` is lowered to, of which memory is not known. The network is not run.
+    For the default platform of jax the program of `model(*inputs)` is compiled. For another
+    platform `jax.jit(model.apply)` is lowered, and memory is unknown. The network is not run.
 
     Args:
-        model: what would run.
+        model: the model of the call.
         inputs: arrays or `jax.ShapeDtypeStruct`s; the declared shapes by default.
         platform: "cpu", "cuda", "rocm" or "tpu"; by default where jax computes.
         named: inputs by name.
 
-    Raises InputError as a call does, and where shapes are open and no inputs are given.
+    Raises InputError as a call does, and if shapes are open and no inputs are given.
 
     >>> nnef_jax.cost(model, images).flops
     """
@@ -142,7 +142,7 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
 
 
 def _canonical(device: Any) -> str:
-    """Return jax's name for the platform of a device, as lowering has it."""
+    """Return the name of the device's platform in lowering: cuda or rocm instead of gpu."""
     if device.platform == "gpu":
         return "rocm" if "rocm" in device.client.platform_version else "cuda"
     return device.platform

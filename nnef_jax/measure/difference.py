@@ -31,13 +31,13 @@ class Change:
 
     Attributes:
         part: "input", "output", "state", "operation" or "weights".
-        change: "added", "removed", "changed" or "renamed", which is a change too.
-        name: in `a`; of what is added in `b`.
-        renamed: the name in `b` where it is another.
-        kind: of an operation, or the type of an array.
-        details: what has changed: "stride: [1,1] -> [2,2]".
-        distance: of weights, the norm of the difference, relative to that of the finite numbers
-            of `a`; infinite where one of both has a NaN.
+        change: "added", "removed", "changed" or "renamed".
+        name: the name in `a`, for "added" in `b`.
+        renamed: the name in `b` if it differs from `name`.
+        kind: the kind of an operation, or the type of an array.
+        details: descriptions such as "stride: [1,1] -> [2,2]".
+        distance: for weights the norm of the difference, relative to the norm of the finite
+            numbers of `a`; infinite if only one of two items is NaN.
     """
 
     part: str
@@ -54,9 +54,9 @@ class Difference(Result):
     """How network `b` differs from network `a`.
 
     Attributes:
-        changes: in the order of the documents; none where the networks are the same.
-        operations: how many operations each of both has.
-        weights: how many arrays each of both has.
+        changes: changes in the order of the documents; empty if the networks are the same.
+        operations: the numbers of operations of `a` and `b`.
+        weights: the numbers of arrays of `a` and `b`.
     """
 
     changes: tuple[Change, ...]
@@ -65,7 +65,7 @@ class Difference(Result):
 
     @property
     def same(self) -> bool:
-        """Tell whether nothing differs, names included."""
+        """Tell whether the networks are equal, including names."""
         return not self.changes
 
     def to_dict(self) -> dict[str, object]:
@@ -101,14 +101,14 @@ class Difference(Result):
 def diff(a: Model | Source, b: Model | Source) -> Difference:
     """Compare two networks as documents: structure, types, attributes and weights. Nothing runs.
 
-    Operations are paired by name, or by structure where names tell less: by kind, type, attributes
-    and order, so that a network whose names were all made anew is the same but renamed. Kinds have
-    one meaning in all formats, so that a network may be compared with its own conversion.
+    Operations are paired by name. If pairing by structure (kind, type, attributes and order) leaves
+    fewer differences, it is used instead: in a network with new names every operation is "renamed".
+    Kinds have one meaning in all formats, so that a network can be compared with its conversion.
 
     Args:
-        a, b: models, or what `load` reads.
+        a, b: models, or sources as in `load`.
 
-    Raises as `load` does.
+    Raises the errors of `load`.
 
     >>> print(nnef_jax.diff("before.nnef.tgz", "after.nnef.tgz"))
     """
@@ -143,7 +143,7 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield differences of inputs or outputs, which are paired in order if they are as many."""
+    """Yield differences of inputs or outputs, paired in order if both networks have as many."""
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
     else:
@@ -202,7 +202,7 @@ def _changes(a: Operation, b: Operation, pairs: Pairs) -> Iterator[str]:
 
 
 def _states(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
-    """Yield states that are updated by others; what is added or removed is so of the weights."""
+    """Yield states whose update differs; `_weights` reports added and removed states."""
     updates = {state.label: state.update for state in b.states}
     for state in a.states:
         label = pairs.labels.get(state.label)
@@ -234,7 +234,7 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
-    """Return the distance of two arrays of one type in words and as a number; None if equal."""
+    """Return the distance of two arrays of one type as texts and as a number; None if equal."""
     count, largest, squares, squares_of_a = 0, 0.0, 0.0, 0.0
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
@@ -266,7 +266,7 @@ def _type(array: Array) -> str:
     return f"{array.dtype}{show(array.shape)}"
 
 
-def _shown(operand: Any) -> str:
+def _shown(operand: object) -> str:
     if isinstance(operand, Value):
         return operand.name
     if isinstance(operand, Graph):

@@ -1,4 +1,4 @@
-"""Other engines that run the same network: each makes a call that waits for its results."""
+"""Runs networks in other engines, for comparison."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import numpy as np
 from nnef_jax.errors import InputError, UnsupportedError, first_line
 from nnef_jax.storage import protected_files
 
-Call = Callable[[], Sequence[Any]]  # the outputs in order, as numpy has them
+Call = Callable[[], Sequence[Any]]  # It returns the outputs in order, as numpy arrays.
 
 
 def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, Any]], Call]:
-    """Return an engine with a network in a file, a function of inputs by name.
+    """Return a function from inputs by name to a call of the engine, which waits for its results.
 
-    Raises UnsupportedError where it is not installed, InputError for what it cannot read, and
-    ValueError for another name than "onnxruntime" and "openvino", which read ONNX, and "tract".
+    "onnxruntime" and "openvino" read ONNX, "tract" reads NNEF. Raises ValueError for other names,
+    UnsupportedError if the engine is not installed, and InputError if it cannot read the file.
     """
     if name not in ENGINES:
         raise ValueError(f"the engines are {', '.join(ENGINES)}; there is no '{name}'")
     try:
         if name == "openvino":
-            # Without this package it takes its stub, which starts no process to send usage data.
+            # Without this package openvino uses its stub, which sends no usage data.
             sys.modules.setdefault("openvino_telemetry", None)  # pyright: ignore[reportArgumentType]
         module = importlib.import_module(name)
     except ImportError:
@@ -39,21 +39,20 @@ def engine(name: str, path: str | os.PathLike[str]) -> Callable[[Mapping[str, An
     protected_files.note_path(path)
     try:
         return ENGINES[name](module, os.fspath(path))
-    except Exception as error:  # whatever an engine raises for what it does not know
+    except Exception as error:  # Engines raise various classes.
         raise InputError(f"{name} cannot read {path}: {first_line(error)}") from None
 
 
 def onnx_tensors(
     path: str, values: Mapping[str, Any], *, inside: bool = True
 ) -> Callable[..., Any]:
-    """Return a function of inputs that runs an ONNX file in onnxruntime, as it is written.
+    """Return a function that runs an ONNX file in onnxruntime without optimisations.
 
-    `values` are those of further inputs, by name.
-
-    It returns tensors by name, those `inside` too where the package onnx is installed, or a tuple
-    of the outputs.
+    It takes the inputs without `values`, which has values of inputs by name. With `inside` it
+    returns tensors by name: all tensors if the package onnx is installed, otherwise the outputs.
+    Without `inside` it returns a tuple of the outputs.
     """
-    engine("onnxruntime", path)  # which tells what is wrong with it
+    engine("onnxruntime", path)  # raises an error if the file cannot be read
     onnxruntime: Any = importlib.import_module("onnxruntime")
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
@@ -71,7 +70,7 @@ def onnx_tensors(
 
 
 def _with_all_outputs(path: str) -> Any:
-    """Return an ONNX model of which all tensors are outputs, or its path without onnx."""
+    """Return an ONNX model with all tensors as outputs, or the path if onnx is not installed."""
     try:
         onnx: Any = importlib.import_module("onnx")
     except ImportError:
@@ -94,7 +93,7 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs in the types that an ONNX file declares, which jax may have in fewer bits."""
+    """Return inputs in the types that an ONNX file declares; in jax they may have fewer bits."""
     types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
     dtypes = {"float": "float32", "double": "float64"}
     return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}
@@ -129,7 +128,7 @@ def _tract(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _in_order(inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Return inputs by an engine's names: those that it has, else in order."""
+    """Return inputs by the engine's names, which are assigned in order if they differ."""
     if set(inputs) == set(names):
         return {name: inputs[name] for name in names}
     if len(inputs) != len(names):

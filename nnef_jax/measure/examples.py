@@ -1,4 +1,4 @@
-"""What is measured: a way into a network, with inputs that are given or made up."""
+"""Subjects of measurements: an entry of a model, with the user's or random inputs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from nnef_jax.model import Model
 from nnef_jax.options import require_choice
 from nnef_jax.workings import bind, compiled, graph_for, network_of
 
-_CYCLES = 16  # of a scan of random inputs
+_CYCLES = 16  # cycles of a scan of random inputs
 _GIVE = "give example inputs, or shapes by load(..., input_shapes=...): on the command line"
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A way of running a model, with what it is run on.
+    """An entry of a model, with the arrays that it runs on.
 
     Attributes:
-        run: runs it, and waits for the results.
-        compiled: returns what that runs, as jax has it.
-        arrays: what it takes, states before inputs.
-        graph: of a call or a cycle.
+        run: a function that runs the entry and waits for the results.
+        compiled: a function that returns the compiled program.
+        arrays: the states, then the inputs.
+        graph: the graph of a call or a cycle.
     """
 
     run: Callable[[], Any]
@@ -44,8 +44,8 @@ def subject_of(
 ) -> Subject:
     """Return a model's call, its step from the initial state, or its scan, with these inputs.
 
-    Without inputs they are random, for a scan of 16 cycles. Raises ValueError for another entry,
-    InputError as a call does, and for open shapes where no inputs are given.
+    By default inputs are random; a scan then has 16 cycles. Raises ValueError for another entry.
+    Raises InputError as a call does, and if shapes are open and no inputs are given.
     """
     require_choice("entry", entry, ("apply", "step", "scan"))
     cycles = (_CYCLES,) if entry == "scan" else ()
@@ -56,7 +56,7 @@ def subject_of(
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
     way, run = {
         "apply": ("outputs", lambda: model(*inputs)),
-        # It may take the memory of the state that it is given.
+        # A new state for each call, since a step may reuse the memory of its state.
         "step": ("step", lambda: model.step(model.init_state(), *inputs)),
         "scan": ("scan", lambda: model.scan(*inputs)),
     }[entry]
@@ -67,15 +67,15 @@ def subject_of(
 def random_inputs(
     model: Model, seed: int = 0, *leading: int, batch: int | None = None
 ) -> dict[str, Any]:
-    """Return inputs by name: real numbers of a normal distribution, integers that are 0 or 1.
+    """Return inputs by name: normally distributed real numbers, integers that are 0 or 1.
 
-    `leading` extents come before those that are declared. Raises InputError as `declared_types`,
+    `leading` extents precede the declared extents. Raises InputError as `declared_types` does, and
     LimitError for too many numbers.
     """
     random = np.random.default_rng(seed)
     inputs: dict[str, Any] = {}
     types = declared_types(model, batch)
-    graph_for(model, types)  # within limits
+    graph_for(model, types)  # raises LimitError for too many numbers
     for value, type in zip(model.graph.inputs, types, strict=True):
         shape = (*leading, *type.shape)
         is_real = jnp.issubdtype(type.dtype, jnp.inexact)
@@ -87,9 +87,9 @@ def random_inputs(
 def declared_types(
     model: Model, batch: int | None = None, hint: str = _GIVE
 ) -> list[jax.ShapeDtypeStruct]:
-    """Return the types of inputs as declared, with a batch where the first extent is open.
+    """Return the declared types of inputs, with `batch` as the open first extent.
 
-    Raises InputError for other extents that are open, with a hint before the option `--shape`.
+    Raises InputError for other open extents; its hint ends with the option `--shape`.
     """
     errors: list[InputError] = []
     types: list[jax.ShapeDtypeStruct] = []

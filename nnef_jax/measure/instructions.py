@@ -1,7 +1,7 @@
-"""Tells which operations of a document each instruction of a compiled program computes, and when.
+"""Assigns the instructions of a compiled program, and their times, to operations of the document.
 
-Operations are traced under their names, which XLA keeps in the metadata of what it makes of them.
-How long each instruction ran is in what jax's profiler recorded.
+Operations are traced under their names. XLA stores these names in the metadata of instructions.
+jax's profiler records when each instruction ran.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _TRANSFORMED = re.compile(r"(?!jit\()\w+\((.*)\)")
 
 @dataclass(frozen=True, slots=True)
 class HloProgram:
-    """A compiled program: the operations of each instruction by its name, in no order."""
+    """A compiled program: names of operations by the name of an instruction."""
 
     module: str
     operations: dict[str, frozenset[str]]
-    control: frozenset[str]  # instructions whose time is that of others: loops, calls, conditionals
+    control: frozenset[str]  # loops, calls, conditionals: they contain other instructions
     loops: int
 
 
 def program_of(text: str, names: Collection[str]) -> HloProgram:
-    """Return the instructions of operations of these names in the text of a compiled module.
+    """Return the program in the text of a compiled module, for operations of these names.
 
-    A fusion has those of all that is fused in it.
+    A fusion has the operations of all instructions in it.
     """
     by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
@@ -62,7 +62,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
             if _CONTROL.search(definition):
                 control.add(name)
                 loops += " while(" in definition
-    # A computation stands before what calls it, so that what is inside is known.
+    # Computations precede their callers, so that the operations of called ones are complete.
     for instructions in members.values():
         for name in instructions:
             computed[name].update(*[computed[n] for c in called[name] for n in members.get(c, ())])
@@ -101,7 +101,7 @@ def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
 
 
 class Run(NamedTuple):
-    """An instruction that ran: its name, and when, in nanoseconds."""
+    """A run of an instruction: its name, start and end in nanoseconds."""
 
     name: str
     start: float
@@ -109,7 +109,7 @@ class Run(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Return how long it ran."""
+        """Return the duration in seconds."""
         return (self.end - self.start) / 1e9
 
 
@@ -127,7 +127,7 @@ def _without_warnings_of_types() -> Generator[None]:
 
 @_without_warnings_of_types()
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
-    """Return the calls, which are annotated by a name, and what ran of a module, both in order.
+    """Return the annotated calls, and the runs of a module's instructions, both in order.
 
     Args:
         data: a `jax.profiler.ProfileData`.
@@ -149,17 +149,17 @@ def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
                     run = Run(stats["hlo_op"], start, start + event.duration_ns)
                     begun.append((run, stats.get("_p")))
                 elif name.startswith("end: ") and "_c" in stats:
-                    # On CPUs what began on one thread may end on others.
+                    # On CPUs an instruction may begin on one thread and end on another.
                     ends[stats["_c"]] = start
     runs = [run._replace(end=max(run.end, ends.get(key, 0))) for run, key in begun]
     return sorted(calls, key=_start), sorted(runs, key=_start)
 
 
 def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str, float]:
-    """Return seconds by instruction of what ran during a call: these sum to the time it was busy.
+    """Return seconds by instruction during a call; they sum to the time in which any ran.
 
-    Where several run at a time each has an equal share of it. A loop or another call of
-    `control` has what none of those in it take.
+    Instructions that run at the same time have equal shares of it. An instruction in `control` has
+    the time in which no instruction in it runs.
     """
     seconds: defaultdict[str, float] = defaultdict(float)
     active: list[Run] = []
@@ -177,7 +177,7 @@ def times(runs: Iterable[Run], call: Run, control: Collection[str]) -> dict[str,
 
 
 def _edges(runs: Iterable[Run], call: Run) -> Iterator[tuple[float, Run, bool]]:
-    """Yield when something begins or ends, within a call; the end of what is in a call first."""
+    """Yield the time of each start and end within a call; inner instructions end first."""
     edges: list[tuple[float, bool, int, Run]] = []
     for number, run in enumerate(runs):
         if max(run.start, call.start) < min(run.end, call.end):

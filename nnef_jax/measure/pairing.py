@@ -9,24 +9,24 @@ from typing import Any
 from lowering.graph import Graph, Operation, Value
 from nnef_jax.analysis.matching import TensorKind, match
 
-_MOST = 40_000_000  # pairs of operations beyond which structure is not looked at: minutes
+_MOST = 40_000_000  # pairs of operations; pairing more of them by structure would take minutes
 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """What of a second graph stands for what of a first one.
+    """The parts of a second graph by their counterparts in a first graph.
 
     Attributes:
-        operations: names of operations of the second by those of the first.
-        labels: of variables, likewise.
-        values: tensors, likewise.
+        operations: names of operations.
+        labels: labels of variables.
+        values: tensors.
     """
 
     operations: Mapping[str, str]
     labels: Mapping[str, str]
     values: Mapping[Value, Value]
 
-    def agree(self, a: Any, b: Any) -> bool:
+    def agree(self, a: object, b: object) -> bool:
         """Tell whether operands or attributes are the same constant, or paired tensors."""
         if isinstance(a, tuple) and isinstance(b, tuple):
             items: tuple[Any, ...] = a
@@ -42,7 +42,7 @@ class Pairs:
 def paired(a: Graph, b: Graph) -> Pairs:
     """Pair the operations of two graphs, so that as few as possible differ.
 
-    Names are tried first. They mislead where they are numbers that an exporter has given anew.
+    Names are tried first. Names that are an exporter's numbers may mislead.
     """
     labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
     first, second = named_operations(a), named_operations(b)
@@ -50,7 +50,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
     differing = _differing(a, b, by_name)
     if not differing or len(first) * len(second) > _MOST:
         return by_name
-    # Names that no name equals, so that sequences alone count.
+    # No name of one graph equals a name of the other, so that only the order of kinds counts.
     hidden = [
         {f"{side}{name}": tensor for name, tensor in _structures(operations).items()}
         for side, operations in (("a:", first), ("b:", second))
@@ -61,7 +61,7 @@ def paired(a: Graph, b: Graph) -> Pairs:
 
 
 def named_operations(graph: Graph) -> dict[str, Operation]:
-    """Return operations by name; the second of a name is 'name (2)'."""
+    """Return operations by name; the second operation with a name is 'name (2)'."""
     operations: dict[str, Operation] = {}
     for operation in graph.operations:
         name, count = operation.name, 1
@@ -92,7 +92,7 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
 
 
 def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
-    """Count operations that have no other, or another that is not the same."""
+    """Count operations without a counterpart, or with a counterpart that differs."""
     first, second = named_operations(a), named_operations(b)
     same = 0
     for x, y in pairs.operations.items():
@@ -104,7 +104,7 @@ def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
 
 
 def _same(a: Graph, b: Graph) -> bool:
-    """Tell whether two graphs compute the same, whatever their names are."""
+    """Tell whether two graphs are equal apart from names."""
     pairs = paired(a, b)
     updates = [tuple([state.update for state in graph.states]) for graph in (a, b)]
     ends = [(graph.outputs, update) for graph, update in zip((a, b), updates, strict=True)]

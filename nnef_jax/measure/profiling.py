@@ -1,4 +1,4 @@
-"""Tells where the time of a call goes, by operation of the document, from jax's own profiler."""
+"""Measures the time of a call by operation of the document, with jax's profiler."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.storage import files
 
 _CALL = "nnef_jax.profile"
-_SECONDS = 1.0  # for which calls are recorded, where their number is not given
+_SECONDS = 1.0  # duration of recorded calls, if their number is not given
 _FEWEST, _MOST = 5, 100
-_UNSEEN = 3  # calls before those that count: threads have to open their records
-_WIDEST = 60  # letters of the operations that a row names
+_UNSEEN = 3  # calls that do not count, in which threads open their records
+_WIDEST = 60  # characters; a row names as many operations as fit
 _BARS = 20  # rows of a picture
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What computes the same operations: a fusion, or all kernels of one operation alone.
+    """Kernels that compute the same operations: a fusion, or all kernels of one operation.
 
     Attributes:
-        operations: names, in the order of the document.
-        kinds: what each of them is.
-        seconds: of a call.
-        nbytes: of the results of these operations.
-        kernels: instructions of the compiled program.
+        operations: names of operations, in the order of the document.
+        kinds: the kind of each operation.
+        seconds: seconds of a call.
+        nbytes: bytes of the results of these operations.
+        kernels: names of instructions in the compiled program.
     """
 
     operations: tuple[str, ...]
@@ -59,18 +59,19 @@ class Row:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Profile(Result):
-    """Where the time of a call goes.
+    """The time of a call by operation.
+
+    Times are means over the faster half of the calls, since other processes only slow calls down.
 
     Attributes:
-        network: its name.
-        device: what computed.
-        calls: how many were recorded.
-        seconds: a call while nothing is recorded. All times are means over the faster half of the
-            calls: what other processes do makes calls slower alone.
-        recorded_seconds: a call while it is recorded.
-        rows: the slowest first; with `other_seconds` they sum to `recorded_seconds`.
-        other_seconds: the way into the network and back, and what no operation is known for.
-        operations: kind, line, result's bytes and multiply-adds of each operation by its name.
+        network: the name of the network.
+        device: the devices that computed.
+        calls: the number of recorded calls.
+        seconds: seconds of a call without recording.
+        recorded_seconds: seconds of a call with recording.
+        rows: rows from slowest to fastest; with `other_seconds` they sum to `recorded_seconds`.
+        other_seconds: seconds of calling and returning, and of kernels without an operation.
+        operations: kind, line, bytes of results, and multiply-adds by name of the operation.
     """
 
     network: str
@@ -83,9 +84,9 @@ class Profile(Result):
     operations: Mapping[str, Mapping[str, Any]]
 
     def by_operation(self) -> dict[str, float]:
-        """Return seconds by operation; a fusion's are those of its operation with the most work.
+        """Return seconds by operation.
 
-        That is the one with the most multiply-adds, the first of several.
+        A fusion counts for its operation with the most multiply-adds, the first of several.
         """
         seconds = dict.fromkeys(self.operations, 0.0)
         for row in self.rows:
@@ -164,24 +165,24 @@ def profile(
     overwrite: bool = False,
     **named: ArrayLike,
 ) -> Profile:
-    """Measure where the time of a call goes, by operation of the document.
+    """Measure the time of a call by operation of the document.
 
-    It runs the compiled network as `model(*inputs)` does, under jax's profiler, and finds for each
-    kernel the operations that it computes, which XLA remembers. A fusion's time is not split
-    between its operations. Where kernels run at a time each has an equal share of it, so that the
-    times sum to that of a call.
+    The compiled network of `model(*inputs)` runs under jax's profiler. XLA's metadata tell which
+    operations each kernel computes. The time of a fusion is not split between its operations.
+    Kernels that run at the same time have equal shares of it, so that the times sum to that of a
+    call.
 
     Args:
-        model: what runs, on the device of the inputs.
-        calls: how many are recorded; by default what takes a second, but 5 at least.
+        model: the model, which runs on the device of the inputs.
+        calls: the number of recorded calls; by default as many as take a second, but at least 5.
         trace: a file to write the recorded events to, named by their operations, for
             https://ui.perfetto.dev or chrome://tracing: a .json or a .json.gz.
-        overwrite: replace what is at `trace`; otherwise FileExistsError.
+        overwrite: replace an existing file at `trace`, which otherwise raises FileExistsError.
 
     The other arguments are those of `benchmark`.
 
-    Raises InputError as a call does, and where shapes are open and no inputs are given;
-    UnsupportedError where jax compiles nothing, since it looks for NaN, say; RuntimeError where its
+    Raises InputError as a call does, and if shapes are open and no inputs are given. Raises
+    UnsupportedError if jax does not compile, as when it debugs NaN. Raises RuntimeError if jax's
     profiler runs already.
 
     >>> print(nnef_jax.profile(model, images))
@@ -216,7 +217,7 @@ def profile(
 
 def _record(call: Callable[[], Any], calls: int, folder: str) -> None:
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # which would slow Python down
+    options.python_tracer_level = 0  # 0: tracing Python would slow it down
     with jax.profiler.trace(folder, profiler_options=options):
         for _ in range(_UNSEEN):
             call()
@@ -270,7 +271,7 @@ def _profile(
 
 
 def _faster(calls: Sequence[Run]) -> Sequence[Run]:
-    """Return the faster half of the calls: what other processes do makes calls slower alone."""
+    """Return the faster half of the calls: other processes only slow calls down."""
     return sorted(calls, key=lambda call: call.seconds)[: -(-len(calls) // 2)]
 
 
@@ -295,7 +296,7 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
 
 
 def _named(row: Row) -> str:
-    """Return the first names of a row, as many as a line takes."""
+    """Return the first names of a row, as many as fit into `_WIDEST` characters."""
     count = 1
     while count < len(row.operations) and len(" + ".join(row.operations[: count + 1])) <= _WIDEST:
         count += 1
@@ -304,7 +305,7 @@ def _named(row: Row) -> str:
 
 
 def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
-    """Refuse a path that cannot hold a trace, before anything is measured."""
+    """Raise an error before measuring if a trace cannot be written to the path."""
     if not os.fspath(path).endswith((".json", ".json.gz")):
         raise InputError(f"{os.fspath(path)}: a trace is a .json or a .json.gz")
     files.check_target(os.fspath(path), overwrite=overwrite)
@@ -313,7 +314,7 @@ def _check_trace(path: str | os.PathLike[str], *, overwrite: bool) -> None:
 def _write_trace(
     folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
 ) -> None:
-    """Write the events that jax put into a folder, those of the program with their operations."""
+    """Write the events in a folder of jax's profiler; the program's events name operations."""
     (recorded,) = Path(folder).rglob("*.trace.json.gz")
     trace = json.loads(gzip.decompress(recorded.read_bytes()))
     for event in trace["traceEvents"]:

@@ -20,7 +20,7 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_SAMPLE = 1 << 18  # items that the distribution is taken from
+_SAMPLE = 1 << 18  # items; larger arrays are sampled for the distribution
 
 Array = NDArray[Any]
 
@@ -30,13 +30,13 @@ class Weight:
     """One array of numbers.
 
     Attributes:
-        shape, dtype: its type.
-        min, max, mean, std: of its finite items; NaN where there are none.
+        shape, dtype: the shape and the dtype of the array.
+        min, max, mean, std: statistics of finite items; NaN if no item is finite.
         zeros: the share of items that are 0.
-        nan, inf: how many items are.
-        bits: log2 of how many different values there are: 8 at most for what was stored in 8 bits.
-        histogram: how many items are in each of 16 equal parts of the range.
-        sampled: whether bits and histogram are of 262144 items, evenly spaced, not of all.
+        nan, inf: the numbers of NaN and infinite items.
+        bits: log2 of the number of different values: at most 8 for weights stored in 8 bits.
+        histogram: the numbers of items in 16 equal parts of the range.
+        sampled: whether bits and histogram are of about 262144 evenly spaced items, not of all.
     """
 
     shape: tuple[int, ...]
@@ -77,7 +77,7 @@ class WeightStatistics(Result):
         return table_of(title, [*columns, *(["NaN", "inf"] if odd else []), "histogram"], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw each array's range, with a bar of one standard deviation around the mean."""
+        """Draw each array's range, and a bar of one standard deviation around its mean."""
         ax = axes(ax, (7.2, 0.9 + 0.3 * len(self.weights)))
         rows = list(self.weights.values())
         places = np.arange(len(rows))
@@ -96,10 +96,10 @@ class WeightStatistics(Result):
 def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatistics:
     """Return statistics of the parameters and the initial state of a model, or of arrays by label.
 
-    So of gradients too, or of what training has changed. They are computed by numpy in 64 bits.
-    Complex numbers count as two each.
+    Arrays may be gradients, or differences between weights. numpy computes the statistics in 64
+    bits. A complex number counts as two numbers.
 
-    Raises InputError for what is no array of numbers.
+    Raises InputError for a value that is no array of numbers.
 
     >>> print(nnef_jax.weight_statistics(model))
     """
@@ -115,7 +115,7 @@ def sparkline(counts: tuple[int, ...]) -> str:
     return "".join(_BLOCKS[-(-7 * n // most)] if most else " " for n in counts)
 
 
-def _statistics(label: str, weight: Any) -> Weight:
+def _statistics(label: str, weight: ArrayLike) -> Weight:
     array = numpy_of(weight, InputError, f"'{label}' is no array")
     flat = array.reshape(-1)
     if np.issubdtype(flat.dtype, np.complexfloating):
