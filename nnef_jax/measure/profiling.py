@@ -40,7 +40,7 @@ _BARS = 20  # rows of a picture
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Kernels that compute the same operations: a fusion, or all kernels of one operation.
+    """The kernels for the same operations: a fusion, or all kernels of one operation.
 
     Attributes:
         operations: names of operations, in the order of the document.
