@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any, Unpack
 
 import jax
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from lowering.graph import is_float
 from lowering.kernels.rounding import rounded_to
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
 from nnef_jax.analysis.question import (
@@ -28,7 +30,7 @@ from nnef_jax.analysis.reference import several
 from nnef_jax.call_arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.options import shown
+from nnef_jax.options import require, shown
 from nnef_jax.results import Result, Table, result, static, table_of
 
 Method = Callable[..., Attribution]  # of a model and the inputs of a call
@@ -103,18 +105,20 @@ def noise_tunnel(
             item. The default suits inputs of about 1. Noise that rounding loses is a warning.
         samples: how many copies of the batch are computed.
         kind: "mean" of attributions, mean "square" or "variance".
-        options: of the method, such as `target`.
+        options: of the method, such as `target`. If `wrt` is a tensor inside, noise is added to the
+            first real input. A method that takes a `key` gets one that is split off, the same for
+            all copies.
     """
     if kind not in _KINDS:
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
-    copies = _Copies("noise_tunnel", model, method, inputs, options)
+    copies = _Copies("noise_tunnel", model, method, inputs, key, options)
     deviation = sizes_of(copies.question, "noise", noise)
 
     def noisy(key: Array, x: Array) -> Array:
         each = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
         return each * jax.random.normal(key, x.shape, x.dtype)
 
-    drawn = [x.values for x in copies.drawn(key, samples, noisy)]
+    drawn = [x.values for x in copies.drawn(samples, noisy)]
     mean, square = sum(drawn) / samples, sum(x * x for x in drawn) / samples
     values = {"mean": mean, "square": square, "variance": square - mean * mean}[kind]
     first = copies.first
@@ -164,16 +168,16 @@ def max_sensitivity(
         radius: the largest change of an entry; changes are even. The default suits inputs of about
             1. Changes that rounding loses are a warning.
         samples: how many copies of the batch are computed.
-        options: of the method, such as `target`.
+        options: of the method, as those of `noise_tunnel`.
     """
     radius = require_real("radius", radius)
-    copies = _Copies("max_sensitivity", model, method, inputs, options)
+    copies = _Copies("max_sensitivity", model, method, inputs, key, options)
 
     def near(key: Array, x: Array) -> Array:
         return jax.random.uniform(key, x.shape, x.dtype, -radius, radius)
 
     first = copies.first
-    moves = [x.values - first.values for x in copies.drawn(key, samples, near)]
+    moves = [x.values - first.values for x in copies.drawn(samples, near)]
     changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
     largest, norm = changes.max(0), jnp.sqrt(sums(first.values**2))
     values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, NaN stays
@@ -274,26 +278,33 @@ class _Copies:
         model: Model,
         method: Method,
         inputs: tuple[Any, ...],
+        key: Array,
         options: dict[str, Any],
     ) -> None:
         _require_order(function, model, method)
-        self.first = method(model, *inputs, **options)
+        require_key(key)
+        taken = signature(method).parameters.get("key")
+        if taken is not None and taken.default is taken.empty:
+            key, of_method = jax.random.split(key)
+            options = {**options, "key": of_method}
+        self._key, self.first = key, method(model, *inputs, **options)
+        require("the result of method", self.first, Attribution, "an Attribution")
         asked = {name: x for name, x in options.items() if name in _ASKED}
+        names = [v.name for v in model.graph.inputs]
+        real = [v.name for v in model.graph.inputs if is_float(v.type.dtype)]
+        if asked.get("wrt") not in names:  # inside
+            if not real:
+                raise InputError("no input is real", hint="noise is added to an input")
+            asked["wrt"] = real[0]
         self.question = question = ask("", model, inputs, asked)
-        if question.position is None:
-            raise InputError(
-                f"wrt: '{question.wrt}' is no input", hint="noise is added to an input"
-            )
+        assert question.position is not None
         self._inputs, self._place = question.inputs, question.position
         classes = {} if self.first.classes is None else {"target": self.first.classes}
         self._attribute = partial(method, model, **{**options, **classes})
 
-    def drawn(
-        self, key: Array, samples: int, change: Callable[[Array, Array], Array]
-    ) -> Iterator[Attribution]:
+    def drawn(self, samples: int, change: Callable[[Array, Array], Array]) -> Iterator[Attribution]:
         """Yield the attributions of copies, with what a function of a key adds to each."""
-        require_key(key)
-        for each in jax.random.split(key, require_count("samples", samples)):
+        for each in jax.random.split(self._key, require_count("samples", samples)):
             inputs = list(self._inputs)
             x = jnp.asarray(inputs[self._place])
             wide = x.astype(zeros(x).dtype)

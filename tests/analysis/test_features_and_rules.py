@@ -183,7 +183,5 @@ def test_wrong_arguments() -> None:
     many = model_of(document("x = external<scalar>(shape = [0,20]);\ny = copy(x);\n"))
     with pytest.raises(InputError, match="20 features have too many coalitions"):
         analysis.shapley_values(many, np.ones((1, 20), np.float32))
-    with pytest.raises(InputError, match="wrt: 'r' is no input"):
-        analysis.noise_tunnel(network.model, analysis.saliency, network.x, key=KEY, wrt="r")
     with pytest.raises(InputError, match="kind 'best' is none of mean"):
         analysis.noise_tunnel(linear(), analysis.saliency, X, key=KEY, kind="best")

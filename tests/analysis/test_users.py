@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import InputError, analysis
-from tests.analysis.known_networks import document, linear
+from tests.analysis.known_networks import W, document, linear
 from tests.analysis.networks import random, two_layers
 from tests.helpers import model_of
 
@@ -92,3 +92,30 @@ def test_lost_noise_is_a_warning() -> None:
     ):
         with pytest.warns(UserWarning, match="lost to rounding: a copy did not move"):
             call()
+
+
+def test_noise_on_the_input_of_a_tensor_inside() -> None:
+    w1, w2, x = random(3, 4), random(4, 5), random(2, 3)
+    net = two_layers(w1, w2, "h1 * h1")
+    options: Any = {"key": KEY, "wrt": "h1", "target": 1}
+    found = analysis.noise_tunnel(net, analysis.saliency, x, noise=0.1, samples=1, **options)
+    normal = jax.random.normal(jax.random.split(KEY, 1)[0], x.shape)
+    near = x + np.float32(0.1) * np.asarray(normal)
+    np.testing.assert_allclose(found.values, 2 * (near @ w1) * w2[:, 1], rtol=1e-4)
+    assert found.of == "h1"
+    still = analysis.max_sensitivity(
+        two_layers(w1, w2, "copy(h1)"), analysis.saliency, x, **options
+    )
+    np.testing.assert_array_equal(still.values, [0, 0])
+
+
+def test_methods_that_take_a_key_and_those_that_do_not_attribute() -> None:
+    x, fgsm = random(5, 4), cast(Any, analysis.fgsm)
+    options: Any = {"key": KEY, "target": 0}
+    zeros: Any = {"baselines": np.zeros((2, 4), np.float32)}
+    found = analysis.noise_tunnel(
+        linear(), analysis.gradient_shap, x, noise=0, samples=2, **options, **zeros
+    )
+    np.testing.assert_allclose(found.values, x * W[0], rtol=1e-5)
+    with pytest.raises(TypeError, match="must be an Attribution, it is of type Adversarial"):
+        analysis.noise_tunnel(linear(), fgsm, x, epsilon=1, **options)
