@@ -43,6 +43,10 @@ class Attribution(Result):
     of: str = static()
     output: str = static()
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Return the values as an array of numpy."""
+        return np.array(self.values, dtype, copy=copy)
+
     def table(self) -> Table:
         """Return a table with a row for each item: class, score, sum and largest attribution."""
         values = np.asarray(self.values, np.float64)
