@@ -17,6 +17,7 @@ from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, sca
 from nnef_jax.analysis.question import (
     Question,
     Target,
+    array_from,
     ask,
     bound,
     require_derivative,
@@ -26,7 +27,7 @@ from nnef_jax.analysis.question import (
 from nnef_jax.call_arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.options import require
+from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import network_of
 
@@ -74,7 +75,7 @@ def tracin(
     others: tuple[Sample, ArrayLike],
     *,
     loss: Callable[[Array, Array], Array],
-    checkpoints: Sequence[Params] | None = None,
+    checkpoints: Sequence[Params | Model] | None = None,
     rates: float | Sequence[float] = 1.0,
     labels: Iterable[str] | None = None,
 ) -> Influence:
@@ -90,8 +91,9 @@ def tracin(
         data: what was trained on: inputs, and what the loss compares outputs with. Inputs are one
             array or a tuple; items are along the first axis of all.
         others: what is asked about, likewise.
-        loss: of the outputs for an item, a batch of one, and what they are compared with.
-        checkpoints: parameters at times of the training, by default the model's own.
+        loss: of the outputs for an item, a batch of one, and what they are compared with: a number,
+            or [1].
+        checkpoints: parameters, or models, at times of the training, by default the model's own.
         rates: the learning rate then, one for all or one for each.
         labels: labels or patterns of the parameters that are differentiated, by default all.
 
@@ -99,11 +101,15 @@ def tracin(
     """
     require_model(model)
     require_callable("loss", loss, "a function of outputs and an answer")
-    times = [model.params] if checkpoints is None else list(checkpoints)
+    times = [model] if checkpoints is None else checkpoints
+    require("checkpoints", times, tuple | list, "a list of params or models")
+    times = [x.params if isinstance(x, Model) else x for x in times]
     each = [rates] * len(times) if isinstance(rates, int | float) else list(rates)
-    if not times or len(each) != len(times):
+    if not times:
+        raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
+    if len(each) != len(times):
         raise InputError(f"{len(times)} checkpoints have {len(each)} rates")
-    names = None if labels is None else list(labels)
+    names = None if labels is None else names_of("labels", labels, "labels of parameters")
     total: Any = 0
     for params, rate in zip(times, each, strict=True):
         there = model.with_params(params)
@@ -146,7 +152,8 @@ def _gradients(
     def one(inputs: tuple[Any, ...], answer: Array) -> Any:
         def total(free: Any) -> Array:
             outputs = model.apply({**params, **free}, *[x[None] for x in inputs])
-            return scalar(loss(outputs, answer[None]))
+            value = array_from("loss", loss(outputs, answer[None]))
+            return scalar(value[0] if value.shape == (1,) else value)
 
         return jax.grad(total)({name: params[name] for name in names})
 

@@ -103,8 +103,10 @@ def test_the_tunnel_averages_any_method() -> None:
                 function(*first, X, **options)
     moved = analysis.max_sensitivity(linear(), analysis.saliency, X, **options)
     np.testing.assert_allclose(moved.values, np.zeros(5), atol=1e-6)
-    gradient = analysis.saliency(linear(), X, target=CLASSES).values
-    wrong = analysis.infidelity(linear(), X, values=gradient, **options)
+    gradient = analysis.saliency(linear(), X, target=CLASSES)
+    assert np.asarray(gradient).dtype == np.float32
+    np.testing.assert_array_equal(gradient, W[CLASSES])
+    wrong = analysis.infidelity(linear(), X, values=gradient.values, **options)
     np.testing.assert_allclose(wrong.values, np.zeros(5), atol=1e-8)
 
 
@@ -138,6 +140,18 @@ def test_what_trained_on_an_item_does_for_another() -> None:
     errors = errors @ errors.T, (errors - (X @ W.T + B) / 2) @ (errors - (X @ W.T + B) / 2).T
     wanted = (errors[0] + errors[1] / 2) * (X @ X.T)
     np.testing.assert_allclose(both.values, wanted, rtol=1e-4, atol=1e-4)
+    models = [linear(), linear().with_params(halved)]
+    options |= {"checkpoints": models, "loss": lambda y, a: squares(y, a)[None]}  # [1]
+    again = analysis.tracin(linear(), pair, pair, labels=["w"], **options)
+    np.testing.assert_allclose(again.values, wanted, rtol=1e-4, atol=1e-4)
+    mistakes: Any = [
+        ({"labels": "w*"}, TypeError, "labels must be a list of labels of parameters, it is 'w"),
+        ({"checkpoints": halved}, TypeError, "must be a list of params or models, it is of type d"),
+        ({"checkpoints": []}, InputError, "checkpoints is empty"),
+    ]
+    for wrong, error, message in mistakes:
+        with pytest.raises(error, match=message):
+            analysis.tracin(linear(), pair, pair, loss=squares, **wrong)
     with pytest.raises(InputError, match="1 checkpoints have 2 rates"):
         analysis.tracin(linear(), pair, pair, loss=squares, rates=[1, 2])
     with pytest.raises(InputError, match="data has 2, 5 items"):
