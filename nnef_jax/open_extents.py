@@ -92,8 +92,7 @@ class Solver:
                     continue
                 if self.described(moved) != self.described(part):
                     raise InputError(
-                        f"the part depends on '{name}', which does not follow from its inputs' "
-                        "shapes",
+                        f"the part depends on '{name}', which the shapes of its inputs leave open",
                         hint="give it by load(..., input_shapes=...) before the network is cut",
                     )
 

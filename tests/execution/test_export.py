@@ -387,7 +387,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"batch": ""}, InputError, "batch must be a name"),
     ({"batch": 3}, TypeError, "batch must be a name or None"),
     ({"constraints": "b >= 2"}, TypeError, "constraints must be a list"),
-    ({"constraints": ["b ! 2"]}, InputError, "constraints 'b ! 2' are none"),
+    ({"constraints": ["b ! 2"]}, InputError, "constraints 'b ! 2' are wrong"),
     ({"constraints": ["bb >= 2"]}, InputError, "name 'bb', the open extents are b\n.*'b'"),
     ({"vjp_order": 3}, InputError, "vjp_order must be 0, 1 or 2, it is 3"),
     ({"vjp_order": True}, TypeError, "vjp_order must be 0, 1 or 2"),
