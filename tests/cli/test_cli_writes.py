@@ -23,7 +23,7 @@ _OPENVX = "--shape x=2,4"
 WRITES = {
     ("convert", "output"): ("convert {net}", (".tar", ".tgz", "")),
     ("run", "output"): _RUN,
-    ("export", "output"): ("export {net} --platforms cpu -o", (".npz", ".bin")),
+    ("export", "output"): ("export {net} --platforms cpu -o", (".npz",)),
     ("view", "output"): ("view {net} -o", (".html",)),
     ("compare", "plot"): ("compare {net} {net} {x} --plot", (".png",)),
     ("weight-statistics", "plot"): ("weight-statistics {net} --plot", (".svg",)),
@@ -43,7 +43,7 @@ TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard", "name"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 # One case of each function that writes; the others are slow where they compute.
-_WRITERS = [("convert", ""), ("convert", ".tgz"), ("run", ".npz"), ("run", ""), ("export", ".bin")]
+_WRITERS = [("convert", ""), ("convert", ".tgz"), ("run", ".npz"), ("run", ""), ("export", ".npz")]
 _WRITERS += [("view", ".html"), ("weight-statistics", ".svg"), ("profile", ".json.gz")]
 WRITERS = [
     case

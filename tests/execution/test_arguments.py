@@ -211,7 +211,7 @@ def _options() -> Iterator[tuple[str, Callable[[nnef_jax.Model, Any], Any], set[
     yield "path", lambda m, v: m.save(v), {"text"}
     yield "params", lambda m, v: m.save("never", params=v), {"none"}
     yield "state", lambda m, v: m.save("never", state=v), {"none"}
-    yield "quantize|sample", lambda m, v: m.save("never", quantize=v), {"none"}
+    yield "quantize|sample|graph.quant", lambda m, v: m.save("never", quantize=v), {"none"}
     yield "overwrite", lambda m, v: m.save("never", overwrite=v), set()
 
 

@@ -92,7 +92,7 @@ def test_params_are_a_fresh_dict(model: nnef_jax.Model) -> None:
     for label in model.params:
         model.params[label] = jnp.zeros(())
     np.testing.assert_array_equal(model(X), nnef_jax.load(DIGITS / "model")(X))
-    assert "fresh dict" in (nnef_jax.Model.params.__doc__ or "")
+    assert "a new dict" in (nnef_jax.Model.params.__doc__ or "")
 
 
 def safetensors(arrays: dict[str, Any]) -> bytes:

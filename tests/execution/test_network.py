@@ -220,7 +220,7 @@ def test_wrong_numbers_and_names_of_arguments() -> None:
     )
     missing = refused(IMAGE, mask=MASK)
     assert "input 'index' is missing" in missing.message and missing.span and missing.span.line == 5
-    assert "'index', 'mask' is missing" in refused(IMAGE).message
+    assert "inputs 'index', 'mask' are missing" in refused(IMAGE).message
     assert "the graph has no input 'imge', its inputs are image, index, mask" in str(
         refused(imge=IMAGE)
     )

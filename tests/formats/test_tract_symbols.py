@@ -198,7 +198,7 @@ def test_input_shapes() -> None:
         model(graph("y = x;"), input_shapes={"x": (2, 3, 4)})
     with pytest.raises(InputError, match="names 'z'"):
         model(graph("y = x;"), input_shapes={"z": (2, 3)})
-    with pytest.raises(ValueError, match="cannot have shape"):
+    with pytest.raises(ValueError, match="negative extent -3"):
         model(graph("y = x;"), input_shapes={"x": (2, -3)})
     assert model(graph("y = x;"), input_shapes={"x": (5, None)})(ones(5, 7)).shape == (5, 7)
 

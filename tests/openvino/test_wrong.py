@@ -263,7 +263,7 @@ def test_a_constant_as_floats_of_8_bits(tmp_path: Path) -> None:
 
 
 def test_shapes_that_nothing_has(tmp_path: Path) -> None:
-    with pytest.raises(nnef_jax.ShapeError, match=r"input 'x': its shape \[-4,4\] has a negative"):
+    with pytest.raises(nnef_jax.InputError, match=r"of 'x' has the negative extent -4"):
         modern().load(tmp_path, input_shapes={"x": (-4, 4)})
 
 

@@ -300,7 +300,10 @@ def pytorch(names: Names) -> None:
 
 def training(names: Names) -> None:
     assert names[1]["mine"] == dict.fromkeys(names[1]["model"].params, True)
-    falls(names[2])
+    model, tuned, gradient = (names[2][x] for x in ("model", "tuned", "gradient"))
+    np.testing.assert_array_equal(tuned.params["linear_filter"], model.params["linear_filter"])
+    assert np.any(gradient["b"]) and not np.any(gradient["a"])  # before the first step
+    falls(names[3])
 
 
 def tutorial(names: Names) -> None:
