@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import chain
 from types import UnionType
 from typing import Any
@@ -13,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nnef_jax.errors import InputError, NnefError
+
+_RUN_FLAGS = ("optimize", "autotune", "donate_state", "measure")
 
 
 def require(name: str, value: object, types: type | UnionType, expected: str) -> None:
@@ -170,3 +173,37 @@ def shown(value: object) -> str:
     if value is None or isinstance(value, bool | int | float | str):
         return f"{value!r:.60}"
     return f"of type {type(value).__name__}"
+
+
+def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, Any]:
+    """Return the keywords that say how a network runs, those of `RunKeywords`.
+
+    Raises TypeError or ValueError for a wrong value, and for `cache_dir` beside a user's rules.
+    """
+    checked = dict(keywords)
+    flags = {name: x for name, x in checked.items() if name in _RUN_FLAGS}
+    if not isinstance(flags.get("optimize"), str) or flags["optimize"] != "strict":
+        require_flags(**flags)
+    else:
+        require_flags(**{name: x for name, x in flags.items() if name != "optimize"})
+    if "max_executables" in checked:
+        require("max_executables", count := checked["max_executables"], int, "a number")
+        if count < 1:
+            raise ValueError(f"max_executables must be at least 1, it is {count}")
+    if checked.get("precision") is not None:
+        checked["precision"] = _precision(checked["precision"])
+    if has_rules and checked.get("cache_dir") is not None:
+        raise ValueError("cache_dir does not go with rules: nothing tells when they change")
+    return checked
+
+
+def _precision(precision: Any) -> Any:
+    """Return a precision that jax takes. Raises ValueError, as jax would at the first product."""
+    import jax
+
+    matrix = jax.ShapeDtypeStruct((1, 1), "float32")
+    try:
+        jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
+    except Exception as error:
+        raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None
+    return tuple(precision) if isinstance(precision, list) else precision  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

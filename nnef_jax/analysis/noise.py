@@ -15,8 +15,8 @@ import numpy as np
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from lowering import rounding
 from lowering.graph import is_float
-from lowering.kernels.rounding import rounded_to
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
 from nnef_jax.analysis.question import (
     Question,
@@ -253,7 +253,7 @@ def _infidelity(
 
     def error(key: Array) -> tuple[Array, Array]:
         drawn = noise.astype(wide.dtype) * jax.random.normal(key, x.shape, wide.dtype)
-        near = rounded_to(wide - drawn, x.dtype)
+        near = rounding.rounded_to(wide - drawn, x.dtype)
         change = wide - near.astype(wide.dtype)
         fall = (scores - question.at(near)).astype(wide.dtype)
         return (sums(change * values) - fall) ** 2, drawn.any() & ~change.any()

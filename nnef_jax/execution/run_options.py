@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypedDict
 
 import jax
 
 from nnef_jax.errors import InputError
-from nnef_jax.options import require, require_flags
 
 
 class RunKeywords(TypedDict, total=False):
@@ -41,43 +40,6 @@ class RunOptions:
     measure: bool = field(default=True, repr=False)
     max_executables: int = field(default=128, repr=False)
     cache_dir: str | None = field(default=None, repr=False)
-
-    def with_keywords(self, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
-        """Return the options with these keywords changed, for a network that may have user's rules.
-
-        The folder `cache_dir` is made. Raises TypeError or ValueError for a wrong value, and
-        InputError for a folder that cannot be made or read.
-        """
-        options = replace(self, **keywords)
-        if isinstance(precision := options.precision, list):
-            options = replace(options, precision=tuple(precision))  # a list cannot be hashed
-        require_flags(
-            autotune=options.autotune, donate_state=options.donate_state, measure=options.measure
-        )
-        if not isinstance(options.optimize, str) or options.optimize != "strict":
-            require_flags(optimize=options.optimize)
-        _require_precision(options.precision)
-        require("max_executables", options.max_executables, int, "a number of functions")
-        if options.max_executables < 1:
-            message = f"max_executables must be at least 1, it is {options.max_executables}"
-            raise ValueError(message)
-        if options.cache_dir is None:
-            return options
-        if has_rules:
-            raise ValueError("cache_dir does not go with rules: nothing shows when rules change")
-        from nnef_jax.execution.disk_cache import DiskCache
-
-        return replace(options, cache_dir=DiskCache(options.cache_dir).directory)
-
-
-def _require_precision(precision: jax.lax.PrecisionLike) -> None:
-    """Raise ValueError for a precision that jax refuses: it would raise at the first product."""
-    if precision is not None:
-        matrix = jax.ShapeDtypeStruct((1, 1), "float32")
-        try:
-            jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
-        except Exception as error:
-            raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None
 
 
 @partial(
