@@ -14,7 +14,8 @@ from typing import Literal, NamedTuple
 
 from lowering.extents import runs_of
 from lowering.facts import facts, named
-from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, Equation, primitive
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 
 
 class AxisPart(NamedTuple):
@@ -388,7 +389,7 @@ def _reduce(equation: Equation) -> LinkedAxes:
 
 @_row("cholesky", "eigh", "fft", "geqrf", "householder_product", "lu", "svd", "triangular_solve")
 def _leading(equation: Equation) -> LinkedAxes:
-    """Link the axes before those of the matrices, or of the Fourier transform."""
+    """Link the batch axes: the leading ones, before the axes of the matrix or the transform."""
     count = len(equation.params.get("fft_lengths", (0, 0)))
     operands, results = range(len(equation.invars)), range(len(equation.outvars))
     axes = range(max(map(len, map(_shape, equation.invars))) - count)

@@ -11,16 +11,8 @@ from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of
 from lowering.bodies import InnerFunction, bodies
 from lowering.facts import facts
-from lowering.jaxprs import (
-    CONVOLUTION,
-    PRODUCT,
-    SCAN,
-    Atom,
-    Equation,
-    Variable,
-    is_literal,
-    primitive,
-)
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, is_literal, primitive
 from lowering.program import Program
 
 Axes = Mapping[Variable, int]

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from lowering import jaxprs
-from lowering.jaxprs import ClosedJaxpr, Equation, primitive
+from lowering.jaxpr_types import ClosedJaxpr, Equation
+from lowering.jaxprs import primitive
 
 
 class Outer(NamedTuple):

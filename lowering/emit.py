@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 
 from lowering import jaxprs
 from lowering.fallback import NONE, About, named, or_else
-from lowering.jaxprs import Aval, ClosedJaxpr
+from lowering.jaxpr_types import Aval, ClosedJaxpr
 from lowering.machine import DEFAULT
 from lowering.pipeline import differentiable, lower, rewrite, traced
 from lowering.prepare import Split, assemble, prepared

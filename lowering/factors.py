@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple
 
 from lowering.axes import UNLINKED, AxisPart, LinkedAxes, axes_of, number
 from lowering.bodies import InnerFunction, bodies
-from lowering.jaxprs import Atom, Equation, Variable, is_literal
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import is_literal
 from lowering.program import Program
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from lowering.jaxprs import Equation
+    from lowering.jaxpr_types import Equation
 
 
 class Facts(NamedTuple):

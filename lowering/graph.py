@@ -238,7 +238,7 @@ class Graph:
     states: tuple[StateVariable, ...] = ()
     # Further names of values, as of variables that share a label.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
-    # Names of tensors that were folded to constants, with those of the tensors computed from them.
+    # The names of tensors folded to constants; for each, the names of the tensors computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def readers_of(self, folded: str) -> list[str]:

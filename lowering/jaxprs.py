@@ -1,13 +1,13 @@
-"""Types, reads, rewrites and evaluates the equations of traced functions.
+"""Reads, rewrites and evaluates the equations of traced functions.
 
 No other module uses `jax.extend`. If a later jax breaks this one, `fallback` steps in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +16,15 @@ from jax.extend import core, source_info_util
 from jax.interpreters import ad, batching, mlir
 
 from lowering.fallback import or_else
+from lowering.jaxpr_types import (
+    Atom,
+    Aval,
+    ClosedJaxpr,
+    Equation,
+    Jaxpr,
+    Literal,
+    Variable,
+)
 
 T = TypeVar("T")
 
@@ -30,107 +39,11 @@ _CALLS = {
     "eval_jaxpr": "call_jaxpr",
 }
 
-# jax's classes, whose instances are typed by the protocols below.
+# jax's classes. The protocols of `jaxpr_types` are the types of their instances.
 _Jaxpr: Any = core.Jaxpr
 _ClosedJaxpr: Any = getattr(core, "ClosedJaxpr", _Jaxpr)  # one class since jax 0.12
 _Literal: Any = core.Literal
 _Variable: Any = core.Var
-
-Params = dict[str, Any]  # of an equation, by name: each primitive has its own types
-
-
-class Aval(Protocol):
-    """The type of an operand: jax's abstract value."""
-
-    shape: tuple[int, ...]  # extents may be symbolic
-    dtype: np.dtype[Any]
-
-    @property
-    def ndim(self) -> int:
-        """Return the number of axes."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Return the number of items."""
-        ...
-
-    def update(self, *, shape: tuple[int, ...]) -> Aval:
-        """Return the type with another shape."""
-        ...
-
-    def to_tangent_aval(self) -> Any:
-        """Return the type of tangents: integers have tangents of dtype float0."""
-        ...
-
-
-class Variable(Protocol):
-    """A variable of a traced function, compared by identity."""
-
-    aval: Aval
-
-
-class Literal(Protocol):
-    """A number that an equation or a traced function holds in the place of a variable."""
-
-    aval: Aval
-    val: Any  # a Python number, or a scalar of numpy
-
-
-Atom = Variable | Literal  # an operand of an equation, or a result of a traced function
-
-
-class Primitive(Protocol):
-    """What an equation computes, apart from its parameters."""
-
-    name: str
-    multiple_results: bool
-
-    def bind(self, *operands: object, **params: object) -> Any:
-        """Return the result, or a list if there are several; a trace gets an equation."""
-        ...
-
-
-class Equation(Protocol):
-    """A line of a traced function: a primitive with its parameters, operands and results."""
-
-    primitive: Primitive
-    params: Params
-    invars: Sequence[Atom]
-    outvars: Sequence[Variable]
-    effects: Set[object]
-    ctx: object  # jax's context: memory, metadata for XLA
-    source_info: Any  # jax's record of the place in the source; this module alone reads it
-
-    def replace(self, **changes: object) -> Equation:
-        """Return the equation with other attributes."""
-        ...
-
-
-class Jaxpr(Protocol):
-    """A traced function without the values of its constants."""
-
-    constvars: Sequence[Variable]
-    invars: Sequence[Variable]
-    outvars: Sequence[Atom]
-    eqns: Sequence[Equation]
-    debug_info: Any
-    effects: Set[object]
-
-    def replace(self, **changes: object) -> Jaxpr:
-        """Return the function with other attributes."""
-        ...
-
-
-class ClosedJaxpr(Protocol):
-    """A traced function with the values of its constants."""
-
-    jaxpr: Jaxpr
-    consts: Sequence[Any]
-    in_avals: Sequence[Aval]
-    out_avals: Sequence[Aval]
-    effects: Set[object]
-
 
 INLINED = "inlineable"  # a call with this XLA attribute stays a call for passes
 

@@ -21,7 +21,8 @@ from jax import Array
 from lowering import jaxprs
 from lowering.contexts import holding, runs
 from lowering.fallback import is_strict, or_else
-from lowering.jaxprs import Aval, ClosedJaxpr, Equation, is_literal, variables
+from lowering.jaxpr_types import Aval, ClosedJaxpr, Equation
+from lowering.jaxprs import is_literal, variables
 from lowering.machine import profile, using
 from lowering.prepare import Split
 from lowering.program import Matcher, Program, Rewrite, rewritten

@@ -21,7 +21,7 @@ import jax
 from lowering.recipe import Recipe
 
 if TYPE_CHECKING:
-    from lowering.jaxprs import ClosedJaxpr
+    from lowering.jaxpr_types import ClosedJaxpr
     from lowering.program import Program
 
 

@@ -22,16 +22,8 @@ import numpy as np
 from lowering import jaxprs
 from lowering.extents import is_symbolic
 from lowering.facts import facts
-from lowering.jaxprs import (
-    Atom,
-    ClosedJaxpr,
-    Equation,
-    Jaxpr,
-    Variable,
-    is_literal,
-    primitive,
-    variables,
-)
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Jaxpr, Variable
+from lowering.jaxprs import is_literal, primitive, variables
 from lowering.program_printing import described, printed
 
 Role = Literal["value", "forward", "backward"]

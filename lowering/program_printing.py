@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from lowering import jaxprs
-from lowering.jaxprs import Atom, Equation, is_literal, primitive
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import is_literal, primitive
 
 _LONG = 60  # characters; longer parameters are cut
 _WHERE = re.compile("shardings?$|layouts$|^donated|mesh$")

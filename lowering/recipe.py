@@ -29,7 +29,7 @@ from lowering.host import ALIGNMENT, aligned
 from lowering.kernels.broadcast import broadcast_shapes
 
 if TYPE_CHECKING:
-    from lowering.jaxprs import Equation
+    from lowering.jaxpr_types import Equation
 
 Array = NDArray[Any]
 DType = np.dtype[Any]

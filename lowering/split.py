@@ -19,7 +19,8 @@ from jax import Array
 from numpy.typing import NDArray
 
 from lowering import jaxprs
-from lowering.jaxprs import Atom, Equation, Variable, is_literal, primitive, variables
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import is_literal, primitive, variables
 from lowering.prepare import Split
 from lowering.program import Program
 from lowering.recipe import Recipe, Step, params_of_numpy
@@ -31,7 +32,7 @@ _GROWTH = 4
 # it. A language model with weights of 4 bits would take eight times the memory in 32 bits.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
-# Operations that move no item. Each prepared result of them would be one more copy of a weight.
+# Operations that move no item. A prepared result would be one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
 # Items of a float32 value of a bfloat16 network. Larger values are stored in bfloat16, and widened
 # in each call: in float32 they would take twice the memory of their parameters.

@@ -10,12 +10,12 @@ import jax
 from numpy.typing import ArrayLike, DTypeLike
 
 from lowering import Registry
-from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.execution import Execution, run_options
 from nnef_jax.execution.run_options import RunKeywords, RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
-from nnef_jax.options import checked_run, require_flags
+from nnef_jax.options import require_flags
 from nnef_jax.reading import Quantization, ReadingOptions, Source, with_network
 
 
@@ -132,12 +132,8 @@ def load(
         "donate_state": donate_state, "cache_dir": cache_dir, "measure": measure,
         "max_executables": max_executables,
     }  # fmt: skip
-    checked = checked_run(keywords, has_rules=rules is not None)
-    if cache_dir is not None:
-        from nnef_jax.execution.disk_cache import DiskCache
-
-        checked["cache_dir"] = DiskCache(cache_dir).directory
-    run = RunOptions(unused=unused, straight_through=quantization == "ste", **checked)
+    before = RunOptions(unused=unused, straight_through=quantization == "ste")
+    run = run_options(before, keywords, has_rules=rules is not None)
     reading = ReadingOptions(
         input_shapes,
         values,

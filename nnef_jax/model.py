@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -19,9 +18,9 @@ from lowering.graph import Graph
 from nnef_jax.call_arguments import Params, State
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.executables import Executables
-from nnef_jax.execution.execution import Execution
+from nnef_jax.execution.execution import Execution, run_options
 from nnef_jax.execution.run_options import RunKeywords
-from nnef_jax.options import checked_run, require_keywords
+from nnef_jax.options import require_keywords
 from nnef_jax.reading import ReadingOptions
 from nnef_jax.runnable import execution_of
 from nnef_jax.tensor_spec import TensorSpec
@@ -145,12 +144,8 @@ class Model(Writable):
         require_keywords("with_options", options, RunKeywords)
         execution = self._execution
         has_rules = bool([*execution.network.options.rules])
-        checked = checked_run(options, has_rules=has_rules)
-        if checked.get("cache_dir") is not None:
-            from nnef_jax.execution.disk_cache import DiskCache
-
-            checked["cache_dir"] = DiskCache(checked["cache_dir"]).directory
-        return Model(execution.with_options(replace(execution.definition.options, **checked)))
+        run = run_options(execution.definition.options, options, has_rules=has_rules)
+        return Model(execution.with_options(run))
 
     def with_state_dict(self, state_dict: Mapping[str, ArrayLike], *, strict: bool = True) -> Model:
         """Return a model with the weights of a PyTorch module of the class that was exported.

@@ -182,10 +182,9 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
     """
     checked = dict(keywords)
     flags = {name: x for name, x in checked.items() if name in _RUN_FLAGS}
-    if not isinstance(flags.get("optimize"), str) or flags["optimize"] != "strict":
-        require_flags(**flags)
-    else:
-        require_flags(**{name: x for name, x in flags.items() if name != "optimize"})
+    if isinstance(flags.get("optimize"), str) and flags["optimize"] == "strict":
+        del flags["optimize"]
+    require_flags(**flags)
     if "max_executables" in checked:
         require("max_executables", count := checked["max_executables"], int, "a number")
         if count < 1:

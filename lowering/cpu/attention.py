@@ -18,7 +18,8 @@ from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.cpu.key_masks import hidden_keys
-from lowering.jaxprs import PRODUCT, Atom, Equation, Variable, is_literal, primitive, variables
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 from lowering.passes.siblings import kind_of
 from lowering.program import Computed, Program, in_loops, replaced
 from lowering.targets.target import Target

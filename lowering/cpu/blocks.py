@@ -18,7 +18,7 @@ from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.cpu.attention import FEW
 from lowering.cpu.key_masks import Hidden, hidden_keys
 from lowering.cpu.pending_view import View, full_array
-from lowering.jaxprs import Variable
+from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
 # Numbers of quarters of the keys that may be read, a branch for each. With few queries, as in a

@@ -12,7 +12,8 @@ from jax import Array
 
 from lowering.batches import Axes, NotSeparableError, batch_axes, resized
 from lowering.contexts import runs
-from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, Equation, Variable, primitive, variables
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced
 from lowering.targets.target import Target
 

@@ -20,7 +20,8 @@ from jax.tree_util import register_dataclass
 
 from lowering.cpu.memory import in_memory
 from lowering.cpu.products import row_twice
-from lowering.jaxprs import Equation, Params, bind, primitive
+from lowering.jaxpr_types import Equation, Params
+from lowering.jaxprs import bind, primitive
 from lowering.kernels.broadcast import broadcast_shapes
 from lowering.kernels.levels import Levels
 

@@ -14,7 +14,7 @@ from lowering.cpu.pending_view import View, full_array
 from lowering.cpu.products import is_real, is_turned
 from lowering.cpu.rows import apart_in_rows, depthwise_rows, is_in_rows, may_be_in_rows
 from lowering.cpu.sliding_filter import WINDOW, Window
-from lowering.jaxprs import Equation
+from lowering.jaxpr_types import Equation
 from lowering.program import Program
 
 

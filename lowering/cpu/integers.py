@@ -16,7 +16,8 @@ import numpy as np
 from lowering import jaxprs
 from lowering.cpu import codes
 from lowering.cpu.codes import BYTE, REAL, Codes, is_slim
-from lowering.jaxprs import CONVOLUTION, PRODUCT, Atom, ClosedJaxpr, Equation, primitive
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.kernels.levels import NOTE
 from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, in_loops, rewritten

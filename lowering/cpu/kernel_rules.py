@@ -28,7 +28,8 @@ from lowering.cpu.rows import may_be_in_rows
 from lowering.cpu.view_rules import RULES, bind, in_any_loop, moved, places_in, ranks, view_of
 from lowering.extents import at_least
 from lowering.facts import renumbered
-from lowering.jaxprs import CONVOLUTION, PRODUCT, Equation
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT
 from lowering.kernels.precision import left_operand
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Program

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from lowering.batches import Axes, NotSeparableError, batch_axes
 from lowering.contexts import runs
 from lowering.facts import facts
-from lowering.jaxprs import PRODUCT, Equation, Variable, is_literal, primitive, variables
+from lowering.jaxpr_types import Equation, Variable
+from lowering.jaxprs import PRODUCT, is_literal, primitive, variables
 from lowering.program import Program
 
 

@@ -19,7 +19,8 @@ from lowering.cpu.pending_view import View, arranged, full_array, item_of, plain
 from lowering.cpu.rereads import reread
 from lowering.cpu.view_rules import stays
 from lowering.facts import facts
-from lowering.jaxprs import SCAN, Atom, Equation, Variable, is_literal, primitive
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import SCAN, is_literal, primitive
 from lowering.program import Program
 from lowering.split import split
 from lowering.targets.target import Target

@@ -1,4 +1,4 @@
-"""Split an input into phases, each of items that are a stride apart.
+"""Splits an input into phases. The items of a phase are a stride apart.
 
 A cell of the windows covers adjacent items of one phase. Phases are few and small. Strided slices,
 or the spread terms of a backward pass, would be written to memory for each cell.

@@ -13,7 +13,8 @@ from jax import Array, lax
 from lowering.contexts import runs
 from lowering.cpu.pending_view import View, full_array
 from lowering.cpu.phases import spread
-from lowering.jaxprs import Equation, primitive
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import primitive
 from lowering.kernels.windows import Windows, extend, lowest, window_max_and_index
 
 _LARGEST = 8  # cells along an axis; XLA's running forms are better for wider windows

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from lowering.contexts import runs
 from lowering.extents import at_least
-from lowering.jaxprs import Params
+from lowering.jaxpr_types import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from lowering.contexts import runs
 from lowering.extents import is_symbolic
 from lowering.facts import facts
-from lowering.jaxprs import CONVOLUTION, PRODUCT, Variable, primitive, variables
+from lowering.jaxpr_types import Variable
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Program
 
 # Arrays with fewer items are computed again. An encoder whose 128x384 items are rounded to 256

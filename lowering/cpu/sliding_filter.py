@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jax import Array, lax
 
-from lowering.jaxprs import Params
+from lowering.jaxpr_types import Params
 from lowering.kernels.windows import Shape, Windows, extend
 
 # The parameters of `lax.conv_general_dilated` that are those of a `Window`.
@@ -42,7 +42,7 @@ class Window:
 
     @property
     def kind(self) -> Params:
-        """Return the parameters of its products: the precision, and the dtype of sums."""
+        """Return the parameters of the products: their precision, and the dtype of sums."""
         return {"precision": self.precision, "preferred_element_type": self.accumulator}
 
     def is_single(self, x: Array) -> bool:

@@ -16,7 +16,8 @@ from lowering.cpu.pending_view import Order, View, arranged, common_order, full_
 from lowering.cpu.rows import apart_in_rows, in_rows, may_be_in_rows, repeated, row_of
 from lowering.extents import runs_of
 from lowering.facts import facts, renumbered
-from lowering.jaxprs import Equation, primitive
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import primitive
 from lowering.program import Program, Rules
 
 # A rule takes a program, its equation, and views of the operands. It returns views of the results,

@@ -24,17 +24,8 @@ from jax import Array, lax
 from lowering import jaxprs
 from lowering.cpu.stacked_filters import DEPTH
 from lowering.facts import facts
-from lowering.jaxprs import (
-    CONVOLUTION,
-    PRODUCT,
-    SCAN,
-    Atom,
-    ClosedJaxpr,
-    Equation,
-    Jaxpr,
-    bind,
-    primitive,
-)
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation, Jaxpr
+from lowering.jaxprs import CONVOLUTION, PRODUCT, SCAN, bind, primitive
 from lowering.kernels.precision import is_bfloat16
 from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, rewritten

@@ -12,7 +12,8 @@ import numpy as np
 from lowering import jaxprs
 from lowering.contexts import runs
 from lowering.cpu.widening import computes_narrow, is_of_bfloat16
-from lowering.jaxprs import CONVOLUTION, PRODUCT, ClosedJaxpr, Equation, primitive
+from lowering.jaxpr_types import ClosedJaxpr, Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
 from lowering.program import Program
 

@@ -15,15 +15,8 @@ from jax import lax
 
 from lowering.extents import is_symbolic, volume
 from lowering.facts import facts
-from lowering.jaxprs import (
-    CONVOLUTION,
-    PRODUCT,
-    Atom,
-    ClosedJaxpr,
-    Equation,
-    is_literal,
-    primitive,
-)
+from lowering.jaxpr_types import Atom, ClosedJaxpr, Equation
+from lowering.jaxprs import CONVOLUTION, PRODUCT, is_literal, primitive
 from lowering.program import Matcher, Program, Rewrite, Rules, rewritten
 from lowering.targets.target import Target
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.extents import at_least
-from lowering.jaxprs import CONVOLUTION, Atom, Equation, is_literal, primitive
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import CONVOLUTION, is_literal, primitive
 from lowering.kernels.levels import NOTE
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target

@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import Array
 
-from lowering.jaxprs import Equation
+from lowering.jaxpr_types import Equation
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from lowering.facts import facts
-from lowering.jaxprs import PRODUCT, Atom, Equation, Variable, is_literal, primitive
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import PRODUCT, is_literal, primitive
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target
 

@@ -20,7 +20,8 @@ from lowering import jaxprs
 from lowering.axes import UNLINKED, axes_of, cuts, number
 from lowering.factors import Factor, FactorWalk, leaves, unite
 from lowering.facts import renumbered, spanned
-from lowering.jaxprs import PRODUCT, SCAN, Atom, Equation, Variable, primitive
+from lowering.jaxpr_types import Atom, Equation, Variable
+from lowering.jaxprs import PRODUCT, SCAN, primitive
 from lowering.program import Program, Rules
 from lowering.targets.target import Target
 

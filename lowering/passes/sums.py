@@ -15,7 +15,8 @@ from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.facts import facts
-from lowering.jaxprs import PRODUCT, SCAN, Atom, Equation, is_literal, primitive
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import PRODUCT, SCAN, is_literal, primitive
 from lowering.passes.siblings import is_layer, kind_of
 from lowering.program import Computed, Matcher, Program, in_loops, rewritten
 from lowering.targets.target import Target

@@ -51,8 +51,8 @@ class OperationStep:
         """Compute the operation, of `reads` that vary and the others among `tensors`."""
         given = {**tensors, **dict(zip(self.reads, reads, strict=True))}
         inputs = [given[v] for v in self.graph.inputs]
-        found = self.evaluate(self.graph, {}, {}, inputs)
-        return [jnp.asarray(found[v]) for v in self.writes]
+        values = self.evaluate(self.graph, {}, {}, inputs)
+        return [jnp.asarray(values[v]) for v in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
         """Return the gradients of what it reads, given those of what it writes."""

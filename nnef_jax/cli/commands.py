@@ -85,7 +85,7 @@ def machine(as_json: option.Json = False) -> None:
 @app.command()
 @option.grouped
 def check(source: option.Source, reading: option.Reading = option.Reading()) -> None:
-    """Read a network and show all that is wrong with it.
+    """Read a network and report every error in it.
 
     Nothing runs. `summary` shows what is in it, `compare` and `diff` compare it with another one.
     """

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from lowering import About, Context, Target, named, or_else, trace
+from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
 from lowering.graph import Graph, Parameter, StateVariable, Value
 from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
-from nnef_jax.errors import InputError, UnsupportedError, at_operation, computing
+from nnef_jax.errors import InputError, UnsupportedError, at_operation
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import default_platform, is_watched
@@ -207,8 +208,10 @@ class Definition:
         options, meter = self.options, Meter(self.network.options.meter.limits)
         through, refusal = options.straight_through, partial(at_operation, family=UnsupportedError)
         context = Context(options.precision, meter.fold, through, refusal)
-        with computing():
+        try:
             return trace(graph, context, *arguments)
+        except InvalidComputation as error:
+            raise at_operation(error) from None
 
     def _results(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
         """Return the graph for such inputs, and the values that a run computes."""

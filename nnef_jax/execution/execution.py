@@ -23,9 +23,10 @@ from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.places import Place, default_platform, is_explicit, is_traced, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
-from nnef_jax.execution.run_options import Params, Prepared, RunOptions
+from nnef_jax.execution.run_options import Params, Prepared, RunKeywords, RunOptions
 from nnef_jax.execution.threads import Once
 from nnef_jax.network import Network
+from nnef_jax.options import checked_run
 
 # Multiply-adds of a call from which kernels for CPUs may gain more than their compilation costs. On
 # two cores they gain 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in a billion multiply-adds. Their
@@ -33,6 +34,20 @@ from nnef_jax.network import Network
 _LONG = 10_000_000_000
 
 ByLabel = Mapping[str, Any]  # arrays, tracers or types
+
+
+def run_options(before: RunOptions, keywords: RunKeywords, *, has_rules: bool) -> RunOptions:
+    """Return options with checked keywords, for a network with or without a user's rules.
+
+    The folder `cache_dir` is created. Raises the errors of `checked_run`, and InputError for a
+    folder that cannot be created or read.
+    """
+    checked = checked_run(keywords, has_rules=has_rules)
+    if checked.get("cache_dir") is not None:
+        from nnef_jax.execution.disk_cache import DiskCache
+
+        checked["cache_dir"] = DiskCache(checked["cache_dir"]).directory
+    return replace(before, **checked)
 
 
 class Execution:

@@ -19,7 +19,7 @@ _read: ContextVar[set[tuple[int, int]] | None] = ContextVar("read", default=None
 def spared() -> AbstractContextManager[None]:
     """Protect the files that are read in the block; an inner block has no effect.
 
-    A thread that is started in the block must run in a copy of its context to note files.
+    A thread started in the block notes files only if it runs in a copy of the block's context.
     """
     return nullcontext() if _read.get() is not None else holding(_read, set())
 

@@ -1,0 +1,103 @@
+"""The types of traced functions and their equations, as passes see jax's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import Any, Protocol
+
+import numpy as np
+
+Params = dict[str, Any]  # of an equation, by name: each primitive has its own types
+
+
+class Aval(Protocol):
+    """The type of an operand: jax's abstract value."""
+
+    shape: tuple[int, ...]  # extents may be symbolic
+    dtype: np.dtype[Any]
+
+    @property
+    def ndim(self) -> int:
+        """Return the number of axes."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return the number of items."""
+        ...
+
+    def update(self, *, shape: tuple[int, ...]) -> Aval:
+        """Return the type with another shape."""
+        ...
+
+    def to_tangent_aval(self) -> Any:
+        """Return the type of tangents: integers have tangents of dtype float0."""
+        ...
+
+
+class Variable(Protocol):
+    """A variable of a traced function, compared by identity."""
+
+    aval: Aval
+
+
+class Literal(Protocol):
+    """A number that an equation or a traced function holds in the place of a variable."""
+
+    aval: Aval
+    val: Any  # a Python number, or a scalar of numpy
+
+
+Atom = Variable | Literal  # an operand of an equation, or a result of a traced function
+
+
+class Primitive(Protocol):
+    """What an equation computes, apart from its parameters."""
+
+    name: str
+    multiple_results: bool
+
+    def bind(self, *operands: object, **params: object) -> Any:
+        """Return the result, or a list if there are several; a trace gets an equation."""
+        ...
+
+
+class Equation(Protocol):
+    """A line of a traced function: a primitive with its parameters, operands and results."""
+
+    primitive: Primitive
+    params: Params
+    invars: Sequence[Atom]
+    outvars: Sequence[Variable]
+    effects: Set[object]
+    ctx: object  # jax's context: memory, metadata for XLA
+    source_info: Any  # jax's record of the place in the source; this module alone reads it
+
+    def replace(self, **changes: object) -> Equation:
+        """Return the equation with other attributes."""
+        ...
+
+
+class Jaxpr(Protocol):
+    """A traced function without the values of its constants."""
+
+    constvars: Sequence[Variable]
+    invars: Sequence[Variable]
+    outvars: Sequence[Atom]
+    eqns: Sequence[Equation]
+    debug_info: Any
+    effects: Set[object]
+
+    def replace(self, **changes: object) -> Jaxpr:
+        """Return the function with other attributes."""
+        ...
+
+
+class ClosedJaxpr(Protocol):
+    """A traced function with the values of its constants."""
+
+    jaxpr: Jaxpr
+    consts: Sequence[Any]
+    in_avals: Sequence[Aval]
+    out_avals: Sequence[Aval]
+    effects: Set[object]
