@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -240,3 +241,24 @@ def test_the_table_has_the_attributes_of_the_standard() -> None:
                 lacking.setdefault(entry.name, set()).update(names - IGNORED - REFUSED)
     lacking = {name: lacking[name] - OTHERWISE.get(name, set()) for name in lacking}
     assert {name for name, lost in lacking.items() if lost} == MADE
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_attributes_are_plain(format: str) -> None:
+    for entry in table(format):
+        for attribute in entry.attributes:
+            where = f"{entry.name}.{attribute.name}"
+            assert all(type(word) is str for word in attribute.words), where
+            assert len({*attribute.words}) == len(attribute.words), where
+            json.dumps(attribute.default)
+
+
+def test_attributes_are_read_from_code() -> None:
+    kernel = named("onnx", "SVMRegressor", "kernel_type")
+    assert (kernel.type, kernel.words) == ("word", ("LINEAR", "POLY", "RBF", "SIGMOID"))
+    assert named("onnx", "Conv", "strides") == AttributeEntry("strides", "integers")
+    (norm,) = {
+        x for y in table("onnx") if y.name == "BatchNormalization" for x in y.attributes
+        if x.name == "momentum" and x.default is not None
+    }  # fmt: skip
+    assert norm.default == 0.9

@@ -137,15 +137,17 @@ def _attributes(code: CodeType) -> Iterator[Attribute]:
         match instruction.opname:
             case "CACHE" | "PUSH_NULL":
                 continue
-            case "LOAD_CONST":
+            case "LOAD_CONST" | "LOAD_SMALL_INT":
                 constants.append(instruction.argval)
                 continue
             case "LOAD_ATTR" | "LOAD_METHOD":
                 ends, following = True, instruction.argval
             case "FORMAT_VALUE" | "FORMAT_SIMPLE" | "BUILD_STRING":
                 method, ends, following = "", True, ""
+            case "CALL_KW":  # since Python 3.13 the last constant has the names of arguments
+                constants, ends, following = constants[:-1], True, ""
             case name:
-                ends, following = name in ("PRECALL", "CALL", "KW_NAMES", "CALL_KW"), ""
+                ends, following = name in ("PRECALL", "CALL", "KW_NAMES"), ""
         if ends and method in TYPES and constants and isinstance(constants[0], str):
             yield Attribute(constants[0], method, tuple(constants[1:]) if is_constant else ())
         if ends:

@@ -87,7 +87,7 @@ def _attribute(x: Attribute, is_registered: bool) -> AttributeEntry:
     type, arguments = TYPES.get(x.type, x.type), x.arguments
     if type == "word":
         is_required = is_registered and x.type == "choice"
-        return AttributeEntry(x.name, type, None, arguments, is_required=is_required)
+        return AttributeEntry(x.name, type, None, tuple(dict.fromkeys(arguments)), is_required)
     default = arguments[-1] if arguments else None
     is_required = is_registered and default is None
     default = list(default) if isinstance(default, tuple) else default
