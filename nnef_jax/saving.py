@@ -91,8 +91,8 @@ def write_network(
     names = {id(member): name for name, member in members.items()}
     for label, x in spread.items():
         if id(held[label]) not in names or x.dtype == bool:
-            hint = "multihost_utils.process_allgather(params, tiled=True) is whole"
-            message = f"'{label}' is partly on other hosts, and is not stored as it is"
+            hint = "gather it first: multihost_utils.process_allgather(params, tiled=True)"
+            message = f"'{label}' is partly on other hosts, and cannot be stored as it is"
             raise UnsupportedError(message, hint=hint)
     parts = {names[id(held[label])]: x for label, x in spread.items()}
     write_jointly(path, members, parts, overwrite=overwrite)
