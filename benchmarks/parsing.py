@@ -38,7 +38,7 @@ def run(rounds: int) -> list[dict[str, Any]]:
     """A row for each size: seconds of both, and their ratio."""
     import nnef
 
-    from nnef_jax.reading import network_of_text
+    from nnef_jax.reading.read import network_of_text
 
     rows: list[dict[str, Any]] = []
     for size in SIZES:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nnef_jax import analysis as analysis
     from nnef_jax import openvx as openvx
     from nnef_jax import serving as serving
-    from nnef_jax.calibration import calibrate as calibrate
+    from nnef_jax.calls.trimming import trim as trim
     from nnef_jax.errors import ArchiveError as ArchiveError
     from nnef_jax.errors import DataError as DataError
     from nnef_jax.errors import InputError as InputError
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from nnef_jax.limits import Limits as Limits
     from nnef_jax.loading import load as load
     from nnef_jax.measure.benchmarking import benchmark as benchmark
+    from nnef_jax.measure.calibration import calibrate as calibrate
     from nnef_jax.measure.costs import cost as cost
     from nnef_jax.measure.difference import diff as diff
     from nnef_jax.measure.profiling import profile as profile
     from nnef_jax.measure.weight_statistics import weight_statistics as weight_statistics
     from nnef_jax.model import Model as Model
-    from nnef_jax.network_conversion import convert as convert
     from nnef_jax.results import Result as Result
-    from nnef_jax.saving import write_archive as write_archive
+    from nnef_jax.saving.archives import write_archive as write_archive
+    from nnef_jax.saving.conversion import convert as convert
     from nnef_jax.storage.tensorfile import read_tensor as read_tensor
     from nnef_jax.storage.tensorfile import write_tensor as write_tensor
     from nnef_jax.tensor_spec import TensorSpec as TensorSpec
-    from nnef_jax.trimming import trim as trim
     from nnef_jax.viewing.page import view as view
 
 _HOMES = {
@@ -64,8 +64,8 @@ _HOMES = {
     "UnsupportedError": "nnef_jax.errors",
     "analysis": "nnef_jax",
     "benchmark": "nnef_jax.measure.benchmarking",
-    "calibrate": "nnef_jax.calibration",
-    "convert": "nnef_jax.network_conversion",
+    "calibrate": "nnef_jax.measure.calibration",
+    "convert": "nnef_jax.saving.conversion",
     "cost": "nnef_jax.measure.costs",
     "diff": "nnef_jax.measure.difference",
     "load": "nnef_jax.loading",
@@ -73,10 +73,10 @@ _HOMES = {
     "profile": "nnef_jax.measure.profiling",
     "read_tensor": "nnef_jax.storage.tensorfile",
     "serving": "nnef_jax",
-    "trim": "nnef_jax.trimming",
+    "trim": "nnef_jax.calls.trimming",
     "view": "nnef_jax.viewing.page",
     "weight_statistics": "nnef_jax.measure.weight_statistics",
-    "write_archive": "nnef_jax.saving",
+    "write_archive": "nnef_jax.saving.archives",
     "write_tensor": "nnef_jax.storage.tensorfile",
 }
 

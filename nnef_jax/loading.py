@@ -16,7 +16,7 @@ from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags
-from nnef_jax.reading import Quantization, ReadingOptions, Source, with_network
+from nnef_jax.reading.read import Quantization, ReadingOptions, Source, with_network
 
 
 def load(

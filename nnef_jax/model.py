@@ -1,6 +1,6 @@
 """Describes a network to its user, and derives other models from it.
 
-`runnable.py` has the methods that run a network, `writable.py` those that write it to a file.
+Running is in `execution.runnable`, writing in `saving.writable`: the bases of `Model`.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from numpy.typing import ArrayLike
 
 from lowering.graph import Graph
-from nnef_jax.call_arguments import Params, State
+from nnef_jax.calls.arguments import Params, State
+from nnef_jax.calls.trimming import is_length
 from nnef_jax.execution.arrays import Arrays
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.execution import Execution, run_options
 from nnef_jax.execution.run_options import RunKeywords
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.options import require_keywords
-from nnef_jax.reading import ReadingOptions
-from nnef_jax.runnable import execution_of
+from nnef_jax.reading.read import ReadingOptions
+from nnef_jax.saving.writable import Writable
 from nnef_jax.tensor_spec import TensorSpec
-from nnef_jax.trimming import is_length
-from nnef_jax.writable import Writable
 
 if TYPE_CHECKING:
-    from nnef_jax.batcher import Batcher
-    from nnef_jax.sharding import ShardingPlan
-    from nnef_jax.summary import Summary
+    from nnef_jax.calls.batcher import Batcher
+    from nnef_jax.measure.summary import Summary
+    from nnef_jax.parameters.sharding import ShardingPlan
 
 
 class Model(Writable):
@@ -92,7 +92,7 @@ class Model(Writable):
 
         >>> trained, fixed = eqx.partition(model, model.trainable)
         """
-        from nnef_jax.trainable import trained_labels
+        from nnef_jax.parameters.trainable import trained_labels
 
         params, state = self._execution.arrays.leaves()
         labels = trained_labels(self.graph)
@@ -162,7 +162,7 @@ class Model(Writable):
             strict: whether missing and superfluous names are errors. If not, this model's arrays
                 are used for missing names.
         """
-        from nnef_jax.state_dict import stored_params
+        from nnef_jax.parameters.state_dict import stored_params
 
         stored = stored_params(self.graph, state_dict, strict=strict)
         return self.with_params({**self.params, **stored})
@@ -199,7 +199,7 @@ class Model(Writable):
         >>> mesh = jax.make_mesh((2, 4), ("data", "model"))
         >>> probabilities = model.shard(mesh, batch="data", params="model")(images)
         """
-        from nnef_jax.sharding import layout_of
+        from nnef_jax.parameters.sharding import layout_of
 
         layout = layout_of(self._execution.definition, mesh, batch, params, batch_axis)
         return Model(self._execution.over(layout))
@@ -215,14 +215,14 @@ class Model(Writable):
         >>> classify.compile()
         >>> probabilities = classify(images[:11])  # one call of size 32 with 11 items
         """
-        from nnef_jax.batcher import Batcher
+        from nnef_jax.calls.batcher import Batcher
 
         return Batcher(self._execution, sizes)
 
     @property
     def plan(self) -> ShardingPlan | None:
         """Return the sharding of each parameter, which prints as a table; None without a mesh."""
-        from nnef_jax.sharding import plan_of
+        from nnef_jax.parameters.sharding import plan_of
 
         return plan_of(self._execution.definition)
 
@@ -233,7 +233,7 @@ class Model(Writable):
         are not faster. `str` is the table; operations, sizes and types are attributes.
         """
         from nnef_jax.execution import cpu_products
-        from nnef_jax.summary import summarise
+        from nnef_jax.measure.summary import summarise
 
         definition, graph = self._execution.definition, self.graph
         in_integers = cpu_products.in_integers(definition, graph)
@@ -261,7 +261,7 @@ class Model(Writable):
 
         >>> head = model.cut(inputs=["pool"], outputs=["logits"])
         """
-        from nnef_jax.cutting import cut
+        from nnef_jax.parts.cutting import cut
 
         execution = self._execution
         part = cut(execution.network, inputs, outputs, execution.arrays.stored)

@@ -14,7 +14,7 @@ import numpy as np
 
 from lowering.extents import show
 from nnef_jax.errors import extra_missing
-from nnef_jax.printable import printable
+from nnef_jax.wording.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

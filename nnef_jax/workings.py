@@ -11,8 +11,8 @@ from lowering.graph import Graph, Value
 from nnef_jax.execution.definition import Inputs
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params
-from nnef_jax.network import Network
-from nnef_jax.runnable import Runnable, execution_of
+from nnef_jax.execution.runnable import Runnable, execution_of
+from nnef_jax.reading.network import Network
 
 _Model = TypeVar("_Model", bound=Runnable)
 _ByLabel = Mapping[str, Any]  # arrays or types

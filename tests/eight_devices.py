@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import BATCH, WIDTH, assert_close, collectives, lstm, of_program

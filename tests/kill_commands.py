@@ -293,11 +293,11 @@ def main(folder: str | None, *, short: bool) -> None:
     import nnef_jax.cli.dataset
     import nnef_jax.cli.streaming
     import nnef_jax.execution.disk_cache
-    import nnef_jax.export
     import nnef_jax.formats.nnef.frontend
     import nnef_jax.loading
-    import nnef_jax.network_conversion
-    import nnef_jax.saving
+    import nnef_jax.saving.archives
+    import nnef_jax.saving.conversion
+    import nnef_jax.saving.export
     import nnef_jax.viewing.page  # noqa: F401
     from nnef_jax import cli
 

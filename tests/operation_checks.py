@@ -16,7 +16,7 @@ import nnef_jax
 from lowering.graph import Graph
 from nnef_jax.flattening.operators import registry
 from nnef_jax.formats.tract.operators import OPERATORS
-from nnef_jax.reading import read
+from nnef_jax.reading.read import read
 from tests.helpers import archive, model_of
 from tests.op_cases import TRACT, OpCase, document, evaluate, expected, inputs
 from tests.quickly import unoptimised_options

@@ -20,8 +20,8 @@ from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.nnef.semantics import check
 from nnef_jax.formats.syntax.tree import Document
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
-from nnef_jax.reading import network_of_text
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.read import network_of_text
 from tests.helpers import COMPOSITIONAL
 
 MARK = "§"

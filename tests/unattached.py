@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import nnef_jax
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.run_options import Prepared
-from nnef_jax.runnable import execution_of
-from nnef_jax.sharding import layout_of
+from nnef_jax.execution.runnable import execution_of
+from nnef_jax.parameters.sharding import layout_of
 from tests import eight_devices, torch_networks
 from tests.parallel_networks import BLOCKS, transformer
 

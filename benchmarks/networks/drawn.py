@@ -353,7 +353,7 @@ def _work(network: Callable[[Builder[str]], str]) -> int:
     """Return the multiply-adds of a network."""
     from benchmarks.builders.nnef_builder import NnefBuilder
     from lowering.work import total
-    from nnef_jax.reading import read
+    from nnef_jax.reading.read import read
 
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         builder, path = NnefBuilder(), Path(folder) / "network"

@@ -21,7 +21,7 @@ from nnef_jax.analysis.question import (
     require_count,
     require_key,
 )
-from nnef_jax.call_arguments import Input, Params, has_values
+from nnef_jax.calls.arguments import Input, Params, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice, require_flags

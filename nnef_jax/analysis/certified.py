@@ -23,7 +23,7 @@ from nnef_jax.analysis.question import (
     ask,
     require_bounds,
 )
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import NnefError, UnsupportedError
 from nnef_jax.model import Model
 from nnef_jax.options import require_choice

@@ -17,7 +17,7 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound
-from nnef_jax.call_arguments import Input, arguments_of
+from nnef_jax.calls.arguments import Input, arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs

@@ -27,7 +27,7 @@ from nnef_jax.analysis.layer_tensors import (
 )
 from nnef_jax.analysis.question import bound, require_model
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
-from nnef_jax.call_arguments import Params, Sample, over_samples
+from nnef_jax.calls.arguments import Params, Sample, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of

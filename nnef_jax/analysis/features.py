@@ -23,7 +23,7 @@ from nnef_jax.analysis.question import (
     require_key,
     require_real,
 )
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 

@@ -26,7 +26,7 @@ from nnef_jax.analysis.question import (
     ask,
     require_count,
 )
-from nnef_jax.call_arguments import Input, Params
+from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.model import Model
 from nnef_jax.options import require_flags
 

@@ -22,7 +22,7 @@ from nnef_jax.analysis.layer_tensors import (
     require_callable,
 )
 from nnef_jax.analysis.question import require_count, require_key, require_model
-from nnef_jax.call_arguments import Input, Params
+from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, table_of
 
 

@@ -24,7 +24,7 @@ from nnef_jax.analysis.question import (
     require_model,
     require_real,
 )
-from nnef_jax.call_arguments import Input, Params, Sample
+from nnef_jax.calls.arguments import Input, Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import names_of, require

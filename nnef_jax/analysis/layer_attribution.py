@@ -28,7 +28,7 @@ from nnef_jax.analysis.question import (
     require_count,
     tensor_named,
 )
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_flags

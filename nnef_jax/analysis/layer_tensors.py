@@ -16,11 +16,11 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
 from nnef_jax.analysis.question import array_from, bound
-from nnef_jax.call_arguments import Params
+from nnef_jax.calls.arguments import Params
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import names_of, shown
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 from nnef_jax.workings import graph_for, without_mesh
 
 Arrays = Mapping[str, Any]

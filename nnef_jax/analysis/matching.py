@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nnef_jax.errors import InputError
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 _MOST = 10**8  # pairs of tensors between which a sequence is looked for: 0.4 GB
 

@@ -23,7 +23,7 @@ from nnef_jax.analysis.question import (
     require_model,
     require_real,
 )
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.results import Axes, Result, Table, result, static, table_of

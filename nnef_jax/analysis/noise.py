@@ -27,7 +27,7 @@ from nnef_jax.analysis.question import (
     require_real,
 )
 from nnef_jax.analysis.reference import several
-from nnef_jax.call_arguments import Input, has_values
+from nnef_jax.calls.arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require, shown

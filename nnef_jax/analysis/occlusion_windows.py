@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, zeros
 from nnef_jax.analysis.question import Question, QuestionOptions, ask, require_count
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import require

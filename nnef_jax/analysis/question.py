@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import FAMILIES
-from nnef_jax.call_arguments import Params, arguments_of, is_key
+from nnef_jax.calls.arguments import Params, arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
 from nnef_jax.model import Model

@@ -20,7 +20,7 @@ from nnef_jax.analysis.propagation import (
     tensors_at,
 )
 from nnef_jax.analysis.question import Question, QuestionOptions, ask
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 

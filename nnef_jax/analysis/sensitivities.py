@@ -26,7 +26,7 @@ from nnef_jax.analysis.layer_tensors import (
     zeros_at,
 )
 from nnef_jax.analysis.question import require_model
-from nnef_jax.call_arguments import Input, Params
+from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require, require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of

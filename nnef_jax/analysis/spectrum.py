@@ -17,7 +17,7 @@ from nnef_jax import Model
 from nnef_jax.analysis.krylov import singular_triplets
 from nnef_jax.analysis.layer_tensors import on_one_device
 from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
-from nnef_jax.call_arguments import Input, Params
+from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.errors import InputError
 from nnef_jax.options import require_flags
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, static, table_of

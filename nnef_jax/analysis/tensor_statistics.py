@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from numpy.typing import NDArray
 
-from nnef_jax.array_statistics import Moments, merged
+from nnef_jax.measure.array_statistics import Moments, merged
 from nnef_jax.results import plain
 
 

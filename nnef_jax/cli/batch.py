@@ -19,7 +19,7 @@ from nnef_jax.cli.terminal import print_result, report_error, status
 if TYPE_CHECKING:
     from nnef_jax import Model, TensorSpec
     from nnef_jax.cli.batch_results import Parts
-    from nnef_jax.network import Network
+    from nnef_jax.reading.network import Network
 
 _PER_DEVICE = 32
 _SHOWN = 10  # failures that are printed
@@ -158,7 +158,7 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
     """Return the inputs of one item; raise InputError for no batch axis or an open shape."""
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
-    from nnef_jax.similar import did_you_mean, listed
+    from nnef_jax.wording.similar import did_you_mean, listed
 
     inputs = {value.name: value.type for value in network.graph.inputs}
     for name in item_shapes:

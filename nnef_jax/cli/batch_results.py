@@ -26,8 +26,8 @@ from nnef_jax.cli.dataset import Item, ItemArrays
 from nnef_jax.cli.inputs import Array
 from nnef_jax.cli.outputs import save_npz
 from nnef_jax.cli.terminal import message_of
-from nnef_jax.printable import printable
 from nnef_jax.storage import files, protected_files
+from nnef_jax.wording.printable import printable
 
 _SETTINGS, _FAILURES = "batch.json", "failures.txt"
 _CHECKSUM = "sha256"

@@ -21,7 +21,7 @@ from nnef_jax.formats import FORMATS
 if TYPE_CHECKING:
     from nnef_jax import Model
     from nnef_jax.cli.pictures import PictureOptions
-    from nnef_jax.network import Network
+    from nnef_jax.reading.network import Network
 
 _SOURCE = typer.Argument(
     metavar="SOURCE",
@@ -172,7 +172,7 @@ class Reading:
     def read(self, source: str, **options: Any) -> Network:
         """Read a network, and show the progress."""
         with status(f"reading {source}") as progress:
-            from nnef_jax.reading import read
+            from nnef_jax.reading.read import read
 
             return read(source, progress=progress, **self.keywords, **options)
 

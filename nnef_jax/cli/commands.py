@@ -66,7 +66,7 @@ def summary(
     """Show a network's inputs, outputs and sizes, and a table of its operations."""
     network = reading.read(source, outline=True)
     from nnef_jax.cli.description import describe
-    from nnef_jax.summary import summarise
+    from nnef_jax.measure.summary import summarise
 
     sizes = summarise(network)
     print_result(*([json.dumps(sizes.to_dict())] if as_json else describe(sizes)))

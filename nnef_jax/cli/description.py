@@ -8,7 +8,7 @@ from dataclasses import asdict
 
 from lowering import DEFAULT
 from nnef_jax.execution import host_profile
-from nnef_jax.summary import Summary
+from nnef_jax.measure.summary import Summary
 
 
 def describe(summary: Summary) -> list[str]:

@@ -65,7 +65,7 @@ def _of_name(
     shown = {x: [*filter(is_meant, table)] for x, table in tables.items()}
     if any(shown.values()):
         return {x: table for x, table in shown.items() if table}
-    from nnef_jax.similar import did_you_mean
+    from nnef_jax.wording.similar import did_you_mean
 
     names = dict.fromkeys(y.name for table in tables.values() for y in table)
     hint = did_you_mean(name, [*tables, *names])

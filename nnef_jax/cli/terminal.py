@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 import typer
 
-from nnef_jax.printable import printable
+from nnef_jax.wording.printable import printable
 
 STATUS_AFTER = 0.5  # seconds
 

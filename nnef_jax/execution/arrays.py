@@ -14,7 +14,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, Sharding
 from numpy.typing import NDArray
 
-from nnef_jax.call_arguments import bind_variables
+from nnef_jax.calls.arguments import bind_variables
 from nnef_jax.errors import InputError
 from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout

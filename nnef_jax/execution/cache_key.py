@@ -24,7 +24,7 @@ from lowering.graph import Graph, Value
 
 if TYPE_CHECKING:
     from nnef_jax.execution.places import Device
-    from nnef_jax.network import Network
+    from nnef_jax.reading.network import Network
 
 # Words in the names of jax's settings for logs, cache folders and the choice of devices. All other
 # settings are part of the key, also those that a later jax adds.

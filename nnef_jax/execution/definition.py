@@ -16,7 +16,7 @@ from lowering import About, Context, Target, named, or_else, trace
 from lowering.errors import InvalidComputation
 from lowering.extents import shapes_differ, show
 from lowering.graph import Graph, Parameter, StateVariable, Value
-from nnef_jax.call_arguments import bind_inputs, bind_variables, declared
+from nnef_jax.calls.arguments import bind_inputs, bind_variables, declared
 from nnef_jax.errors import InputError, UnsupportedError, at_operation
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.meshes import Layout
@@ -24,7 +24,7 @@ from nnef_jax.execution.places import default_platform, is_watched
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Prepared, RunOptions
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
 
 Arrays = Mapping[str, Any]  # arrays, tracers or types
 Inputs = Sequence[Any]  # the same

@@ -18,7 +18,7 @@ from nnef_jax.execution.over_mesh import over_mesh
 from nnef_jax.execution.places import explicit_mesh
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.wording.similar import did_you_mean, listed
 
 Lists = Sequence[Sequence[Any]]  # a call's inputs, and the arrays of its state if it takes one
 

@@ -25,8 +25,8 @@ from nnef_jax.execution.places import Place, default_platform, is_explicit, is_t
 from nnef_jax.execution.probe import NOTHING, Probe
 from nnef_jax.execution.run_options import Params, Prepared, RunKeywords, RunOptions
 from nnef_jax.execution.threads import Once
-from nnef_jax.network import Network
 from nnef_jax.options import checked_run
+from nnef_jax.reading.network import Network
 
 # Multiply-adds of a call from which kernels for CPUs may gain more than their compilation costs. On
 # two cores they gain 0.04 s (ResNet-18) to 0.3 s (MobileNetV2) in a billion multiply-adds. Their

@@ -22,11 +22,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from lowering import target_of
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
-from nnef_jax.call_arguments import bind_inputs
+from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError
 from nnef_jax.execution.places import Place, is_explicit
 from nnef_jax.execution.run_options import Params, Prepared
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
 
 if TYPE_CHECKING:  # importing it takes a while
     from lowering import Division

@@ -16,7 +16,7 @@ from lowering.extents import show
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 _READERS = 4  # named at most in a hint
 Edit = Callable[[jax.Array], ArrayLike]

@@ -19,11 +19,11 @@ import numpy as np
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Operation, Rule, Value, is_float, is_integer
 from lowering.location import Span
+from nnef_jax.calls.trimming import length_name
 from nnef_jax.flattening.counts import Count, PaddedOperation, refusal
 from nnef_jax.flattening.emission import ByName, Emission
 from nnef_jax.flattening.padded_kinds import TABLE, followed
 from nnef_jax.formats.base import Options
-from nnef_jax.trimming import length_name
 
 _DIVISIBLE = 5040  # an extent that all numbers up to 10 divide
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from lowering import total
-from nnef_jax.call_arguments import Example
+from nnef_jax.calls.arguments import Example
 from nnef_jax.execution.places import default_device
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from lowering.extents import show
 from lowering.graph import Graph, Operation, Value
-from nnef_jax.array_statistics import chunks
+from nnef_jax.measure.array_statistics import chunks
 from nnef_jax.measure.pairing import Pairs, named_operations, paired
 from nnef_jax.model import Model
-from nnef_jax.network import Network
-from nnef_jax.reading import Source, read
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.read import Source, read
 from nnef_jax.results import Result, Table, number, table_of
 from nnef_jax.workings import stored
 

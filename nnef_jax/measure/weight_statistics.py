@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from lowering.extents import show
-from nnef_jax.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.errors import InputError
+from nnef_jax.measure.array_statistics import Moments, chunks, histogram_of, merged, moments_of
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of

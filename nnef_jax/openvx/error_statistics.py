@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lowering.extents import show
 from nnef_jax.analysis.comparison import Comparison, TensorDifference, compare
 from nnef_jax.analysis.question import bound
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan_evaluation import real

@@ -16,7 +16,7 @@ from lowering import Context
 from lowering.extents import Shape
 from lowering.graph import is_float
 from nnef_jax.analysis.question import require_model
-from nnef_jax.call_arguments import Input, Params, bind_inputs
+from nnef_jax.calls.arguments import Input, Params, bind_inputs
 from nnef_jax.errors import InputError, UnsupportedError, at_operation, raise_all
 from nnef_jax.model import Model
 from nnef_jax.openvx.plan import PlanStep, plan_of
@@ -25,7 +25,7 @@ from nnef_jax.openvx.profile import ProfileReport, check_profile, declared_shape
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile, profile_of
 from nnef_jax.openvx.tensor import Tensor, checked_position
 from nnef_jax.openvx.vx_errors import wrong_format
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 from nnef_jax.workings import bind, checked_params, network_of, packed
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lowering.graph import is_float
 from nnef_jax.analysis.question import bound
-from nnef_jax.call_arguments import Input
+from nnef_jax.calls.arguments import Input
 from nnef_jax.model import Model
 from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name

@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from nnef_jax.openvx import layer_checks as checks
 from nnef_jax.openvx.tensor import POSITIONS, Tensor, checked_position
 from nnef_jax.openvx.vx_errors import wrong_dimension, wrong_format
-from nnef_jax.similar import listed
+from nnef_jax.wording.similar import listed
 
 Floats = NDArray[np.floating[Any]]
 

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from nnef_jax.openvx.exact_sums import Factors, factors
 from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.wording.similar import did_you_mean, listed
 
 POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # bits of the fraction in the two profiles
 _FURTHEST = 32  # the greatest magnitude of a position

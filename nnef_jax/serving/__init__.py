@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from nnef_jax.batcher import require_sizes
+from nnef_jax.calls.batcher import require_sizes
 from nnef_jax.errors import InputError, extra_missing
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model

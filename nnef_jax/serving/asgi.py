@@ -27,7 +27,7 @@ from nnef_jax.serving.bounds import ServingLimits
 from nnef_jax.serving.metrics import Metrics
 from nnef_jax.serving.servables import Full, Servable
 from nnef_jax.serving.service import Service
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.wording.similar import did_you_mean, listed
 
 _Result = TypeVar("_Result")
 _log = logging.getLogger("nnef_jax.serving")

@@ -22,8 +22,8 @@ from lowering import rounding
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.options import shown
 from nnef_jax.serving.json_pieces import Items, Pieces, dumped, flattened, loads
-from nnef_jax.similar import did_you_mean, listed
 from nnef_jax.tensor_spec import TensorSpec
+from nnef_jax.wording.similar import did_you_mean, listed
 
 LENGTH = "Inference-Header-Content-Length"
 _LITTLE = sys.byteorder == "little"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nnef_jax.batcher import zeros
+from nnef_jax.calls.batcher import zeros
 from nnef_jax.errors import InputError
 from nnef_jax.formats.base import Progress
 from nnef_jax.model import Model

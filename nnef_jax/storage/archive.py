@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from lowering.location import Source, Span
 from nnef_jax.errors import ArchiveError, NnefSyntaxError
-from nnef_jax.foreign import refuse_file, refuse_stand_in
 from nnef_jax.limits import MEMBER, Meter
+from nnef_jax.reading.foreign import refuse_file, refuse_stand_in
 from nnef_jax.storage import files
 from nnef_jax.storage.folder import Folder
 from nnef_jax.storage.labels import is_graph

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lowering.extents import show
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
 from nnef_jax.viewing.data import page_data
 
 _ROWS = 200  # operations and groups of a card at most

@@ -15,9 +15,9 @@ from lowering.extents import UNKNOWN, is_known, known, volume
 from lowering.graph import UNTYPED, Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.ops import FAMILIES
-from nnef_jax.array_statistics import statistics_of
 from nnef_jax.garbage import uncollected
-from nnef_jax.network import Network
+from nnef_jax.measure.array_statistics import statistics_of
+from nnef_jax.reading.network import Network
 from nnef_jax.viewing.measures import Fields
 from nnef_jax.viewing.operation_tree import MOST, Group, tree_of
 

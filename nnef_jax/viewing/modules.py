@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from lowering.graph import Call, Graph, Operation, Value
-from nnef_jax.module_names import ModuleNames, Path, components, shared_start
+from nnef_jax.parameters.module_names import ModuleNames, Path, components, shared_start
 
 _MANY = 60  # units; in larger networks "_" in labels may separate names of modules
 _ENDS_IN_NUMBER = re.compile(r".*\d", re.DOTALL)

@@ -15,17 +15,17 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from nnef_jax import __version__
-from nnef_jax.call_arguments import has_values
+from nnef_jax.calls.arguments import has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.network import Network
 from nnef_jax.options import require_flags, require_path
-from nnef_jax.reading import Source, read
-from nnef_jax.similar import listed
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.read import Source, read
 from nnef_jax.storage import files as storage
 from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
+from nnef_jax.wording.similar import listed
 from nnef_jax.workings import network_of, stored
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 import nnef_jax
-import nnef_jax.reading
+import nnef_jax.reading.read
 from nnef_jax import cli
 from tests.cli_support import call, fails, linear_scores, ok, write
 
@@ -207,7 +207,7 @@ def test_other_exceptions_pass_through(scores, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(nnef_jax.reading, "read", broken)
+    monkeypatch.setattr(nnef_jax.reading.read, "read", broken)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         cli.main(["check", str(scores)])
 

@@ -93,7 +93,7 @@ def test_an_interrupt_of_a_function_call_is_a_status(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nnef_jax.reading.read", interrupted)
+    monkeypatch.setattr("nnef_jax.reading.read.read", interrupted)
     assert call("check", MODEL) == (130, "", "")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nnef_jax.printable import printable
+from nnef_jax.wording.printable import printable
 from tests.cli_support import call
 
 # What XML can say of: controls, a line end, marks of direction, separators.

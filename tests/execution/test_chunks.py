@@ -12,7 +12,7 @@ import pytest
 from jax import lax
 
 from lowering.contexts import without
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 from tests.programs import (
     Function,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import archive, model_of
 from tests.quantized import W as QUANTIZED_W
 from tests.quantized import X as QUANTIZED_X

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import nnef_jax
 from lowering.targets import Target, target_of
 from nnef_jax.execution.places import default_device, place_of
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 from tests.programs import SUM
 

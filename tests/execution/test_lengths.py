@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 
 WIDE = 2048  # items of a row: matrices that are read from memory

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.storage import files
 from nnef_jax.storage.tensorfile import encode_tensor
 from nnef_jax.storage.writer import write_members
@@ -31,7 +31,7 @@ NET += "    y = linear(x, w0);\n}\n"
 _PROGRAM = """
 import sys, numpy as np, jax
 jax.block_until_ready(jax.device_put(np.zeros(3, np.float32)))
-import nnef_jax.reading
+import nnef_jax.reading.read
 def peak(reset=False):
     if reset:
         with open("/proc/self/clear_refs", "w") as file:

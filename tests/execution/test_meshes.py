@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 from tests.mesh_support import (
     BATCH,

@@ -19,7 +19,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import nnef_jax
 from nnef_jax.errors import InputError
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import (

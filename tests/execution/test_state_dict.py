@@ -11,7 +11,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax.errors import InputError
-from nnef_jax.module_names import ModuleNames, components
+from nnef_jax.parameters.module_names import ModuleNames, components
 from tests.helpers import model_of
 
 FOLDER = "tests/torch_networks"

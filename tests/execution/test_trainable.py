@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 
 HEAD = """version 1.0;

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import nnef_jax
 from nnef_jax.cli import app
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import archive, model_of
 from tests.text_support import PROVISIONAL
 from tests.tract_text import graph

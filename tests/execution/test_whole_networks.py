@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.reading import network_of_text
+from nnef_jax.reading.read import network_of_text
 from tests.helpers import model_of
 
 LAYERS = """

@@ -12,8 +12,8 @@ import pytest
 
 from nnef_jax import DataError, UnsupportedError, load, read_tensor
 from nnef_jax.formats.syntax.standard import standard
-from nnef_jax.network_conversion import convert
-from nnef_jax.reading import network_of_text
+from nnef_jax.reading.read import network_of_text
+from nnef_jax.saving.conversion import convert
 from nnef_jax.storage.tensorfile import encode_tensor
 from tests.cli_support import fails, ok
 from tests.helpers import COMPOSITIONAL, archive, model_of

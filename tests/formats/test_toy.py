@@ -13,7 +13,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import ArchiveError, InputError, UnsupportedError, formats, write_tensor
-from nnef_jax.reading import read
+from nnef_jax.reading.read import read
 
 W = np.array([[1, 2], [3, 4], [5, 6]], np.float32) / 10
 X = np.array([[1, 0, -1], [2, 1, 0]], np.float32)

@@ -11,7 +11,7 @@ import pytest
 import nnef_jax
 from lowering.graph import Graph
 from nnef_jax import UnsupportedError, convert
-from nnef_jax.reading import read
+from nnef_jax.reading.read import read
 from tests.helpers import archive, model_of
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -12,9 +12,9 @@ import pytest
 
 from lowering.extents import UNKNOWN
 from nnef_jax import InputError, NnefError
+from nnef_jax.execution.runnable import execution_of
 from nnef_jax.formats.tract import symbols
 from nnef_jax.limits import Meter
-from nnef_jax.runnable import execution_of
 from tests.helpers import model_of
 from tests.tract_text import error, graph, model, parsed, run
 

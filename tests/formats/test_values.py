@@ -10,7 +10,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax.errors import InputError, NnefError
-from nnef_jax.runnable import execution_of
+from nnef_jax.execution.runnable import execution_of
 from tests.helpers import model_of
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)

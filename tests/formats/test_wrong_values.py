@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 
 from nnef_jax import NnefError, SemanticError
-from nnef_jax.reading import read
-from nnef_jax.summary import summarise
+from nnef_jax.measure.summary import summarise
+from nnef_jax.reading.read import read
 from tests.fuzz import values
 from tests.helpers import archive, model_of
 from tests.tract_text import HEADER, error, graph

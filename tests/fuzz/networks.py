@@ -8,8 +8,8 @@ import jax
 
 import nnef_jax
 from nnef_jax.cli.description import describe
-from nnef_jax.reading import read
-from nnef_jax.summary import summarise
+from nnef_jax.measure.summary import summarise
+from nnef_jax.reading.read import read
 
 OPEN = 2  # items along an axis that a document leaves open
 

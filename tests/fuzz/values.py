@@ -19,7 +19,7 @@ import nnef_jax
 from lowering.work import total
 from nnef_jax.formats.syntax import standard as library
 from nnef_jax.formats.tract import declarations
-from nnef_jax.reading import read
+from nnef_jax.reading.read import read
 from tests import op_cases
 from tests.fuzz import Kind
 from tests.helpers import tar

@@ -12,10 +12,10 @@ import jax
 import pytest
 
 from lowering.graph import Graph
-from nnef_jax import saving
 from nnef_jax.errors import NnefError
 from nnef_jax.formats.base import Written
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
+from nnef_jax.saving import archives
 from tests.onnx.node_suite import (
     Load,
     arrays,
@@ -98,7 +98,7 @@ def test_what_saving_does_not_read_to_check_it_is_read_alike(
     def checked(network: Network, written: Written) -> None:
         unread.extend([network] * written.reads_alike)
 
-    monkeypatch.setattr(saving, "require_readable", checked)
+    monkeypatch.setattr(archives, "require_readable", checked)
     every = cases()
     for number, case in enumerate(random.Random(9).sample(every, len(every) // 10)):
         path, found = tmp_path / f"{number}.onnx", len(unread)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.runnable import execution_of
-from nnef_jax.sharding import chosen_divisions
+from nnef_jax.execution.runnable import execution_of
+from nnef_jax.parameters.sharding import chosen_divisions
 from tests import torch_networks
 from tests.helpers import model_of
 from tests.mesh_support import lstm

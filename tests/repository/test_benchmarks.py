@@ -24,7 +24,7 @@ from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.engines import write_nnef
 from benchmarks.inference import Result
 from benchmarks.networks import drawn
-from nnef_jax.reading import network_of_text
+from nnef_jax.reading.read import network_of_text
 
 SMALL: dict[str, tuple[Callable[..., str], tuple[int, ...]]] = {
     "mobilenet_v2": (

@@ -139,7 +139,7 @@ def test_layers_are_told() -> None:
     # By `from nnef_jax import Model`.
     assert "nnef_jax.model" in graph["nnef_jax.analysis.layer_tensors"]
     graph["nnef_jax.errors"].add("nnef_jax.model")
-    assert {"nnef_jax.errors", "nnef_jax.model", "nnef_jax.network"} <= {*circles(graph)}
+    assert {"nnef_jax.errors", "nnef_jax.model", "nnef_jax.reading.network"} <= {*circles(graph)}
     graph["nnef_jax.formats.tract.frontend"].add("nnef_jax.formats.nnef.parser")
     graph["nnef_jax.formats.syntax.tree"].add("nnef_jax.formats.nnef.parser")
     assert len(crossings(graph)) == 2

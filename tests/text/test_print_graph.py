@@ -12,7 +12,7 @@ import pytest
 from lowering.extents import UNKNOWN
 from lowering.graph import Graph, Operation, Parameter, TensorType, Value
 from nnef_jax import Model, UnsupportedError, load
-from nnef_jax.reading import network_of_text, read
+from nnef_jax.reading.read import network_of_text, read
 from tests.helpers import model_of
 from tests.printed import ALIASES, assert_same_results, khronos, print_graph
 

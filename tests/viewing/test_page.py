@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import nnef_jax
-from nnef_jax.array_statistics import SAMPLE, statistics_of
+from nnef_jax.measure.array_statistics import SAMPLE, statistics_of
 from nnef_jax.viewing.data import VALUES
 from nnef_jax.viewing.page import page_of
 from tests.helpers import archive, model_of

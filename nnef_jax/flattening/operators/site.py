@@ -15,7 +15,7 @@ from lowering.extents import Shape
 from lowering.location import Span
 from nnef_jax.flattening.by_kind import ByKind
 from nnef_jax.flattening.emission import ByName, Emission
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 # Elementwise kinds whose operands are not x and y.
 ON_ITEMS = ("clamp", "prelu", "select")

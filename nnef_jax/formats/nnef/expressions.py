@@ -14,7 +14,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax import types as t
 from nnef_jax.formats.syntax.invocation import InvalidInvocation
 from nnef_jax.limits import ERROR, LETTERS_PER_STEP
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})

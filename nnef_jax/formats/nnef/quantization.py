@@ -23,7 +23,7 @@ from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, ArgumentValue, Quantizer
 from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
 from nnef_jax.limits import raising
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 _ALIASES = {"quantize_linear": "linear_quantize"}  # the name in chapter 7 of the provisional text
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))

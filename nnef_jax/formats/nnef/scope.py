@@ -11,7 +11,7 @@ from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.standard import standard
 from nnef_jax.formats.syntax.tree import Document, Fragment, Invocation, invocations
 from nnef_jax.limits import BINDING, Meter
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 
 @cache

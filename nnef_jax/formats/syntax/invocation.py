@@ -10,7 +10,7 @@ from nnef_jax.errors import UnsupportedError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.types import Tensor, has_tensor
 from nnef_jax.limits import Meter
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.wording.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lowering.extents import UNKNOWN
 from lowering.graph import Call, Graph, Value
+from nnef_jax.calls.trimming import length_name
 from nnef_jax.errors import LimitError, NnefError, raise_all, without_frames
 from nnef_jax.flattening.emission import ByName
 from nnef_jax.flattening.hostvalues import WEIGHTY, weight
@@ -39,7 +40,6 @@ from nnef_jax.formats.tract.quantized_tensors import quantized, with_codes
 from nnef_jax.formats.tract.symbols import has_open_inputs
 from nnef_jax.formats.tract.unit import Unit
 from nnef_jax.limits import BINDING, CALL, ERROR, within_memory
-from nnef_jax.trimming import length_name
 
 _CONSTANTS = {"inf": math.inf, "nan": math.nan}
 _LONGEST_PREFIX = 200  # characters

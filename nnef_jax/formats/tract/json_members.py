@@ -21,8 +21,8 @@ from lowering.location import Source, Span
 from nnef_jax.errors import DataError, LimitError, UnsupportedError
 from nnef_jax.formats.tract.tensor_file import StoredTensor
 from nnef_jax.limits import Meter, raising
-from nnef_jax.similar import did_you_mean
 from nnef_jax.storage.tensorfile import shaped
+from nnef_jax.wording.similar import did_you_mean
 
 Json = bool | int | float | str | list[Any]
 

@@ -24,7 +24,7 @@ from nnef_jax.errors import NnefError, NnefSyntaxError, SemanticError, raise_all
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import SCALARS, ArgumentValue, Quantizer
 from nnef_jax.limits import Meter
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 _TOKEN = re.compile(
     r"""(?:\s+|\#[^\n]*)*+(?:

@@ -15,7 +15,7 @@ from nnef_jax.formats.tract.document import TractDocument, repeated_by
 from nnef_jax.formats.tract.intrinsics import INTRINSICS
 from nnef_jax.formats.tract.operations import has_meaning
 from nnef_jax.limits import Meter
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 
 def refuse_unsupported(document: TractDocument, rules: Registry, meter: Meter) -> None:

@@ -15,7 +15,7 @@ from nnef_jax.formats.onnx.document import Function, Node, Reader
 from nnef_jax.formats.onnx.protobuf import Raw
 from nnef_jax.formats.onnx.tensor_types import code_of
 from nnef_jax.limits import Limits, Meter
-from nnef_jax.similar import did_you_mean
+from nnef_jax.wording.similar import did_you_mean
 
 if TYPE_CHECKING:
     from onnx import FunctionProto

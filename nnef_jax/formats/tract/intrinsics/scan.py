@@ -17,7 +17,7 @@ from nnef_jax.formats.tract.call_site import CallSite
 from nnef_jax.formats.tract.document import SCAN
 from nnef_jax.formats.tract.flat_graph import FlatGraph
 from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
-from nnef_jax.similar import listed
+from nnef_jax.wording.similar import listed
 
 _STEPS = 1_000  # steps for a scan
 # By argument: the numbers of values that an entry may have, and the positions of names in it.

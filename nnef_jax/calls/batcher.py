@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from lowering import NotSeparableError, Program, batch_axes, described, jaxprs
 from lowering.extents import UNKNOWN, is_known
 from lowering.jaxprs import is_literal, primitive
-from nnef_jax.call_arguments import bind_inputs
+from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.execution import Execution
 from nnef_jax.formats.base import Progress

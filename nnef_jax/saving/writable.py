@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Sequence
 from typing import Literal, cast
 
-from nnef_jax.call_arguments import Params, Sample, State, require_values
+from nnef_jax.calls.arguments import Params, Sample, State, require_values
+from nnef_jax.execution.runnable import Runnable
 from nnef_jax.options import require_flags, require_path, require_samples
-from nnef_jax.runnable import Runnable
 
 
 class Writable(Runnable):
@@ -34,7 +34,7 @@ class Writable(Runnable):
                 text that it returned. Without them a `graph.quant` of the source is written again.
             overwrite: replace an existing path, which otherwise raises FileExistsError.
         """
-        from nnef_jax.saving import write_network
+        from nnef_jax.saving.archives import write_network
 
         require_path("path", path)
         require_flags(overwrite=overwrite)
@@ -51,7 +51,7 @@ class Writable(Runnable):
         text = quantize if isinstance(quantize, str) else None  # None: as it was read
         if quantize is not None and text is None:
             require_samples("quantize", quantize)
-            from nnef_jax.calibration import calibrate
+            from nnef_jax.measure.calibration import calibrate
 
             text = calibrate(self, cast("Iterable[Sample]", quantize))
         write_network(path, network, arrays, text, overwrite=overwrite)
@@ -91,7 +91,7 @@ class Writable(Runnable):
 
         >>> model.export("net.npz", platforms=("cpu", "tpu"), vjp_order=1)
         """
-        from nnef_jax.export import export
+        from nnef_jax.saving.export import export
 
         arguments = entry, platforms, batch, constraints, vjp_order, params, overwrite
         export(self._execution, path, *arguments)

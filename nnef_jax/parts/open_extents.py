@@ -17,7 +17,7 @@ from lowering.graph import Graph
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.formats.base import Options
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
 
 _GUESSES = 8  # steps of the secant method; one is enough where extents depend linearly
 _FACTORS = (0.5, 2, 8, 64)  # changes of an extent, tried in order to get a slope

@@ -20,8 +20,8 @@ from nnef_jax.formats import KINDS
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Shapes
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Meter
-from nnef_jax.similar import did_you_mean
 from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.wording.similar import did_you_mean
 
 # Guesses for open extents. Masks and batches of 1 broadcast with others. 64 is large enough for
 # windows, and can be halved.

@@ -13,11 +13,11 @@ from lowering.extents import known, show, volume
 from lowering.graph import UNTYPED, Parameter, StateVariable
 from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.limits import ROW, Meter
-from nnef_jax.module_names import ModuleNames
-from nnef_jax.network import Network
-from nnef_jax.printable import printable
+from nnef_jax.parameters.module_names import ModuleNames
+from nnef_jax.reading.network import Network
 from nnef_jax.results import Result, Table, number, table_of
 from nnef_jax.tensor_spec import TensorSpec, spec_of
+from nnef_jax.wording.printable import printable
 
 _HEAD = ("name", "operation", "shape", "dtype", "parameters", "MACs", "module")
 _SIDES = "<<<<>><"  # alignment of each column

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from lowering.graph import Graph, Value
 from nnef_jax.errors import InputError, raise_all
 from nnef_jax.execution.probe import hint_for
-from nnef_jax.network import Network, with_pairs
 from nnef_jax.options import names_of
-from nnef_jax.part import Part, PartFrontend, needed, tensors
+from nnef_jax.parts.part import Part, PartFrontend, needed, tensors
+from nnef_jax.reading.network import Network, with_pairs
 
 _Named = Mapping[str, Value]
 _Names = Sequence[str] | None

@@ -10,10 +10,10 @@ from typing import Any
 from nnef_jax.errors import InputError
 from nnef_jax.formats import FORMATS
 from nnef_jax.limits import Meter
-from nnef_jax.similar import listed
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.labels import member_of
 from nnef_jax.storage.tensorfile import encode_tensor
+from nnef_jax.wording.similar import listed
 
 
 def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collection[str]]:

@@ -23,14 +23,14 @@ import jax.numpy as jnp
 
 from lowering.extents import UNKNOWN, is_symbolic, show
 from lowering.graph import Value
-from nnef_jax.call_arguments import require_values
+from nnef_jax.calls.arguments import require_values
 from nnef_jax.errors import InputError, NnefError, UnsupportedError, extra_missing, first_line
 from nnef_jax.execution.definition import Arrays
 from nnef_jax.execution.execution import Execution
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_path, shown
-from nnef_jax.similar import did_you_mean
 from nnef_jax.storage import files
 from nnef_jax.storage.numpyfile import write_npz
+from nnef_jax.wording.similar import did_you_mean
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 ENTRIES = ("apply", "step", "scan")

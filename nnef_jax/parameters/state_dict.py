@@ -13,9 +13,9 @@ from jax.core import Tracer
 from lowering.extents import Shape
 from lowering.graph import Graph
 from nnef_jax.errors import InputError
-from nnef_jax.module_names import ModuleNames
 from nnef_jax.options import require, require_flags
-from nnef_jax.similar import listed
+from nnef_jax.parameters.module_names import ModuleNames
+from nnef_jax.wording.similar import listed
 
 # The label of a gate. torch_to_nnef cuts the weights of a recurrent layer: W_ii, W_hf, b_o.
 _GATE = re.compile(r"(.*)\.l(\d+)_(b|back_)?(w|b)_([ih]?)([ifgorzn])")

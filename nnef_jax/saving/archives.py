@@ -19,9 +19,9 @@ from nnef_jax.errors import DataError, NnefError, UnsupportedError, raise_all
 from nnef_jax.formats.base import NO_RULES, Options, Written
 from nnef_jax.formats.syntax.declared_tensors import require_kind, require_range, without_member
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, require, require_flags, require_path
-from nnef_jax.reading import network_of, network_of_text
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.read import network_of, network_of_text
 from nnef_jax.storage.archive import archive_of_members
 from nnef_jax.storage.files import MAP_FROM
 from nnef_jax.storage.labels import member_of

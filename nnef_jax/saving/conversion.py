@@ -6,10 +6,10 @@ import os
 from typing import Unpack
 
 from nnef_jax.errors import UnsupportedError
-from nnef_jax.network import Network
 from nnef_jax.options import require_flags, require_keywords, require_path
-from nnef_jax.reading import DocumentOptions, ReadingOptions, Source, with_network
-from nnef_jax.saving import require_readable
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.read import DocumentOptions, ReadingOptions, Source, with_network
+from nnef_jax.saving.archives import require_readable
 from nnef_jax.storage import protected_files
 from nnef_jax.storage.writer import write_members
 

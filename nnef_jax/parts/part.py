@@ -14,7 +14,7 @@ from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.flattening.emission import Emission, placed, refused
 from nnef_jax.formats.base import ExtentNeeded, Frontend, Options, Stored, Written
 from nnef_jax.limits import Meter
-from nnef_jax.network import Network
+from nnef_jax.reading.network import Network
 
 
 def tensors(graph: Graph) -> dict[str, Value]:
@@ -101,7 +101,7 @@ class PartFrontend(Frontend):
         if not all(map(is_known, shapes)):
             raise ExtentNeeded
         from nnef_jax.execution.cache_key import described
-        from nnef_jax.open_extents import Solver
+        from nnef_jax.parts.open_extents import Solver
 
         solver = Solver(self.network, self._cut, lambda graph: [*described(graph)])
         return solver.solve(shapes, options.meter)

@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowering.graph import Graph, Value
-from nnef_jax.call_arguments import Sample, arguments_of, over_samples
+from nnef_jax.calls.arguments import Sample, arguments_of, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
-from nnef_jax.network import Network
+from nnef_jax.execution.runnable import Runnable
 from nnef_jax.options import names_of, require, require_choice, require_flags, require_samples
-from nnef_jax.runnable import Runnable
+from nnef_jax.reading.network import Network
 from nnef_jax.workings import inside, network_of, stored
 
 Algorithm = Literal["min_max_linear_quantize", "zero_point_linear_quantize"]

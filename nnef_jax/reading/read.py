@@ -13,12 +13,10 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from lowering import Registry
 from nnef_jax.errors import ArchiveError, InputError, NnefError
-from nnef_jax.foreign import as_readable
 from nnef_jax.formats import FORMATS, format_of, graphs, sole_member
 from nnef_jax.formats.base import NO_RULES, Expand, Options, Progress
 from nnef_jax.garbage import uncollected
 from nnef_jax.limits import Limits, Meter, within_memory
-from nnef_jax.network import Network
 from nnef_jax.options import (
     arrays_by_name,
     extents_by_name,
@@ -28,7 +26,9 @@ from nnef_jax.options import (
     shapes_by_name,
     word_pairs,
 )
-from nnef_jax.safetensors_beside import require_labels, with_safetensors
+from nnef_jax.reading.foreign import as_readable
+from nnef_jax.reading.network import Network
+from nnef_jax.reading.safetensors_beside import require_labels, with_safetensors
 from nnef_jax.storage.archive import GRAPH, Archive, archive_of_texts, open_archive
 
 Quantization = Literal["apply", "ignore", "ste"]

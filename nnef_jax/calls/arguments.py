@@ -17,9 +17,9 @@ from lowering import aligned, rounding
 from lowering.extents import UNKNOWN, Shape, is_known, shapes_differ, show
 from lowering.graph import Parameter, StateVariable, TensorType, Value
 from nnef_jax.errors import InputError, NnefError, raise_all
-from nnef_jax.network import Network
 from nnef_jax.options import numpy_of, shown
-from nnef_jax.similar import did_you_mean
+from nnef_jax.reading.network import Network
+from nnef_jax.wording.similar import did_you_mean
 
 Input = ArrayLike | Mapping[str, ArrayLike]  # one input by position, or a dict of all by name
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array
 from numpy.typing import ArrayLike
 
-from nnef_jax.call_arguments import Example, Params, State, copied, in_order, require_one_length
+from nnef_jax.calls.arguments import Example, Params, State, copied, in_order, require_one_length
 from nnef_jax.execution.entry import Entry
 from nnef_jax.execution.execution import Execution
 from nnef_jax.execution.places import default_platform, is_traced, is_watched

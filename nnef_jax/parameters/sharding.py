@@ -19,7 +19,7 @@ from nnef_jax.execution.definition import Definition
 from nnef_jax.execution.meshes import Layout, has_names, platform_of
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
-from nnef_jax.similar import did_you_mean, listed
+from nnef_jax.wording.similar import did_you_mean, listed
 
 Shapes = Mapping[str, Sequence[int]]
 _Names = str | Sequence[str] | None  # mesh axes

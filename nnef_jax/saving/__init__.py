@@ -1,0 +1,1 @@
+"""Writes networks: NNEF archives, the current version of a format, functions of jax."""

@@ -1,0 +1,1 @@
+"""Wording of messages and output: similar names for hints, control characters escaped."""
