@@ -87,7 +87,7 @@ def quantized_einsum(
         total = byte_products.contract((a, b), zeros, terms[:2], result)
     else:
         centred = [_wide(x) - zero for x, zero in zip((a, b), zeros, strict=True)]
-        total = contraction.contract(centred, terms[:2], result, jnp.int32, None)
+        total = contraction.contract(centred, terms[:2], result, jnp.dtype("int32"), None)
     return _requantised(
         total + _along(_wide(bias), of_bias, result),
         _along(a_scale, of_a, result),

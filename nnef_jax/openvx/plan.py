@@ -243,8 +243,8 @@ def part_name(name: str, index: int) -> str:
 class _Line(NamedTuple):
     """The function `factor * x + term`, by channel."""
 
-    factor: Array | NDArray[np.float32]
-    term: Array | NDArray[np.float32]
+    factor: Array | NDArray[np.floating[Any]]
+    term: Array | NDArray[np.floating[Any]]
 
 
 def _after(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:

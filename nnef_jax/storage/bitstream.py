@@ -29,7 +29,7 @@ def unpack(data: memoryview, items: int, dtype: np.dtype[np.generic], bits: int)
     """Unpack items of `bits` bits each into integers of `dtype`; signed ones: two's complement."""
     width = dtype.itemsize * 8
     unsigned = np.dtype(f"u{dtype.itemsize}")
-    result = np.empty(items, unsigned)
+    result: NDArray[Any] = np.empty(items, unsigned)
     for start in range(0, items, _BLOCK):
         block = result[start : start + _BLOCK]
         stored = np.frombuffer(data, np.uint8, packed_size(len(block), bits), start * bits // 8)
