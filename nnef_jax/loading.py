@@ -15,7 +15,7 @@ from nnef_jax.execution.run_options import RunKeywords, RunOptions
 from nnef_jax.formats.base import Expand, Progress
 from nnef_jax.limits import Limits
 from nnef_jax.model import Model
-from nnef_jax.options import require_flags
+from nnef_jax.options import require_choice, require_flags
 from nnef_jax.reading.read import Quantization, ReadingOptions, Source, with_network
 
 
@@ -34,6 +34,7 @@ def load(
     limits: Limits | None = None,
     progress: Progress | None = None,
     weights: Source | None = None,
+    parameters: Literal["arrays", "shapes"] = "arrays",
     precision: jax.lax.PrecisionLike = None,
     optimize: bool | Literal["strict"] = True,
     autotune: bool = False,
@@ -82,6 +83,9 @@ def load(
         weights: a path, bytes, or an open binary file. For OpenVINO it is the `.bin`, if that is
             not beside the `.xml`. For NNEF it is a safetensors file with the labels of variables as
             names; it replaces the tensor files, which may be missing.
+        parameters: "shapes" reads no parameters: `jax.ShapeDtypeStruct`s stand for them. Such a
+            model has a summary, and can be sharded, lowered, and compiled for devices that are not
+            attached (`nnef_jax.cost`). A call raises InputError; `with_params` gives it arrays.
 
     Args: How to run it. `Model.with_options` changes these without reading the network again.
         precision: of matrix products and convolutions, as in `jax.lax.dot`; None is jax's default.
@@ -127,6 +131,7 @@ def load(
     >>> probabilities = model(images)
     """
     require_flags(unused=unused)
+    require_choice("parameters", parameters, ("arrays", "shapes"))
     keywords: RunKeywords = {
         "precision": precision, "optimize": optimize, "autotune": autotune,
         "donate_state": donate_state, "cache_dir": cache_dir, "measure": measure,
@@ -147,4 +152,6 @@ def load(
         progress,
         weights,
     )
-    return with_network(source, reading, lambda x: Model(Execution.loaded(x, run)))
+    has_arrays = parameters == "arrays"
+    execution = Execution.loaded if has_arrays else Execution.abstract
+    return with_network(source, reading, lambda x: Model(execution(x, run)), data=has_arrays)

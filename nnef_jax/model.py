@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Unpack
 
 from jax.core import Tracer
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 from numpy.typing import ArrayLike
 
@@ -169,7 +169,7 @@ class Model(Writable):
 
     def shard(
         self,
-        mesh: Mesh,
+        mesh: Mesh | AbstractMesh,
         *,
         batch: str | Sequence[str] | None = None,
         params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = None,
@@ -182,7 +182,9 @@ class Model(Writable):
         On several hosts a numpy array is the part of the batch for that host's devices.
 
         Args:
-            mesh: a mesh of `jax.make_mesh`, with Auto or Explicit axes.
+            mesh: a mesh of `jax.make_mesh`, with Auto or Explicit axes. On devices that are not
+                attached, as those of an AbstractMesh or of a topology, parameters become
+                `jax.ShapeDtypeStruct`s: such a model can be lowered, but not called.
             batch: mesh axes along which the batch is sharded; None replicates it.
             params: mesh axes along which parameters are sharded; None replicates them. If a mesh
                 axis is in `batch` too, each parameter is sharded along its longest axis, and

@@ -9,6 +9,7 @@ import jax
 
 from lowering.graph import Graph, Value
 from nnef_jax.execution.definition import Inputs
+from nnef_jax.execution.meshes import Layout
 from nnef_jax.execution.probe import Probe
 from nnef_jax.execution.run_options import Params
 from nnef_jax.execution.runnable import Runnable, execution_of
@@ -30,8 +31,27 @@ def graph_for(model: Runnable, inputs: Inputs) -> Graph:
 
 
 def stored(model: Runnable) -> Mapping[str, Any]:
-    """Return all arrays by label without a copy: numpy's until they are put on a device."""
+    """Return all arrays by label without a copy: numpy's until they are put on a device.
+
+    Raises InputError if the model has their types only.
+    """
+    require_arrays(model)
     return execution_of(model).arrays.by_label
+
+
+def stored_or_types(model: Runnable) -> Mapping[str, Any]:
+    """Return all arrays by label without a copy, or their types."""
+    return execution_of(model).arrays.by_label
+
+
+def require_arrays(model: Runnable) -> None:
+    """Raise InputError if the model has the types of its arrays only."""
+    execution_of(model).arrays.require()
+
+
+def has_arrays(model: Runnable) -> bool:
+    """Tell whether the model has arrays, not only their types."""
+    return not execution_of(model).arrays.are_types
 
 
 def bind(
@@ -64,6 +84,16 @@ def rounds_straight_through(model: Runnable) -> bool:
     return execution_of(model).definition.options.straight_through
 
 
+def layout_of(model: Runnable) -> Layout | None:
+    """Return the model's mesh, with the axes along which it is sharded."""
+    return execution_of(model).definition.layout
+
+
+def over(model: _Model, layout: Layout) -> _Model:
+    """Return the model on a mesh."""
+    return type(model)(execution_of(model).over(layout))
+
+
 def without_mesh(model: _Model) -> _Model:
     """Return the model on the default device."""
     execution = execution_of(model)
@@ -80,6 +110,12 @@ def compiled(model: Runnable, entry: str, state: _ByLabel, inputs: Inputs) -> ja
     """Return the compiled program of an entry: "outputs", "step" or "scan"."""
     execution = execution_of(model)
     return execution.compiled(getattr(execution, entry), state, inputs)
+
+
+def program_on(model: Runnable, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
+    """Return the function that a call runs on devices of a platform, and its arguments' types."""
+    execution = execution_of(model)
+    return execution.program(execution.outputs, inputs, platform)
 
 
 def inside(

@@ -258,8 +258,12 @@ def declared(network: Network) -> tuple[jax.ShapeDtypeStruct, ...]:
             message = f"the shape of input '{value.name}' is not known, it is "
             message += network.shape_of(value)
             raise InputError(message, hint="give an example input")
-    types = (value.type for value in network.graph.inputs)
-    return tuple(jax.ShapeDtypeStruct(t.shape, jnp.dtype(t.dtype)) for t in types)
+    return tuple(map(array_type, network.graph.inputs))
+
+
+def array_type(value: Value) -> jax.ShapeDtypeStruct:
+    """Return the type of the array of a tensor."""
+    return jax.ShapeDtypeStruct(value.type.shape, jnp.dtype(value.type.dtype))
 
 
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
@@ -339,7 +343,9 @@ def require_one_length(inputs: Sequence[Any]) -> None:
 
 def has_values(x: object) -> bool:
     """Tell whether all values of an array are on this host: it is neither traced nor elsewhere."""
-    return not isinstance(x, Tracer) and getattr(x, "is_fully_addressable", True)
+    if isinstance(x, Tracer | jax.ShapeDtypeStruct):
+        return False
+    return getattr(x, "is_fully_addressable", True)
 
 
 def require_values(

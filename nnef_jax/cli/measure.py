@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -125,19 +126,76 @@ def cost(
         Literal["cpu", "cuda", "rocm", "tpu"] | None,
         typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
     ] = None,
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICES",
+            help="Compile for devices that need not be attached, without reading weights: "
+            "v5e:1, v5e:4x4, v4:2x2x1, v5p:2x2x1, v6e:2x2, tpu7x:2x2x1, a100, h100, h100:8, "
+            "h100:2x8 (hosts x GPUs).",
+            show_default=False,
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME=N,...",
+            help="The axes of a mesh over the devices of --topology: data=4,model=4.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_axis: Annotated[
+        str, typer.Option(metavar="NAME", help="The mesh axis along which the batch is sharded.")
+    ] = "data",
+    params_axis: Annotated[
+        str, typer.Option(metavar="NAME", help="The mesh axis along which parameters are sharded.")
+    ] = "model",
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="The batch of all devices together.", show_default=False),
+    ] = None,
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
     """Show a call's cost as XLA estimates it, beside the document's multiply-adds."""
-    model = reading.load(source)
+    if topology is None and mesh is not None:
+        raise typer.BadParameter("a mesh needs --topology", param_hint="--mesh")
+    if topology is not None:
+        if platform is not None:
+            message = "--topology names the platform, too"
+            raise typer.BadParameter(message, param_hint="--platform")
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no device is needed, nor looked for
+    axes = None if mesh is None else _axes(mesh)
+    parameters = "arrays" if topology is None else "shapes"
+    model = reading.load(source, parameters=parameters)
+    if batch is not None:
+        model = _with_open_batch(model, source, reading, parameters=parameters)
     with status("compiling"):
         from nnef_jax import cost as expected
+        from nnef_jax.measure.examples import declared_types
 
-        estimate = expected(model, platform=platform)
+        types = declared_types(model, batch)
+        keywords: dict[str, Any] = {"platform": platform}
+        if topology is not None or axes is not None:
+            keywords |= {"topology": topology, "mesh": axes}
+            keywords |= {"batch": batch_axis, "params": params_axis}
+        estimate = expected(model, *types, **keywords)
     compared_models.Shown(as_json=as_json).show(estimate)
 
 
-def _with_open_batch(model: Model, source: str, reading: option.Reading) -> Model:
+def _axes(text: str) -> dict[str, int]:
+    """Return the extents of a mesh by name from "data=4,model=4"."""
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, extent = part.partition("=")
+        if not name.strip() or not extent.strip().isdecimal() or not int(extent):
+            message = f"{part!r} is no axis of a mesh; give some as in data=4,model=4"
+            raise typer.BadParameter(message, param_hint="--mesh")
+        axes[name.strip()] = int(extent)
+    return axes
+
+
+def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
     """Load a network again; open each first extent that equals that of the first input."""
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
@@ -149,7 +207,7 @@ def _with_open_batch(model: Model, source: str, reading: option.Reading) -> Mode
     with status(f"reading {source}"):
         from nnef_jax import load
 
-        return load(source, input_shapes=open_shapes, **keywords)
+        return load(source, input_shapes=open_shapes, **keywords, **options)
 
 
 def _size(text: str) -> int:

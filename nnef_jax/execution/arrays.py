@@ -24,8 +24,13 @@ from nnef_jax.execution.threads import Once
 from nnef_jax.storage import files
 
 Where = Device | Sharding
-Stored = jax.Array | NDArray[np.generic]
+Stored = jax.Array | NDArray[np.generic] | jax.ShapeDtypeStruct
 Leaves = tuple[Any, Any]  # dicts of parameters and of the initial state, by label
+
+_ABSTRACT = (
+    "nnef_jax.load reads them if parameters is 'arrays', and model.with_params(...) sets them; "
+    "a mesh must be of attached devices"
+)
 
 
 class Arrays:
@@ -38,6 +43,9 @@ class Arrays:
     and jax may put any object in their places in a tree: they are checked before their first use.
 
     The initial state is a constant to derivatives, unless a user gave it (`state_is_given`).
+
+    A `jax.ShapeDtypeStruct` may stand for each array. Such a model can be lowered and compiled, and
+    `types` are its arrays; a call raises InputError.
     """
 
     def __init__(
@@ -83,6 +91,16 @@ class Arrays:
     def leaves(self) -> Leaves:
         """Return the parameters and the initial state, on the default device if from a file."""
         return self._leaves if self.are_given else (self.parameters(), self.initial_state())
+
+    def types(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the types of the parameters and of the initial state; on a mesh with shardings."""
+        has_mesh = self.definition.layout is not None
+
+        def type_of(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if has_mesh else None)
+
+        params, state = jax.tree.map(type_of, self._leaves)
+        return params, state
 
     def parameters(self, where: Where | None = None) -> dict[str, jax.Array]:
         """Return the parameters on a device, by default jax's default device."""
@@ -141,6 +159,7 @@ class Arrays:
         """
         if not self.are_given:
             return place_of(inputs)
+        self.require()
         if self.are_traced:
             return None
         if layout := self.definition.layout:
@@ -154,7 +173,21 @@ class Arrays:
     @cached_property
     def are_traced(self) -> bool:
         """Tell whether an array is a tracer."""
-        return self.are_given and any(isinstance(x, Tracer) for x in self._all.values())
+        if not self.are_given or self.are_types:
+            return False
+        return any(isinstance(x, Tracer) for x in self._all.values())
+
+    def require(self) -> None:
+        """Raise InputError if types stand for the arrays."""
+        if self.are_types:
+            name = self.definition.network.graph.name
+            message = f"'{name}' has the shapes of its parameters, and no arrays"
+            raise InputError(message, hint=_ABSTRACT)
+
+    @cached_property
+    def are_types(self) -> bool:
+        """Tell whether types stand for the arrays."""
+        return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(self._leaves))
 
     @cached_property
     def _place(self) -> Place | None:
@@ -184,6 +217,9 @@ class Arrays:
 
             return self._placed.get((where, part), put)
         labels = (self.definition.labels, self.definition.states)[part]
+        if not labels:
+            return {}
+        self.require()
         arrays, place = {label: self._all[label] for label in labels}, self._place
         if where is None or place is None or place.is_committed:
             return arrays

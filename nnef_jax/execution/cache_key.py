@@ -94,6 +94,9 @@ def content_of(network: Network, unread: Mapping[str, ArrayLike]) -> tuple[objec
     settings = reading.expand, reading.real, reading.rounds, limits, shapes, values, extents
     texts = [repr(settings), repr(sorted(network.pairs.items())), *described(network.graph)]
     for label, array in sorted(unread.items(), key=lambda item: item[0]):
+        if isinstance(array, jax.ShapeDtypeStruct):
+            texts += label, repr(array)
+            continue
         x = np.asarray(array)
         texts += label, f"{x.dtype}{x.shape}", hashlib.sha256(x.tobytes()).hexdigest()
     objects: list[object] = []

@@ -15,7 +15,8 @@ from jax.core import Tracer
 from jax.sharding import Sharding
 
 from lowering import Preparing, Split, named, or_else, prepared, whole
-from lowering.graph import Graph, Value
+from lowering.graph import Graph
+from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import NnefError
 from nnef_jax.execution import host_profile
 from nnef_jax.execution.cache_key import key_of
@@ -139,9 +140,9 @@ class Executables:
                 return {}
             try:
                 graph = definition.network.example()
-                arrays = {x.label: _type(x.value) for x in (*graph.parameters, *graph.states)}
+                arrays = {x.label: array_type(x.value) for x in (*graph.parameters, *graph.states)}
                 arrays = {x: arrays[x] for x in (*definition.labels, *definition.states)}
-                inputs = [_type(value) for value in graph.inputs]
+                inputs = [*map(array_type, graph.inputs)]
                 parts, _ = self.lower(Entry(definition, "outputs"), arrays, (inputs,), platform)
             except NnefError:  # the network has no example extents
                 return {}
@@ -327,7 +328,3 @@ def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., objec
 
     in_trace.__name__ = name
     return in_trace
-
-
-def _type(value: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.type.shape, jax.numpy.dtype(value.type.dtype))

@@ -14,6 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from lowering import total
+from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import InputError
 from nnef_jax.execution import forks
 from nnef_jax.execution.arrays import Arrays, Leaves
@@ -98,6 +99,14 @@ class Execution:
     def loaded(cls, network: Network, options: RunOptions) -> Execution:
         """Return the execution of a network on its own data."""
         return cls.of(Arrays.of(Definition(network, options), network.data))
+
+    @classmethod
+    def abstract(cls, network: Network, options: RunOptions) -> Execution:
+        """Return the execution of a network that has the shapes of its data only."""
+        variables = *network.graph.parameters, *network.graph.states
+        types = {x.label: array_type(x.value) for x in variables}
+        definition = Definition(replace(network, data=types), options)
+        return cls.of(Arrays.of(definition, types, are_given=True))
 
     def on(
         self, leaves: Leaves, unread: ByLabel | None = None, *, state_is_given: bool = False
@@ -247,6 +256,31 @@ class Execution:
             return call
         return call.lower(*executable.args, *arguments).compile()  # from jax's cache after a run
 
+    def program(self, entry: Entry, inputs: Inputs, platform: str) -> tuple[Any, tuple[Any, ...]]:
+        """Return the function that a call runs on devices of a platform, and its arguments' types.
+
+        It needs no such device: the model's arrays and `inputs` may be types. On a mesh the types
+        have shardings. The function may be jitted or exported.
+        """
+        params, state = self.arrays.types()
+        definition, layout = self.definition, self.definition.layout
+        if layout:
+            inputs = layout.typed(self.network.graph.inputs, inputs, entry.time_axes)
+        if layout is None or layout.place is not None:
+            arrays = params if entry.takes_state else params | state
+            arguments = entry.arguments(state, inputs)
+            devices = layout.mesh.size if layout else 1
+            parts, call = self.executables.lower(entry, arrays, arguments, platform, devices)
+            values = jax.eval_shape(parts.prepare, [*arrays.values()])
+            if layout and layout.place:
+                values = [_at(x, layout.place.where) for x in values]
+            return call, (values, *arguments)
+        places = layout.divided_places()
+        opened = jax.eval_shape(layout.with_axes, {label: params[label] for label in places})
+        values = {label: _at(x, places[label]) for label, x in opened.items()}
+        before = params if not layout.divisions else Prepared(params, values, definition)
+        return partial(_without_probe, entry.jitted()), (before, state, list(inputs))
+
     def _place(self, arrays: Inputs) -> Place | None:
         """Return the place where jax computes with the arrays of a call, None if jax decides.
 
@@ -370,6 +404,14 @@ class Execution:
                 )
         computed = self.executables.starts(self.arrays.parameters(), stored, graph, named)
         return {s.label: {**stored, **computed}[s.label] for s in graph.states}
+
+
+def _at(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+
+def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:
+    return run(*arguments, NOTHING)
 
 
 def _types(arrays: Inputs) -> tuple[Any, ...]:

@@ -17,14 +17,14 @@ import jax
 import numpy as np
 from jax.core import Tracer
 from jax.lax import with_sharding_constraint
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from lowering import target_of
 from lowering.extents import UNKNOWN, shapes_differ, show
 from lowering.graph import Value
 from nnef_jax.calls.arguments import bind_inputs
 from nnef_jax.errors import InputError
-from nnef_jax.execution.places import Place, is_explicit
+from nnef_jax.execution.places import Place, default_platform, is_explicit
 from nnef_jax.execution.run_options import Params, Prepared
 from nnef_jax.reading.network import Network
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # importing it takes a while
 
 _FREE = PartitionSpec.UNCONSTRAINED
 _Names = str | tuple[str, ...] | None  # mesh axes for one axis of an array, in a PartitionSpec
+AnyMesh = Mesh | AbstractMesh
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Layout:
     """The mesh of a model, and the mesh axes along which its batch and parameters are sharded.
 
     Args:
-        mesh: the devices.
+        mesh: the devices. On devices that are not attached, types stand for arrays.
         batch: names of mesh axes along which a batch is sharded.
         axis: the batch axis of inputs, states and outputs. An array has the batch if its extent
             there is that of the first input with such an axis.
@@ -49,7 +50,7 @@ class Layout:
         divisions: divisions of parameters along `along`, by label.
     """
 
-    mesh: Mesh
+    mesh: AnyMesh
     batch: tuple[str, ...] = ()
     axis: int = 0
     specs: tuple[tuple[str, PartitionSpec], ...] = ()
@@ -90,9 +91,12 @@ class Layout:
         """Put a global array on the mesh; return a tracer unchanged.
 
         An array on the mesh in another sharding is returned unchanged if it `stays`. Of an array on
-        the host, as in a mapped file, only the shards of the host's own devices are read. Raises
-        InputError for an array on devices of several hosts that are not those of the mesh.
+        the host, as in a mapped file, only the shards of the host's own devices are read. On
+        devices that are not attached the result is the array's type. Raises InputError for an array
+        on devices of several hosts that are not those of the mesh.
         """
+        if not self.is_attached and not isinstance(x, Tracer):
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
         if isinstance(x, jax.Array):
             if isinstance(x, Tracer) or x.sharding == sharding or (stays and self._holds(x)):
                 return x
@@ -103,7 +107,7 @@ class Layout:
                     f"{what} lives on devices of several hosts, which are not those of the model",
                     hint="jax.device_put(x, NamedSharding(model's mesh, ...)) moves it",
                 )
-            if not self.mesh.is_multi_process:
+            if not self._has_hosts:
                 return jax.device_put(x, sharding)
         array = np.asarray(x)
         return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
@@ -177,7 +181,7 @@ class Layout:
 
         Raises InputError if the batch does not divide into equal parts.
         """
-        several = self.mesh.is_multi_process
+        several = self._has_hosts
         declared = network.graph.inputs
         if several:
             parts = tuple(map(self._opened, declared))
@@ -200,6 +204,21 @@ class Layout:
         opened = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
         return replace(value, type=replace(value.type, shape=opened[: len(shape)]))
 
+    def typed(
+        self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
+    ) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of inputs on the mesh, sharded by batch.
+
+        Raises InputError if the batch does not divide into equal parts.
+        """
+        extent = self.extent([x.shape for x in inputs], time_axes)
+        types: list[jax.ShapeDtypeStruct] = []
+        for value, x in zip(values, inputs, strict=True):
+            sharding = self.beside(extent, x.shape, time_axes)
+            self._require_divides(value.name, extent if sharding.spec else 0, self.parts)
+            types.append(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
+        return types
+
     def _put_input(self, name: str, x: Any, extent: int | None, time_axes: int) -> Any:
         sharding = self.beside(extent, x.shape, time_axes)
         if isinstance(x, jax.Array) and self._holds(x):
@@ -213,7 +232,7 @@ class Layout:
             axes = [_FREE if names is None else names for names in sharding.spec]
             axes += [_FREE] * (x.ndim - len(axes))
             return with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(*axes)))
-        if not self.mesh.is_multi_process:
+        if not self._has_hosts:
             self._require_divides(name, extent if sharding.spec else 0, self.parts)
             return self.put(f"input '{name}'", x, sharding)
         if sharding.spec:
@@ -222,6 +241,21 @@ class Layout:
             )
             self._require_divides(name, extent, len(set(map(str, places.values()))))
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
+
+    @cached_property
+    def is_attached(self) -> bool:
+        """Tell whether jax can compute on the devices of the mesh."""
+        if isinstance(self.mesh, AbstractMesh):
+            return False
+        device = self.mesh.devices.flat[0]
+        try:
+            return device in jax.devices(device.platform)
+        except RuntimeError:  # jax has no such platform
+            return False
+
+    @property
+    def _has_hosts(self) -> bool:
+        return self.is_attached and bool(self.mesh.is_multi_process)
 
     def _require_divides(self, name: str, extent: int | None, parts: int) -> None:
         if extent and extent % parts:
@@ -295,6 +329,9 @@ def _without(names: _Names, removed: Sequence[str]) -> _Names:
     return left if len(left) > 1 else next(iter(left), None)
 
 
-def platform_of(mesh: Mesh) -> str:
-    """Return the platform of a mesh's devices."""
-    return mesh.devices.flat[0].platform
+def platform_of(mesh: AnyMesh) -> str:
+    """Return the platform of a mesh's devices; the default one if an abstract mesh has none."""
+    if not isinstance(mesh, AbstractMesh):
+        return mesh.devices.flat[0].platform
+    device = mesh.abstract_device
+    return default_platform() if device is None else device.platform

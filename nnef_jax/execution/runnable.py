@@ -183,7 +183,7 @@ class Runnable:
         Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the declared shapes.
         """
         inputs = self._execution.types(args, kwargs)
-        return jax.jit(self.apply).lower(self._execution.arrays.parameters(), *inputs)
+        return jax.jit(self.apply).lower(self._execution.arrays.types()[0], *inputs)
 
     def init_state(self, *args: Example, **kwargs: Example) -> dict[str, Array]:
         """Return the state before the first cycle: initial values of updated variables by label.

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, overload
 
 import jax
+from jax.sharding import PartitionSpec
 
 from lowering import total
-from nnef_jax.calls.arguments import Example
+from nnef_jax.errors import InputError
 from nnef_jax.execution.places import default_device
+from nnef_jax.measure.device_costs import DeviceCost, device_cost, mesh_of
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
+from nnef_jax.measure.topologies import topology_of
 from nnef_jax.model import Model
-from nnef_jax.options import require, require_choice
+from nnef_jax.options import require, require_choice, shown
 from nnef_jax.results import Result, Table, table_of
-from nnef_jax.workings import bind, compiled, graph_for, types_of
+from nnef_jax.wording.similar import listed
+from nnef_jax.workings import (
+    bind,
+    compiled,
+    graph_for,
+    has_arrays,
+    layout_of,
+    over,
+    program_on,
+    types_of,
+    without_mesh,
+)
 
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -92,23 +107,77 @@ class Cost(Result):
         return table
 
 
-def cost(model: Model, *inputs: Example, platform: str | None = None, **named: Example) -> Cost:
-    """Return XLA's estimate of a call's cost: flops, bytes accessed, memory.
+@overload
+def cost(
+    model: Model,
+    *inputs: object,
+    platform: str | None = None,
+    topology: None = None,
+    mesh: None = None,
+    batch: str | Sequence[str] | None = "data",
+    params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = "model",
+    **named: object,
+) -> Cost: ...
+@overload
+def cost(
+    model: Model | Callable[..., object],
+    *inputs: object,
+    platform: None = None,
+    topology: str,
+    mesh: Mapping[str, int] | None = None,
+    batch: str | Sequence[str] | None = "data",
+    params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = "model",
+    **named: object,
+) -> DeviceCost: ...
+def cost(
+    model: Model | Callable[..., object],
+    *inputs: object,
+    platform: str | None = None,
+    topology: str | None = None,
+    mesh: Mapping[str, int] | None = None,
+    batch: str | Sequence[str] | None = "data",
+    params: str | Sequence[str] | Mapping[str, PartitionSpec] | None = "model",
+    **named: object,
+) -> Cost | DeviceCost:
+    """Return the compiler's estimate of a call's cost: flops, bytes, memory; with a topology time.
 
     For the default platform of jax the program of `model(*inputs)` is compiled. For another
-    platform `jax.jit(model.apply)` is lowered, and memory is unknown. The network is not run.
+    `platform` `jax.jit(model.apply)` is lowered, and memory is unknown. For a `topology` the
+    program that a call would run there is compiled: docs/devices.md. Nothing is run.
 
     Args:
-        model: the model of the call.
-        inputs: arrays or `jax.ShapeDtypeStruct`s; the declared shapes by default.
+        model: the model of the call. With a topology also a pure function, jitted or not, such as
+            a training step.
+        inputs: arrays or `jax.ShapeDtypeStruct`s; the declared shapes by default. For a function
+            all arguments; on a mesh their types have shardings over a `jax.sharding.AbstractMesh`.
         platform: "cpu", "cuda", "rocm" or "tpu"; by default where jax computes.
+        topology: devices that need not be attached: "v5e:1", "v5e:4x4", "v4:2x2x1", "v5p:2x2x1",
+            "v6e:2x2", "tpu7x:2x2x1", "a100", "h100", "h200", "h100:8", "h100:2x8" (2 hosts).
+        mesh: extents of a mesh by name, over which the model is sharded as by `Model.shard`; by
+            default the mesh of the model. Without a mesh one device computes.
+        batch: axes of `mesh` as in `Model.shard`; "data" if the mesh has it.
+        params: axes of `mesh`, or specs, as in `Model.shard`; "model" if the mesh has it.
         named: inputs by name.
 
-    Raises InputError as a call does, and if shapes are open and no inputs are given.
+    Returns a `Cost`, or a `DeviceCost` for a topology. A program that is too large for the devices
+    is a result, too.
+
+    Raises InputError as a call does; if shapes are open and no inputs are given; if the compiler
+    for a topology is not installed, or the mesh has more devices.
 
     >>> nnef_jax.cost(model, images).flops
+    >>> print(nnef_jax.cost(model, images, topology="v5e:4x4", mesh={"data": 4, "model": 4}))
     """
-    require("model", model, Model, "a nnef_jax.Model")
+    if topology is not None:
+        if platform is not None:
+            raise ValueError("platform and topology exclude each other")
+        if not isinstance(model, Model):
+            return _cost_of_function(model, inputs, named, topology, mesh)
+        return _cost_on(model, inputs, named, topology, mesh, batch, params)
+    if mesh is not None:
+        raise ValueError("mesh needs a topology: topology='v5e:4x4'")
+    require("model", model, Model, "a nnef_jax.Model; a function needs a topology")
+    assert isinstance(model, Model)
     present = _canonical(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
@@ -117,8 +186,12 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
     graph = graph_for(model, types)
     stage: jax.stages.Lowered | jax.stages.Compiled
     if platform in (None, present):
-        arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
-        stage = compiled(model, "outputs", {}, arrays)
+        if has_arrays(model):
+            arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
+            stage = compiled(model, "outputs", {}, arrays)
+        else:
+            function, arguments = program_on(model, types, present)
+            stage = model.jit(function).lower(*arguments).compile()
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
         traced = jax.jit(model.apply).trace(model.params, *types)
@@ -139,6 +212,56 @@ def cost(model: Model, *inputs: Example, platform: str | None = None, **named: E
         getattr(memory, "generated_code_size_in_bytes", None) or None,
         loops,
     )
+
+
+def _cost_on(
+    model: Model,
+    inputs: Sequence[object],
+    named: Mapping[str, object],
+    topology: str,
+    axes: Mapping[str, int] | None,
+    batch: str | Sequence[str] | None,
+    params: str | Sequence[str] | Mapping[str, PartitionSpec] | None,
+) -> DeviceCost:
+    """Return the cost of a model's call on a topology."""
+    devices = topology_of(topology)
+    examples = tuple(inputs) or tuple([] if named else declared_types(model))
+    types = types_of(model, examples, named)
+    if axes:
+        batch = None if batch == "data" and "data" not in axes else batch
+        params = None if params == "model" and "model" not in axes else params
+        model = without_mesh(model).shard(mesh_of(devices, axes), batch=batch, params=params)
+    elif layout := layout_of(model):
+        mesh = mesh_of(devices, layout.mesh.shape)
+        model = model if layout.mesh == mesh else over(model, replace(layout, mesh=mesh))
+    graph = graph_for(model, types)
+    function, arguments = program_on(model, types, devices.chip.platform)
+    operations = [*dict.fromkeys(operation.name for operation in graph.operations)]
+    return device_cost(graph.name, function, arguments, devices, total(graph), operations)
+
+
+def _cost_of_function(
+    function: object,
+    arguments: Sequence[object],
+    named: Mapping[str, object],
+    topology: str,
+    mesh: Mapping[str, int] | None,
+) -> DeviceCost:
+    """Return the cost of a pure function on a topology."""
+    if not callable(function):
+        raise TypeError(f"model must be a nnef_jax.Model or a function, it is {shown(function)}")
+    if mesh is not None:
+        hint = "give their types shardings: jax.ShapeDtypeStruct(..., sharding=NamedSharding(...))"
+        raise InputError("mesh is for a model; a function's arguments have their own", hint=hint)
+    if named:
+        raise TypeError(f"a function's arguments are given by position, not {listed(named)}")
+    types = jax.tree.map(_type, tuple(arguments))
+    name = getattr(function, "__name__", type(function).__name__)
+    return device_cost(name, function, types, topology_of(topology))
+
+
+def _type(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
 def _canonical(device: Any) -> str:

@@ -17,6 +17,7 @@ from nnef_jax.measure.array_statistics import Moments, chunks, histogram_of, mer
 from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
+from nnef_jax.workings import require_arrays
 
 _BINS = 16
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -104,6 +105,7 @@ def weight_statistics(weights: Model | Mapping[str, ArrayLike]) -> WeightStatist
     >>> print(nnef_jax.weight_statistics(model))
     """
     if isinstance(weights, Model):
+        require_arrays(weights)
         weights = {**weights.params, **weights.init_state()}
     require("weights", weights, Mapping, "a nnef_jax.Model or a dict of arrays by label")
     return WeightStatistics({label: _statistics(label, x) for label, x in weights.items()})

@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 
 from lowering import Division, differentiable, divisions, mesh_target, named, or_else, traced
 from lowering.extents import UNKNOWN, show
-from lowering.graph import Graph, Value
+from lowering.graph import Graph
+from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.definition import Definition
-from nnef_jax.execution.meshes import Layout, has_names, platform_of
+from nnef_jax.execution.meshes import AnyMesh, Layout, has_names, platform_of
 from nnef_jax.execution.probe import NOTHING
 from nnef_jax.options import require, shown
 from nnef_jax.wording.similar import did_you_mean, listed
@@ -29,13 +30,14 @@ _SMALL = 1024  # items; smaller parameters are replicated: moving them costs mor
 
 def layout_of(
     definition: Definition,
-    mesh: Mesh,
+    mesh: AnyMesh,
     batch: _Names,
     params: _Names | Mapping[str, PartitionSpec],
     batch_axis: int,
 ) -> Layout:
     """Return the layout of `Model.shard`'s arguments. Raises TypeError or InputError as it does."""
-    require("mesh", mesh, Mesh, "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))")
+    expected = "a jax.sharding.Mesh: jax.make_mesh((2, 4), ('data', 'model'))"
+    require("mesh", mesh, Mesh | AbstractMesh, expected)
     require("batch_axis", batch_axis, int, "the number of an axis")
     if AxisType.Manual in mesh.axis_types:
         raise InputError("the mesh has Manual axes", hint="shard with Auto or Explicit axes")
@@ -65,7 +67,7 @@ def layout_of(
     return layout
 
 
-def _names(what: str, value: object, mesh: Mesh) -> tuple[str, ...]:
+def _names(what: str, value: object, mesh: AnyMesh) -> tuple[str, ...]:
     """Return the mesh axes that an argument names. Raises TypeError or InputError."""
     names: Any = (value,) if isinstance(value, str) else () if value is None else value
     if not isinstance(names, list | tuple) or not all(isinstance(x, str) for x in names):
@@ -81,7 +83,7 @@ def _names(what: str, value: object, mesh: Mesh) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _divisor(names: _Names, mesh: Mesh) -> int:
+def _divisor(names: _Names, mesh: AnyMesh) -> int:
     names = () if names is None else (names,) if isinstance(names, str) else names
     return math.prod(mesh.shape[name] for name in names)
 
@@ -91,7 +93,7 @@ def _joined(names: Sequence[str]) -> str | tuple[str, ...]:
 
 
 def _divide_fully(
-    specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: Mesh
+    specs: dict[str, _Spec], shapes: Shapes, names: Sequence[str], mesh: AnyMesh
 ) -> None:
     """Shard each large parameter along its longest axis that is free and divisible."""
     count = _divisor(tuple(names), mesh)
@@ -102,7 +104,7 @@ def _divide_fully(
             spec[max(free, key=lambda axis: shape[axis])] = _joined(names)
 
 
-def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: Mesh) -> dict[str, _Spec]:
+def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: AnyMesh) -> dict[str, _Spec]:
     """Return a user's specs by label.
 
     A label takes precedence over a pattern, an earlier pattern over a later one.
@@ -125,7 +127,7 @@ def _by_pattern(params: Mapping[Any, object], shapes: Shapes, mesh: Mesh) -> dic
     return specs
 
 
-def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: Mesh) -> _Spec:
+def _checked(label: str, spec: PartitionSpec, shape: Sequence[int], mesh: AnyMesh) -> _Spec:
     """Return a spec as a list. Raises InputError if it does not fit the parameter's shape."""
     what = f"params of '{label}'"
     if len(spec) > len(shape):
@@ -155,7 +157,7 @@ def chosen_divisions(
         graph = network.example()
         parameters = {p.label: p.value for p in graph.parameters if p.label not in network.unused}
         states = {state.label: state.value for state in graph.states}
-        types: Any = jax.tree.map(_type, (parameters, states, list(graph.inputs)))
+        types: Any = jax.tree.map(array_type, (parameters, states, list(graph.inputs)))
         program, _, _ = traced(partial(definition.cycle, probe=NOTHING), *types)
     except NnefError:
         return {}
@@ -214,10 +216,6 @@ def plan_of(definition: Definition) -> ShardingPlan | None:
             why = f"fewer than {_SMALL} items"
         rows.append(ShardedParameter(label, shape, spec, why, moves))
     return ShardingPlan(rows)
-
-
-def _type(value: Value) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(value.type.shape, value.type.dtype)
 
 
 def _require_batch(layout: Layout, graph: Graph) -> None:

@@ -26,7 +26,7 @@ from nnef_jax.storage import protected_files
 from nnef_jax.viewing.data import page_data
 from nnef_jax.viewing.measures import fields_by_name
 from nnef_jax.wording.similar import listed
-from nnef_jax.workings import network_of, stored
+from nnef_jax.workings import network_of, stored_or_types
 
 if TYPE_CHECKING:
     from nnef_jax.analysis.comparison import Comparison
@@ -100,7 +100,7 @@ def page_of(
     """Return the page of a model, a network, or a source to read."""
     fields = fields_by_name(profile, comparison)
     if isinstance(source, Model):
-        array_of, network = stored(source).get, network_of(source)
+        array_of, network = stored_or_types(source).get, network_of(source)
     else:
         network = source if isinstance(source, Network) else read(source, outline=True)
         array_of = network.data.get

@@ -1,0 +1,64 @@
+"""The process that compiles programs for devices that are not attached.
+
+    python -m nnef_jax.measure.compiler_process FOLDER
+
+The folder has `request.json` and the programs `0.jax`, `1.jax`, ...: functions that `jax.export`
+serialised. For each program it writes `0.json` with figures, or with the compiler's refusal, and
+`0.hlo` with the compiled program. The settings of a compiler must be in the environment before it
+is loaded, and a compiler may abort its process: `unattached` starts this one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.experimental.topologies import get_topology_desc
+from jax.sharding import Mesh
+
+_MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+
+
+def main(folder: Path) -> None:
+    """Compile the programs in a folder."""
+    request = json.loads((folder / "request.json").read_text())
+    devices: list[Any] = get_topology_desc(**request["topology"]).devices
+    (folder / "devices.json").write_text(json.dumps(len(devices)))
+    for number, donated in enumerate(request["donated"]):
+        serialized = (folder / f"{number}.jax").read_bytes()
+        try:
+            compiled = compile_program(serialized, donated, devices, request["mesh"])
+        except Exception as error:
+            figures: dict[str, object] = {"refusal": str(error), "type": type(error).__name__}
+        else:
+            memory = compiled.memory_analysis()
+            figures = {f"{x}_bytes": getattr(memory, f"{x}_size_in_bytes") for x in _MEMORY}
+            figures["analysis"] = compiled.cost_analysis() or {}
+            (folder / f"{number}.hlo").write_text(compiled.as_text() or "")
+        written = folder / f"{number}.part"
+        written.write_text(json.dumps(figures))
+        written.rename(folder / f"{number}.json")
+
+
+def compile_program(
+    serialized: bytes, donated: list[int], devices: list[Any], axes: dict[str, int]
+) -> Any:
+    """Compile an exported function for a mesh with these axes, or else for the first devices."""
+    exported = export.deserialize(bytearray(serialized))
+    axes = axes or {"devices": exported.nr_devices}
+    size = int(np.prod([*axes.values()]))
+    mesh = Mesh(np.array(devices[:size]).reshape([*axes.values()]), tuple(axes))
+    replicated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    shardings = [x or replicated for x in exported.in_shardings_jax(mesh)]
+    call = jax.jit(exported.call, in_shardings=shardings, donate_argnums=donated)
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in exported.in_avals]
+    return call.lower(*types).compile()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,325 @@
+"""The cost of a program on devices that are not attached, by their compiler."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractDevice, AbstractMesh
+
+from nnef_jax.errors import InputError
+from nnef_jax.measure.hlo import Collective, HloText
+from nnef_jax.measure.instructions import program_of
+from nnef_jax.measure.topologies import Topology
+from nnef_jax.measure.unattached import Compiled, Refusal, compile_for, lowered_program
+from nnef_jax.options import require, shown
+from nnef_jax.results import Result, Table, table_of
+
+_MOST = 8  # operations in a table
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """The kernels of the same operations, and the compiler's estimate of their time.
+
+    Attributes:
+        operations: names of operations in the order of the document; () for the others.
+        seconds: seconds of a call.
+    """
+
+    operations: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DeviceCost(Result):
+    """The cost of a program on devices that are not attached. Nothing ran: all is estimated.
+
+    Figures are for one device of the mesh, and for one call. Those that a compiler does not report
+    are None: CUDA's has no times, and counts operations before fusion.
+
+    Attributes:
+        network: the name of the network or of the function.
+        topology: the name of the devices.
+        mesh: extents of the mesh by name.
+        refusal: the compiler's reason for not compiling, such as memory; "" if it compiled.
+        argument_bytes: bytes of parameters, as prepared for calls, and of inputs.
+        output_bytes: bytes of results, less those in the memory of donated arguments.
+        temporary_bytes: the peak of bytes for intermediate tensors.
+        code_bytes: bytes of the program.
+        memory_bytes: bytes of a device that a program can use.
+        multiply_adds: of products and convolutions in the document, for all devices; None for a
+            function.
+        flops: floating-point operations, 2 for a multiply-add.
+        bytes_accessed: bytes that kernels read and write.
+        compute_seconds: `flops` at the published peak of the matrix units.
+        memory_seconds: `bytes_accessed` at the published bandwidth of the memory.
+        seconds: the compiler's estimate of time. Loop bodies are counted by trips; instructions of
+            unknown time, as in `custom_calls`, count as 0. It takes links to be as fast as memory.
+        custom_calls: the number of custom calls by target; the compiler may not know their times,
+            and for a Pallas kernel it takes the cost that the kernel declares.
+        open_loops: loops whose trips only a run knows; `seconds` has one trip of each.
+        collectives: exchanges between devices, by kind.
+        link_seconds: time of the collectives in rings, one after the other, at the published
+            bandwidth of the links. This is our estimate, not the compiler's.
+        rows: `seconds` by kernel, from slowest to fastest.
+    """
+
+    network: str
+    topology: str
+    mesh: Mapping[str, int]
+    refusal: str
+    argument_bytes: int | None
+    output_bytes: int | None
+    temporary_bytes: int | None
+    code_bytes: int | None
+    memory_bytes: int
+    multiply_adds: int | None
+    flops: float | None
+    bytes_accessed: float | None
+    compute_seconds: float | None
+    memory_seconds: float | None
+    seconds: float | None
+    custom_calls: Mapping[str, int]
+    open_loops: int
+    collectives: Sequence[Collective]
+    link_seconds: float
+    rows: Sequence[DeviceRow]
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """Return the bytes of a device that a call needs, None if the compiler refuses."""
+        if self.argument_bytes is None or self.output_bytes is None:
+            return None
+        return self.argument_bytes + self.output_bytes + (self.temporary_bytes or 0)
+
+    @property
+    def fits(self) -> bool:
+        """Tell whether the program compiles, and its arrays fit into a device's memory."""
+        return not self.refusal and (self.needed_bytes or 0) <= self.memory_bytes
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the attributes, `needed_bytes`, `fits`, and seconds by operation.
+
+        `nnef_jax.view(model, profile=cost)` colours operations by these seconds. The operations of
+        a kernel have equal shares of its time.
+        """
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for row in self.rows:
+            for name in row.operations:
+                seconds[name] += row.seconds / len(row.operations)
+        operations = [{"name": name, "seconds": x} for name, x in seconds.items()]
+        more = {"needed_bytes": self.needed_bytes, "fits": self.fits, "operations": operations}
+        return super().to_dict() | more
+
+    def table(self) -> Table:
+        """Return a table of the figures."""
+        mesh = ", ".join(f"{name}={extent}" for name, extent in self.mesh.items())
+        where = f"{self.topology}, mesh {mesh}" if mesh else self.topology
+        title = f"{self.network}, compiled for one device of {where}; nothing ran"
+        table = table_of(title, ("", "", ""), [*self._rows()])
+        table.show_header = False
+        table.columns[1].justify = "right"
+        return table
+
+    def _rows(self) -> list[tuple[str, str, str]]:
+        rows = [self._verdict()]
+
+        def add(name: str, value: float | None, text: Callable[[float], str], note: str) -> None:
+            if value is not None:
+                rows.append((name, text(value), note))
+
+        add("arguments", self.argument_bytes, _size, "prepared parameters and inputs")
+        add("results", self.output_bytes, _size, "less those in the memory of arguments")
+        add("temporaries", self.temporary_bytes, _size, "")
+        add("code", self.code_bytes, _size, "")
+        add("multiply-adds", self.multiply_adds, _count, "of the document, on all devices")
+        add("flops", self.flops, _count, "")
+        add("bytes accessed", self.bytes_accessed, _size, "")
+        add("time by matrix units", self.compute_seconds, _time, "flops at the published peak")
+        add("time by memory", self.memory_seconds, _time, "bytes at the published bandwidth")
+        add("time by the compiler", self.seconds, _time, self._time_note())
+        for x in self.collectives:
+            name = f"{x.count} {x.kind}"
+            rows.append((name, _size(x.bytes), f"between {x.group} devices"))
+        if self.collectives:
+            add("time by links", self.link_seconds, _time, "our estimate, at published bandwidth")
+        for row in self.rows[:_MOST]:
+            names = ", ".join(row.operations) or "other kernels"
+            rows.append((names, _time(row.seconds), "of the time by the compiler"))
+        return rows
+
+    def _verdict(self) -> tuple[str, str, str]:
+        available = f"of {_size(self.memory_bytes)}"
+        if self.refusal:
+            return "fits", "no", self.refusal
+        needed = _size(self.needed_bytes or 0)
+        return "fits", "yes" if self.fits else "no", f"{needed} {available}"
+
+    def _time_note(self) -> str:
+        calls = ", ".join(f"{n} {target}" for target, n in self.custom_calls.items())
+        notes = [f"without {calls}" if calls else ""]
+        notes.append(f"{self.open_loops} loops of unknown length" if self.open_loops else "")
+        return "; ".join(filter(None, notes))
+
+
+def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
+    """Return the abstract mesh of devices of a topology. Raises InputError if they are too few."""
+    require("mesh", axes, Mapping, "numbers of devices by axis: {'data': 4}")
+    for extent in axes.values():
+        if type(extent) is not int or extent < 1:
+            raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
+    count = math.prod(axes.values())
+    if count > topology.devices:
+        message = f"the mesh has {count} devices, '{topology.name}' has {topology.devices}"
+        raise InputError(message, hint="name a larger topology, or a smaller mesh")
+    device = AbstractDevice(topology.chip.kind, None, topology.chip.platform)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), abstract_device=device)
+
+
+def device_cost(
+    network: str,
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    topology: Topology,
+    multiply_adds: int | None = None,
+    operations: Sequence[str] = (),
+) -> DeviceCost:
+    """Compile a function for devices and return its cost.
+
+    Args:
+        network: the name for the table.
+        function: a function, jitted or not.
+        arguments: its arguments' types; on a mesh they have shardings.
+        topology: the devices.
+        multiply_adds: those of the document.
+        operations: names of operations in the order of the document.
+    """
+    topology.require_compiler()
+    axes = _axes(arguments, topology)
+    chip = topology.chip
+    program = lowered_program(function, arguments, chip.platform)
+    (compiled,) = compile_for(topology, [program], axes)
+    if isinstance(compiled, Refusal):
+        if compiled.aborted or "RESOURCE_EXHAUSTED" not in compiled.message:
+            raise InputError(f"the compiler for '{topology.name}' refuses: {compiled.message}")
+        return DeviceCost(
+            network, topology.name, axes, _memory_refusal(compiled), None, None, None, None,
+            chip.memory, multiply_adds, None, None, None, None, None, {}, 0, (), 0.0, (),
+        )  # fmt: skip
+    text = HloText(compiled.text)
+    size = math.prod(axes.values())
+    flops, accessed = _work(compiled, program.analysis, size)
+    peak = _peak(topology, arguments)
+    is_remote = len(topology.shape) == 2 and topology.shape[0] > 1 and chip.network is not None
+    rate = chip.network if is_remote and chip.network else chip.link
+    seconds = estimated_seconds(compiled.analysis, text)
+    return DeviceCost(
+        network,
+        topology.name,
+        axes,
+        "",
+        compiled.argument_bytes,
+        compiled.output_bytes - compiled.alias_bytes,
+        compiled.temp_bytes,
+        compiled.generated_code_bytes or None,
+        chip.memory,
+        multiply_adds,
+        flops,
+        accessed,
+        None if flops is None else flops / peak,
+        None if accessed is None else accessed / chip.bandwidth,
+        seconds,
+        text.custom_calls,
+        text.open_loops,
+        text.collectives,
+        sum(x.exchanged for x in text.collectives) / rate,
+        _kernel_times(compiled.text, text, operations, seconds) if seconds else (),
+    )
+
+
+def _kernel_times(
+    hlo: str, text: HloText, operations: Sequence[str], seconds: float
+) -> tuple[DeviceRow, ...]:
+    """Return the time of kernels, shared out by the compiler's cycles."""
+    names = program_of(hlo, operations).operations
+    position = {name: index for index, name in enumerate(operations)}
+    cycles: defaultdict[tuple[str, ...], int] = defaultdict(int)
+    for instruction, number in text.cycles.items():
+        key = tuple(sorted(names.get(instruction, ()), key=position.__getitem__))
+        cycles[key] += number
+    rate = seconds / sum(cycles.values())
+    rows = [DeviceRow(key, number * rate) for key, number in cycles.items()]
+    return tuple(sorted(rows, key=lambda row: -row.seconds))
+
+
+def estimated_seconds(analysis: Mapping[str, float], text: HloText) -> float | None:
+    """Return the compiler's estimate of a call's time, None if it has none.
+
+    XLA's `optimal_seconds` has -1 for each instruction of unknown time, and one trip of each loop.
+    """
+    seconds = analysis.get("optimal_seconds")
+    if seconds is None or not text.cycles:
+        return None
+    unknown = math.ceil(-seconds) if seconds < 0 else 0
+    return (seconds + unknown) * text.trips_factor
+
+
+def _axes(arguments: Sequence[Any], topology: Topology) -> dict[str, int]:
+    """Return the extents of the mesh in the arguments' shardings, {} without one."""
+    shardings = [getattr(x, "sharding", None) for x in jax.tree.leaves(arguments)]
+    meshes = [x.mesh for x in shardings if isinstance(x, jax.sharding.NamedSharding)]
+    axes = dict(meshes[0].shape) if meshes else {}
+    if any(dict(mesh.shape) != axes for mesh in meshes):
+        raise InputError("the arguments are on several meshes", hint="give all the same mesh")
+    mesh_of(topology, axes)  # raises InputError if there are too few devices
+    return axes
+
+
+def _work(
+    compiled: Compiled, lowered: Mapping[str, float], size: int
+) -> tuple[float | None, float | None]:
+    """Return flops and accessed bytes of a device, before fusion if the compiler counts none."""
+    if compiled.analysis:
+        return compiled.analysis.get("flops"), compiled.analysis.get("bytes accessed")
+    flops, accessed = lowered.get("flops"), lowered.get("bytes accessed")
+    return flops and flops / size, accessed and accessed / size
+
+
+def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
+    """Return the peak of the matrix units for the dtype with most of the arguments' items."""
+    peaks = topology.chip.peaks
+    items: defaultdict[str, int] = defaultdict(int)
+    for x in jax.tree.leaves(arguments):
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            items[jnp.dtype(x.dtype).name] += math.prod(x.shape)
+    dtype = max(items, key=items.__getitem__, default="float32")
+    # jax multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs, unless precision is higher.
+    return peaks.get(dtype if dtype != "float32" else "tf32", peaks["bfloat16"])
+
+
+def _memory_refusal(refusal: Refusal) -> str:
+    """Return the compiler's sentence on memory, without the list of buffers after it."""
+    first = refusal.message.splitlines()[0]
+    return first.removeprefix("RESOURCE_EXHAUSTED: ").strip()
+
+
+def _size(n: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if n < 1024:
+            return f"{n:.4g} {unit}"
+        n /= 1024
+    return f"{n:.4g} TiB"
+
+
+def _count(n: float) -> str:
+    return f"{int(n):,}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.4g} us" if seconds < 1e-3 else f"{seconds * 1e3:.4g} ms"

@@ -1,0 +1,202 @@
+"""Names devices that need not be attached, as "v5e:4x4" or "h100:8", with published figures.
+
+Figures of TPUs are from Google's pages on each version (cloud.google.com/tpu/docs), but the memory
+is what libtpu 0.0.42 lets a program use. Figures of GPUs are from NVIDIA's data sheets, and those
+of XLA's target configurations (openxla/xla, xla/backends/gpu/target_config/specs).
+"""
+
+from __future__ import annotations
+
+import math
+import platform as host
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from nnef_jax.errors import InputError
+from nnef_jax.options import require
+from nnef_jax.wording.similar import did_you_mean, listed
+
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A kind of device, with its figures.
+
+    Attributes:
+        kind: the device's name in jax.
+        platform: "tpu" or "cuda".
+        memory: bytes of a device that a program can use.
+        bandwidth: bytes a second between a device and its memory.
+        peaks: operations a second of a device's matrix units, by dtype.
+        link: bytes a second that a device exchanges with its neighbours along one axis of a mesh.
+        network: the same between hosts; None if the links reach other hosts, too.
+        axes: the number of axes of a topology.
+        devices: devices on a chip.
+        target: fields of XLA's target configuration of a GPU.
+    """
+
+    kind: str
+    platform: str
+    memory: int
+    bandwidth: float
+    peaks: Mapping[str, float]
+    link: float
+    network: float | None = None
+    axes: int = 2
+    devices: int = 1
+    target: Mapping[str, float] = field(default_factory=dict[str, float])
+
+
+def _tpu(
+    kind: str,
+    memory: float,
+    bandwidth: float,
+    peak: float,
+    link: float,
+    *,
+    axes: int,
+    devices: int = 1,
+) -> Chip:
+    """Return a TPU; memory in GiB and rates are of a device, which may be half of a chip."""
+    peaks = {"bfloat16": peak}
+    return Chip(kind, "tpu", int(memory * _GIB), bandwidth, peaks, link, axes=axes, devices=devices)
+
+
+def _gpu(
+    kind: str,
+    memory: int,
+    bandwidth: float,
+    peaks: Mapping[str, float],
+    link: float,
+    **target: float,
+) -> Chip:
+    """Return a GPU; `target` has fields of XLA's target configuration."""
+    target = {"device_memory_size": memory, "memory_bandwidth": int(bandwidth), **target}
+    return Chip(kind, "cuda", memory, bandwidth, peaks, link, 50e9, target=target)
+
+
+_HOPPER = {
+    "core_count": 132,
+    "fpus_per_core": 128,
+    "clock_rate_ghz": 1.98,
+    "l2_cache_size": 50 << 20,
+    "shared_memory_per_core": 228 << 10,
+    "shared_memory_per_block_optin": 227 << 10,
+    "major": 9,
+}
+_HOPPER_PEAKS = {"tf32": 494.7e12, "bfloat16": 989.4e12, "float16": 989.4e12}
+
+CHIPS: Mapping[str, Chip] = {
+    "v4": _tpu("TPU v4", 15.25, 0.614e12, 137.5e12, 90e9, axes=3, devices=2),
+    "v5e": _tpu("TPU v5 lite", 15.75, 0.819e12, 197e12, 90e9, axes=2),
+    "v5p": _tpu("TPU v5", 95.74, 2.765e12, 459e12, 180e9, axes=3),
+    "v6e": _tpu("TPU v6 lite", 31.25, 1.638e12, 918e12, 180e9, axes=2),
+    "tpu7x": _tpu("TPU7x", 94.75, 3.69e12, 1153.5e12, 180e9, axes=3, devices=2),
+    "a100": _gpu(
+        "NVIDIA A100-SXM4-80GB", 85_100_068_864, 2.039e12,
+        {"tf32": 156e12, "bfloat16": 312e12, "float16": 312e12},
+        300e9, core_count=108, fpus_per_core=64, clock_rate_ghz=1.41, l2_cache_size=40 << 20,
+        shared_memory_per_core=164 << 10, shared_memory_per_block_optin=163 << 10, major=8,
+    ),
+    "h100": _gpu(
+        "NVIDIA H100 80GB HBM3", 84_942_979_072, 3.352e12, _HOPPER_PEAKS, 450e9, **_HOPPER
+    ),
+    "h200": _gpu(
+        "NVIDIA H200 141GB HBM3e", 151_397_597_184, 4.8e12, _HOPPER_PEAKS, 450e9, **_HOPPER
+    ),
+}  # fmt: skip
+_LIMITS = {  # of all these GPUs
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "threads_per_core_limit": 2048,
+    "shared_memory_per_block": 48 << 10,
+    "registers_per_core_limit": 1 << 16,
+    "registers_per_block_limit": 1 << 16,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 2**16 - 1,
+    "block_dim_limit_z": 2**16 - 1,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "device_address_bits": 64,
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices of one kind and how they are connected.
+
+    Attributes:
+        name: the name that a user gave.
+        chip: the kind of the devices.
+        shape: chips along each axis; for GPUs hosts, and GPUs of a host.
+    """
+
+    name: str
+    chip: Chip
+    shape: tuple[int, ...]
+
+    @property
+    def devices(self) -> int:
+        """Return the number of jax's devices."""
+        return math.prod(self.shape) * self.chip.devices
+
+    def description(self) -> dict[str, object]:
+        """Return keywords of `jax.experimental.topologies.get_topology_desc`."""
+        if self.chip.platform == "tpu":
+            name = f"{self.name.split(':')[0]}:{'x'.join(map(str, self.shape))}"
+            bounds = [min(n, 2) for n in self.shape[:2]] + [1]
+            return {"platform": "tpu", "topology_name": name, "chips_per_host_bounds": bounds}
+        figures = {**_LIMITS, **self.chip.target}
+        major = int(figures.pop("major"))
+        feature = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
+        fields = " ".join(f"{name}: {value}" for name, value in figures.items())
+        capability = f"cuda_compute_capability {{ major: {major} feature_extension: {feature} }}"
+        return {
+            "platform": "cuda",
+            "topology_name": "gpu",
+            "topology": "x".join(map(str, (1, *self.shape))),
+            "target_config": f'gpu_device_info {{ {fields} {capability} }} platform_name: "CUDA"',
+        }
+
+    def require_compiler(self) -> None:
+        """Raise InputError if the compiler for these devices is not installed."""
+        if self.chip.platform == "tpu":
+            machine = f"{host.system()} {host.machine()}"
+            if machine != "Linux x86_64":
+                message = f"the compiler for '{self.name}' is in libtpu, which has no {machine}"
+                raise InputError(message, hint="compile on Linux x86_64; no TPU is needed")
+            if find_spec("libtpu") is None:
+                message = f"the compiler for '{self.name}' is in libtpu, which is not installed"
+                raise InputError(message, hint="pip install 'jax[tpu]'; no TPU is needed")
+            return
+        plugins = [name for name in ("jax_cuda13_plugin", "jax_cuda12_plugin") if find_spec(name)]
+        if not plugins:
+            message = f"the compiler for '{self.name}' is jax's plugin for CUDA"
+            hint = "pip install 'nnef_jax[devices]', or 'jax[cuda13]'; no GPU is needed"
+            raise InputError(f"{message}, which is not installed", hint=hint)
+
+
+def topology_of(name: object) -> Topology:
+    """Return the topology of a name. Raises TypeError or InputError for another name."""
+    require("topology", name, str, "a name: 'v5e:4x4', 'h100:8'")
+    text = str(name)
+    kind, _, extents = text.partition(":")
+    if kind not in CHIPS:
+        hint = did_you_mean(kind, CHIPS) or f"the kinds are {listed(CHIPS)}"
+        raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
+    chip = CHIPS[kind]
+    axes = chip.axes
+    pattern = rf"[1-9]\d*(?:x[1-9]\d*){{{axes - 1}}}|[1-9]\d*" if chip.platform == "cuda" else None
+    pattern = pattern or rf"[1-9]\d*(?:x[1-9]\d*){{{axes - 1}}}|1"
+    if not re.fullmatch(pattern, extents or "1"):
+        example = "2x8" if chip.platform == "cuda" else "x".join(["2", "2", "1"][:axes])
+        what = "hosts and GPUs of each" if chip.platform == "cuda" else f"chips along {axes} axes"
+        message = f"topology '{text}' has no {what}"
+        raise InputError(message, hint=f"'{kind}:1' or '{kind}:{example}'")
+    shape = tuple(map(int, (extents or "1").split("x")))
+    filler = (1,) * (axes - len(shape))
+    return Topology(text, chip, (*filler, *shape) if chip.platform == "cuda" else (*shape, *filler))

@@ -1,0 +1,161 @@
+"""Compiles functions for devices that are not attached, in a process with the compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+from jax import export
+
+from nnef_jax.errors import InputError, NnefError
+from nnef_jax.measure.topologies import Topology
+
+_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "JAX_ENABLE_X64": "1",  # programs have their dtypes already
+    "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu asks a server for the host's own devices
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise a second process aborts at the first one's lock
+}
+_CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @(\w[\w.$]*)")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function that is lowered for a platform.
+
+    Attributes:
+        serialized: the function, with its arguments and results as lists.
+        donated: positions of the arguments whose memory it may overwrite.
+        analysis: counts before fusion and partitioning, for CUDA, whose compiler has none.
+    """
+
+    serialized: bytes
+    donated: Sequence[int]
+    analysis: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled program: its text, and the compiler's figures for one device.
+
+    Attributes:
+        text: the optimised HLO module.
+        argument_bytes: bytes of arguments.
+        output_bytes: bytes of results.
+        alias_bytes: bytes of results in the memory of arguments.
+        temp_bytes: the peak of bytes for intermediate tensors.
+        generated_code_bytes: bytes of the program.
+        analysis: the compiler's estimates by name; empty on GPUs.
+    """
+
+    text: str
+    argument_bytes: int
+    output_bytes: int
+    alias_bytes: int
+    temp_bytes: int
+    generated_code_bytes: int
+    analysis: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The compiler's reason for not compiling a program; `aborted` if its process ended."""
+
+    message: str
+    aborted: bool = False
+
+
+def lowered_program(
+    function: Callable[..., Any], arguments: Sequence[Any], platform: str
+) -> Program:
+    """Lower a function for a platform; `arguments` are arrays or types, and may have shardings.
+
+    A jitted function keeps its shardings and the arguments that it donates.
+    """
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    traced = jitted.trace(*arguments)
+    infos = jax.tree.leaves(traced.args_info)
+    counts = platform == "cuda"
+    analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis() if counts else None
+    try:
+        exported = export.export(jitted, platforms=[platform])(*arguments)
+    except ValueError:
+        # jax refuses to export custom calls that another version may not have. This one has.
+        targets = {*_CUSTOM_CALL.findall(traced.lower(lowering_platforms=(platform,)).as_text())}
+        checks = [export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
+        exported = export.export(jitted, platforms=[platform], disabled_checks=checks)(*arguments)
+    flat_in = jax.tree.structure((tuple(infos), {}))
+    flat_out = jax.tree.structure([*exported.out_avals])
+    flat: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
+    return Program(flat.serialize(), [i for i, x in enumerate(infos) if x.donated], analysis or {})
+
+
+def compile_for(
+    topology: Topology, programs: Sequence[Program], axes: Mapping[str, int] | None = None
+) -> list[Compiled | Refusal]:
+    """Compile programs for the devices of a topology.
+
+    Args:
+        topology: the devices. Raises InputError if their compiler is not installed.
+        programs: the programs, compiled one after the other. If the compiler aborts, a new process
+            compiles the next ones.
+        axes: extents of the mesh by name; without it the mesh has one axis.
+    """
+    topology.require_compiler()
+    results: list[Compiled | Refusal] = []
+    while len(results) < len(programs):
+        results += _compiled(topology, programs[len(results) :], dict(axes or {}))
+    return results
+
+
+def _compiled(
+    topology: Topology, programs: Sequence[Program], axes: Mapping[str, int]
+) -> list[Compiled | Refusal]:
+    """Compile programs until the compiler aborts; the last result is then its refusal."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        request = {
+            "topology": topology.description(),
+            "mesh": axes,
+            "donated": [[*program.donated] for program in programs],
+        }
+        (folder / "request.json").write_text(json.dumps(request))
+        for number, program in enumerate(programs):
+            (folder / f"{number}.jax").write_bytes(program.serialized)
+        command = [sys.executable, "-m", "nnef_jax.measure.compiler_process", name]
+        run = subprocess.run(
+            command, env=os.environ | _ENVIRONMENT, capture_output=True, text=True, errors="replace"
+        )
+        if not (folder / "devices.json").exists():
+            message = f"the compiler for '{topology.name}' does not start: {_last_line(run.stderr)}"
+            raise InputError(message, hint="pip install -U 'nnef_jax[devices]'")
+        devices = json.loads((folder / "devices.json").read_text())
+        if devices != topology.devices:
+            message = f"the compiler has {devices} devices for '{topology.name}'"
+            raise NnefError(f"{message}, {topology.devices} were expected")
+        results: list[Compiled | Refusal] = []
+        for number in range(len(programs)):
+            path = folder / f"{number}.json"
+            if not path.exists():
+                results.append(Refusal(_last_line(run.stderr), aborted=True))
+                break
+            figures = json.loads(path.read_text())
+            if "refusal" in figures:
+                results.append(Refusal(figures["refusal"]))
+            else:
+                results.append(Compiled((folder / f"{number}.hlo").read_text(), **figures))
+        return results
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\t")]
+    return lines[-1].strip() if lines else "it ends without a message"
