@@ -25,35 +25,11 @@ import nnef_jax
 from nnef_jax.execution.executables import Executables
 from nnef_jax.execution.run_options import Prepared
 from nnef_jax.execution.runnable import execution_of
+from nnef_jax.measure.topologies import topology_of
 from nnef_jax.parameters.sharding import layout_of
 from tests import eight_devices, torch_networks
 from tests.parallel_networks import BLOCKS, transformer
 
-# Of an H100 with 80 GB what XLA's compiler asks for, as openxla/xla has it in
-# xla/backends/gpu/target_config/specs/h100_sxm.txtpb.
-_FIGURES: dict[str, Any] = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "threads_per_core_limit": 2048,
-    "shared_memory_per_block": 48 << 10,
-    "shared_memory_per_block_optin": 227 << 10,
-    "shared_memory_per_core": 228 << 10,
-    "registers_per_core_limit": 1 << 16,
-    "registers_per_block_limit": 1 << 16,
-    "core_count": 132,
-    "fpus_per_core": 128,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 2**16 - 1,
-    "block_dim_limit_z": 2**16 - 1,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "memory_bandwidth": 3_352_320_000_000,
-    "l2_cache_size": 50 << 20,
-    "clock_rate_ghz": 1.98,
-    "device_memory_size": 84_942_979_072,
-    "device_address_bits": 64,
-}
 _COLLECTIVE = re.compile(
     r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
     r".*?channel_id=([0-9]+)"
@@ -62,14 +38,8 @@ _COLLECTIVE = re.compile(
 
 def devices(platform: str) -> Any:
     """The devices of a v5e with four chips, or of a host with eight H100."""
-    if platform == "tpu":
-        return get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
-    figures = " ".join(f"{name}: {value}" for name, value in _FIGURES.items())
-    capability = "cuda_compute_capability { major: 9 feature_extension: ACCELERATED_FEATURES }"
-    config = f'gpu_device_info {{ {figures} {capability} }} platform_name: "CUDA"'
-    return get_topology_desc(
-        platform="cuda", topology_name="gpu", topology="1x1x8", target_config=config
-    ).devices
+    topology = topology_of({"tpu": "v5e:2x2", "cuda": "h100:8"}[platform])
+    return get_topology_desc(**topology.description()).devices
 
 
 def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> list[int]:

@@ -184,19 +184,21 @@ def topology_of(name: object) -> Topology:
     """Return the topology of a name. Raises TypeError or InputError for another name."""
     require("topology", name, str, "a name: 'v5e:4x4', 'h100:8'")
     text = str(name)
-    kind, _, extents = text.partition(":")
+    kind, colon, extents = text.partition(":")
     if kind not in CHIPS:
         hint = did_you_mean(kind, CHIPS) or f"the kinds are {listed(CHIPS)}"
         raise InputError(f"there is no device '{kind}' in topology '{text}'", hint=hint)
     chip = CHIPS[kind]
-    axes = chip.axes
-    pattern = rf"[1-9]\d*(?:x[1-9]\d*){{{axes - 1}}}|[1-9]\d*" if chip.platform == "cuda" else None
-    pattern = pattern or rf"[1-9]\d*(?:x[1-9]\d*){{{axes - 1}}}|1"
-    if not re.fullmatch(pattern, extents or "1"):
-        example = "2x8" if chip.platform == "cuda" else "x".join(["2", "2", "1"][:axes])
-        what = "hosts and GPUs of each" if chip.platform == "cuda" else f"chips along {axes} axes"
-        message = f"topology '{text}' has no {what}"
-        raise InputError(message, hint=f"'{kind}:1' or '{kind}:{example}'")
-    shape = tuple(map(int, (extents or "1").split("x")))
-    filler = (1,) * (axes - len(shape))
-    return Topology(text, chip, (*filler, *shape) if chip.platform == "cuda" else (*shape, *filler))
+    if chip.platform == "cuda":
+        what, example, pattern = "hosts x GPUs of each", "2x8", r"N(xN)?"
+    else:
+        what = f"chips along {chip.axes} axes"
+        example = "x".join(["2", "2", "1"][: chip.axes])
+        pattern = f"N(xN){{{chip.axes - 1}}}|1"
+    extents = extents if colon else "1"
+    if not re.fullmatch(pattern.replace("N", r"[1-9]\d*"), extents):
+        hint = f"'{kind}:1' or '{kind}:{example}': {what}"
+        raise InputError(f"topology '{text}' has no {what}", hint=hint)
+    shape = tuple(map(int, extents.split("x")))
+    ones = (1,) * (chip.axes - len(shape))
+    return Topology(text, chip, (*ones, *shape))

@@ -22,6 +22,7 @@ from nnef_jax.measure.topologies import Topology
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_ENABLE_X64": "1",  # programs have their dtypes already
+    "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of libraries that only a run needs
     "TPU_SKIP_MDS_QUERY": "1",  # otherwise libtpu asks a server for the host's own devices
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # otherwise a second process aborts at the first one's lock
 }
