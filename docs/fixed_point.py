@@ -22,9 +22,9 @@ PAGE = ROOT / "docs" / "openvx_reports.md"
 _HEAD = """\
 # OpenVX reports
 
-What `nnef_jax.openvx.check_profile` and `Lowered.stats` tell of three networks in Q7.8, saturated
-and rounded to nearest even. Written by `python docs/fixed_point.py`. [OpenVX](openvx.md) says what
-the columns mean.
+This page has the reports of `nnef_jax.openvx.check_profile` and `Lowered.stats` for three networks
+in Q7.8, saturated and rounded to nearest even. `python docs/fixed_point.py` writes it.
+[OpenVX](openvx.md) explains the columns.
 """
 _ALEXNET = """version 1.0;
 graph alexnet_like(image) -> (probabilities)
@@ -68,7 +68,7 @@ def digits() -> tuple[Any, Any]:
 def alexnet_like() -> tuple[Any, Any]:
     """Return a small AlexNet (Krizhevsky et al. 2012) of random weights, and four images."""
     import nnef_jax
-    from nnef_jax.storage.writer import write_archive
+    from nnef_jax.storage.writer import write_members
 
     random, lines, files = np.random.default_rng(0), list[str](), dict[str, Any]()
     for i, shape in enumerate(_FILTERS, 1):
@@ -79,7 +79,7 @@ def alexnet_like() -> tuple[Any, Any]:
     text = _ALEXNET.replace("    conv1 =", "    " + "\n    ".join(lines) + "\n    conv1 =")
     with tempfile.TemporaryDirectory() as folder:
         arrays = {f"{name}.dat": x.astype(np.float32) for name, x in files.items()}
-        write_archive(f"{folder}/network.tar", {"graph.nnef": text.encode(), **arrays})
+        write_members(f"{folder}/network.tar", {"graph.nnef": text.encode(), **arrays})
         model = nnef_jax.load(Path(f"{folder}/network.tar").read_bytes())
     return model, _images(random, 4, 115)
 
@@ -120,17 +120,17 @@ def report(title: str, about: str, model: Any, images: Any) -> str:
     found = openvx.lower(model, on_unfit="float").stats(images, isolate=True)
     text = "\n".join(line.rstrip() for line in str(found).splitlines()).strip()
     return (
-        f"\n## {title}\n\n{about} Layers: {', '.join(counted)}; {folded} operations are a part of "
-        f"the weights of another. {said[0].upper()}{said[1:]}.\n\n```text\n{text}\n```\n"
+        f"\n## {title}\n\n{about} Layers: {', '.join(counted)}; {folded} operations are folded "
+        f"into weights. {said[0].upper()}{said[1:]}.\n\n```text\n{text}\n```\n"
     )
 
 
 def main() -> None:
     """Write the page."""
-    small = "Small and of random weights (He et al. 2015), on four random images."
+    small = "A small network with random weights (He et al. 2015) runs on four random images."
     sections = (
         report(
-            "Digits", "The network of `examples/digits` from `ink` on, on ten scans.", *digits()
+            "Digits", "The network of `examples/digits` runs from `ink` on, on ten scans.", *digits()
         ),
         report("AlexNet-like", small, *alexnet_like()),
         report("MobileNet-like", small, *mobilenet_like()),
