@@ -1,6 +1,10 @@
 """Holds the rules of all kinds of operations, a file a family; `rules` maps each kind to its rule.
 
-Other packages add their kinds, which have dotted names, by `rules.add`.
+A kind has one meaning for all formats. Kinds of the NNEF standard have its parameters; further
+parameters follow these, and their defaults mean the standard. Other packages add their kinds, which
+have dotted names, by `rules.add`.
+
+Where are the checks that rules share? `require`
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""The targets that programs are lowered for, each with its list of passes."""
+"""The targets that programs are lowered for, each with its list of passes.
+
+Which passes run for a CPU? `cpu`
+Which passes run for other platforms, and before derivatives? `portable`
+"""
 
 from __future__ import annotations
 

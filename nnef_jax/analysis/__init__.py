@@ -1,6 +1,12 @@
-"""What a network does and why: attributions, attacks, curvature, statistics, comparisons.
+"""Explains networks: attributions, attacks, curvature, statistics of tensors, comparisons.
 
-Pure functions over any `Model`, and their results. A name is imported when it is first used.
+An analysis is a function of any `Model`, and returns a result with a table and a picture. A name is
+imported when it is first used.
+
+Where are the methods of attribution? `gradients`, `noise`, `features`, `layer_attribution`,
+    `reference`, `relevance`, `occlusion_windows`
+Where are scores pulled backwards by other rules than derivatives? `propagation`
+Where does an analysis get the tensors inside a network? `layer_tensors`
 """
 
 from __future__ import annotations

@@ -1,1 +1,6 @@
-"""Arguments and results of calls: their checks, batches of any size, trimming of results."""
+"""Arguments and results of calls: checks and conversions, batches of any size, trimming.
+
+Where are the inputs of a call checked and converted? `arguments`
+Where is a batch split, or filled up to a compiled size? `batcher`
+Where is padding cut off outputs? `trimming`
+"""

@@ -4,4 +4,10 @@
 scan. `arrays` has the parameters and states, on devices or a mesh. `executables` has the compiled
 functions, cached in memory and in a `disk_cache`. `execution` runs a definition on arrays by
 executables. Code that reads documents, or knows a format, belongs elsewhere.
+
+Where is the device of a call determined? `places`, `arrays`
+Where is a call computed within a user's trace? `definition`
+Where is the key of a compiled function computed? `cache_key`
+Where does the cache check its files? `checked_file`
+Where are the host's rates measured and stored? `host_profile`
 """

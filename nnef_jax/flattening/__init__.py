@@ -1,1 +1,9 @@
-"""The parts of flattening for all formats: adding operations, and values known before a run."""
+"""The parts of flattening that formats share: operations, known values, loops, padded axes.
+
+A module belongs here if two formats need it, and if it names neither.
+
+Where are shapes and other known values computed while a network is read? `hostvalues`
+Where does an error get its place in the document? `emission`
+Where are the bodies of loops built? `repetition`
+Where are axes followed whose length depends on values? `padded_axes`, `padded_kinds`
+"""

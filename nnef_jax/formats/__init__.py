@@ -2,6 +2,15 @@
 
 `base` defines the interface of a format. Only this module names formats. A format is imported when
 it is first asked whether it recognises a network.
+
+While it flattens, a format maps its operators to kinds of operations by a registry of its own. The
+user's `rules=` are looked up before the registry. Conventions become operations: a filter in
+another layout is transposed in the graph, so that parameters keep the document's layout.
+
+Where is the operation of a name in a document found? `nnef.flatten`, `tract.operators`,
+    `openvino.layers`, `onnx.operators`
+Where is the table of a format's operators? `nnef.operator_table`, `tract.operator_table`,
+    `openvino.operator_table`, `onnx.operator_table`
 """
 
 from __future__ import annotations

@@ -1,1 +1,5 @@
-"""Parts of networks: the tensors that bound a part, its graph, and shapes for its inputs."""
+"""Parts of networks: the tensors that bound a part, its graph, and shapes for its inputs.
+
+Where is the request of `Model.cut` checked? `cutting`
+Where is a part cut out of the graph? `part`
+"""

@@ -1,6 +1,9 @@
 """Serves networks over HTTP by an ASGI application for the Open Inference Protocol 2.
 
 It needs the extra `serve`. docs/serving.md describes its routes.
+
+Where are waiting requests joined to a batch? `service`
+Where are tensors decoded and encoded? `protocol`
 """
 
 from __future__ import annotations

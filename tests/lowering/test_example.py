@@ -13,7 +13,7 @@ import nnef_jax
 from tests.pages import ROOT, blocks
 
 COMMAND = "$ nnef-jax compile block --print-after all\n"
-SHAPES = {"f": (8, 16, 1, 1), "mean": (1, 8), "variance": (1, 8)}
+SHAPES = {"f": (8, 16, 1, 1), "s": (1, 8)}
 
 
 def test_the_page_has_what_the_tool_prints(tmp_path: Path) -> None:

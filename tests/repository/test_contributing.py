@@ -18,7 +18,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-RECIPES = dict(re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
+RECIPES = dict(
+    re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", PAGE.split("\n# Recipes\n")[1], re.M | re.S)
+)
 
 
 def blocks(recipe: str) -> list[tuple[str, str, str]]:

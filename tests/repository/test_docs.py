@@ -23,7 +23,6 @@ from benchmarks.timing import geometric_mean
 from nnef_jax import cli
 from nnef_jax.formats.syntax.standard import standard
 from tests.execution import test_narrow
-from tests.helpers import model_of
 from tests.operations import test_numerics
 from tests.wrong_documents import SECTIONS, WRONG_DOCUMENTS, WrongDocument, message
 
@@ -204,27 +203,49 @@ def test_each_promise_of_security_names_a_test_that_is_there() -> None:
         assert (tests / f"{module}.py").is_file()
 
 
-def test_a_call_goes_the_way_that_is_written() -> None:
+def test_load_call_and_save_go_the_ways_that_are_written(tmp_path: Path) -> None:
     text = (DOCS / "architecture.md").read_text(encoding="utf-8")
-    listed = re.findall(r"^\d+\. `((?:nnef_jax|lowering)[\w.]+)`", text, re.MULTILINE)
-    # Whoever reads it opens few files, and comes back to few that were left.
+    step = r"^\d+\. `((?:nnef_jax|lowering)[\w.]+)`"
+    roads = {
+        heading: re.findall(step, section, re.MULTILINE)
+        for heading, section in re.findall(
+            r"^## The road of a (.+)\n((?:(?!## ).*\n)+)", text, re.M
+        )
+    }
+    # Whoever reads the road of a call opens few files, and comes back to few that were left.
     modules = [
-        module for module, _ in groupby(re.sub(r"(\.[A-Z]\w+)?\.\w+$", "", x) for x in listed)
+        module
+        for module, _ in groupby(re.sub(r"(\.[A-Z]\w+)?\.\w+$", "", x) for x in roads["first call"])
     ]
     assert len(set(modules)) <= 8 and len(modules) - len(set(modules)) <= 2
+    net = "version 1.0; graph net(x) -> (y) { x = external(shape = [2]); "
+    net += "w = variable(shape = [2], label = 'w'); y = mul(x, w); }"
+    x = np.ones(2, np.float32)
+    nnef_jax.write_archive(tmp_path / "net.tar", net, {"w": x})
+    model = nnef_jax.load(tmp_path / "net.tar")
+    done: dict[str, Callable[[], object]] = {
+        "load": lambda: nnef_jax.load(tmp_path / "net.tar"),
+        "first call": lambda: model(x),
+        "save": lambda: model.save(tmp_path / "saved.tar"),
+    }
+    assert done.keys() == roads.keys() and all(map(len, roads.values()))
+    for heading, run in done.items():
+        entered = iter(functions_entered(run))
+        road = roads[heading]
+        assert [name for name in road if name in entered] == road
+
+
+def functions_entered(run: Callable[[], object]) -> list[str]:
+    """The functions that are entered in a run, in order."""
     entered: list[str] = []
 
-    def told(frame: Any, event: str, _: Any) -> None:
+    def enter(frame: Any, event: str, _: Any) -> None:
         if event == "call":
             entered.append(f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}")
 
-    net = "version 1.0; graph net(x) -> (y) { x = external(shape = [2]); "
-    net += "w = variable(shape = [2], label = 'w'); y = mul(x, w); }"
-    model = model_of(net, data={"w": np.ones(2, np.float32)})
-    sys.setprofile(told)
+    sys.setprofile(enter)
     try:
-        model(np.ones(2, np.float32))
+        run()
     finally:
         sys.setprofile(None)
-    found = iter(entered)
-    assert [name for name in listed if name in found] == listed
+    return entered

@@ -1,1 +1,5 @@
-"""Operators of a format: their registry, sites and attributes, and a table of what they become."""
+"""The operators of a format: a registry of their meanings, their sites and attributes, a table.
+
+Where is an operator looked up by name and version? `registry`
+Where do `nnef-jax formats` and the generated pages get their rows? `table`, `inspection`
+"""

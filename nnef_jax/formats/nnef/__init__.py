@@ -1,4 +1,12 @@
-"""NNEF 1.0, final and provisional, by Khronos: its parser, checks, evaluation and flattening."""
+"""NNEF 1.0, final and provisional, by Khronos: its parser, checks, evaluation and flattening.
+
+An operation of a document is the kind of the same name. A fragment of the document's own keeps its
+body, even if a kind has its name.
+
+Where are the rules checked that need no shapes? `semantics`
+Where are expressions evaluated? `evaluator`, `values`
+Where are fragments expanded? `flatten`
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Tensors are in the message, or in files beside it. The `onnx` package, an extra, reads the message.
 It is imported when an ONNX file is read.
+
+Where is a node flattened? `flatten`, `node_site`
+Where are open extents and their names read? `frontend`
 """
 
 from __future__ import annotations

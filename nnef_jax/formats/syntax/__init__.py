@@ -1,4 +1,8 @@
 """NNEF's language: parsing, printing, types and front ends, for all formats that are written in it.
 
 Nothing here names a format.
+
+Where is a text parsed? `parsing`, which calls `reader`, or `grammar` if that gives up
+Where is a graph written as a flat document? `flat_document`, `printing`
+Where are the operations of the standard declared? `standard`
 """

@@ -1,4 +1,9 @@
-"""The dialect of tract and torch_to_nnef: its language, operations, data files and flattening."""
+"""The dialect of tract and torch_to_nnef: its language, operations, data files and flattening.
+
+Where are the operations of a registry declared? `declarations`
+Where are symbols of extents solved? `symbols`
+Where are implicit casts added? `application`
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 The function of a kind takes a `MappedOperation` and returns a `VxLayer`. It raises `Unfit` with the
 reason if no node computes the operation.
+
+Where is a kind mapped to a table of its values? `arithmetic_nodes`
 """
 
 from __future__ import annotations

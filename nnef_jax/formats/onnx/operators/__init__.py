@@ -2,6 +2,8 @@
 
 Operands of a meaning are tensors, known or computed; a sequence is a list of tensors. An operator
 without a meaning is run by the function with which the standard defines it (`schemas`).
+
+Where is `auto_pad` converted to padding? `filters`
 """
 
 from __future__ import annotations
