@@ -130,7 +130,7 @@ def main() -> None:
     small = "A small network with random weights (He et al. 2015) runs on four random images."
     sections = (
         report(
-            "Digits", "The network of `examples/digits` runs from `ink` on, on ten scans.", *digits()
+            "Digits", "The network of `examples/digits` from `ink` on runs on ten scans.", *digits()
         ),
         report("AlexNet-like", small, *alexnet_like()),
         report("MobileNet-like", small, *mobilenet_like()),

@@ -44,32 +44,33 @@ from tests.wrong_documents import SECTIONS, WrongDocument, message  # noqa: E402
 _OPERATIONS = """\
 # Operations
 
-The {count} operations of NNEF 1.0, what each is here, and what is tested of it. Nobody typed the
-tables: `python docs/generate.py` takes them from `tests/op_cases` ({cases} rows, each a use of an
-operation) and from which rows `tests/operations/test_operations.py` compares. "yes" is
-at least one row, "-" is where the question does not arise.
+This page lists the {count} operations of NNEF 1.0, and the tests of each. `python
+docs/generate.py` writes the tables from `tests/op_cases` ({cases} rows, each a use of an operation)
+and from the comparisons of `tests/operations/test_operations.py`. "yes" means at least one row. "-"
+means that the test does not apply.
 
-- **kind**: a primitive, or a compound operation that the standard defines by others.
-- **run by**: a rule of its own, its definition (expanded to the operations in it), or the graph's
-  own structure: inputs, parameters and state.
+- **kind**: a primitive, or a compound operation that the standard defines by other operations.
+- **run by**: a rule of its own, its definition (expanded to the operations in it), or the structure
+  of the graph: inputs, parameters and state.
 - **cases**: rows of the table: shapes, attributes, border modes, numbers of dimensions.
-- **value**: equal to a slow interpreter in 64 bits, which is written from the standard alone.
-- **expansion**: the rule equal to the definition. Primitives have none; an operation that is run
-  by its definition has no rule to compare.
-- **jit**: compiled equal to operation by operation.
-- **vmap**: a batch equal to a loop.
-- **gradient**: forward and reverse mode equal to central differences of the interpreter in 64
-  bits; or why there is no gradient to compare.
-- **bfloat16**: within what eight bits of precision allow. Compared where there is a gradient,
-  that is, where a small change of the input is a small change of the result; not for `pow`, which
-  magnifies it.
-- **OpenVX**: what every OpenVX that imports networks must run of the operation (its feature set
-  vx_khr_nnef_import); here nothing is left out ([openvx.md](openvx.md)).
+- **value**: the result equals that of a slow interpreter in 64 bits, which is written from the
+  standard alone.
+- **expansion**: the rule equals the definition. Primitives have no definition, and operations that
+  are run by their definition have no rule.
+- **jit**: the compiled operation equals the operation run by itself.
+- **vmap**: a batch equals a loop.
+- **gradient**: forward and reverse mode equal central differences of the interpreter in 64 bits;
+  or the reason why there is no gradient to compare.
+- **bfloat16**: the result is within eight bits of precision. It is compared if there is a gradient,
+  so that a small change of the input causes a small change of the result. `pow` is not compared,
+  since it magnifies the change.
+- **OpenVX**: the part of the operation that every OpenVX with import of networks must run (its
+  feature set vx_khr_nnef_import). Here nothing is left out ([openvx.md](openvx.md)).
 
-Values, batches and gradients are those of runs that edit each tensor and change nothing; what they
-capture is equal to the outputs bit by bit, and gradients pass through it.
+Values, batches and gradients are compared in runs that edit each tensor without a change. The
+captured tensors equal the outputs bit by bit, and gradients pass through the edits.
 
-"yes" is said of the rows that can be compared: a maximum of equal values, say, has no central
+"yes" concerns the rows that can be compared. For example, a maximum of equal values has no central
 difference.
 
 `external`, `variable` and `update` are tested with the networks around them, in
@@ -80,52 +81,55 @@ difference.
 _TRACT = """\
 # Operations of tract's registries
 
-What torch_to_nnef and tract write beside the operations of NNEF 1.0
-([operations.md](operations.md)), registry by registry, and those of NNEF that tract reads in
-another way (`tract_nnef`). Written by `python docs/generate.py` from the declarations in
+This page lists the operations that torch_to_nnef and tract write besides those of NNEF 1.0
+([operations.md](operations.md)), by registry. `tract_nnef` has the operations of NNEF that tract
+reads differently. `python docs/generate.py` writes the page from the declarations in
 `nnef_jax/formats/tract` and from `tests/op_cases/tract` ({cases} rows, each a use of an operation).
-Where tract reads an operation as NNEF does, rows of NNEF's table count too.
+If tract reads an operation as NNEF does, rows of NNEF's table count too.
 
-- **kind**: the kinds that it becomes in the graph, a part of the graph's structure (inputs,
-  variables, types, shapes, state), its definition, or refused, with the reason.
+- **kind**: the kinds that the operation becomes in the graph, a part of the graph's structure
+  (inputs, variables, types, shapes, state), its definition, or refused, with the reason.
 - **cases**: rows of the table.
-- **value**: equal to a slow interpreter in 64 bits, written from the description of the operation.
-- **jit**, **vmap**: compiled equal to operation by operation; a batch equal to a loop.
-- **gradient**: forward and reverse mode equal to central differences of the interpreter; or why
-  there is none to compare.
+- **value**: the result equals that of a slow interpreter in 64 bits, which is written from the
+  description of the operation.
+- **jit**, **vmap**: the compiled operation equals the operation run by itself; a batch equals a
+  loop.
+- **gradient**: forward and reverse mode equal central differences of the interpreter; or the reason
+  why there is no gradient to compare.
 - **float16**: within 1 % of the exact result.
 
-Batches and gradients are those of runs that edit each tensor and change nothing, and capture what
-they return.
+Batches and gradients are compared in runs that edit each tensor without a change, and capture the
+results.
 
-What is structure is tested by the documents of `tests/formats/test_tract_*.py`.
+Operations that are structure are tested by the documents of `tests/formats/test_tract_*.py`.
 """
 
 _ERRORS = """\
 # Error messages
 
-Twenty documents as one may write them, and what `nnef_jax.load` says. A message gives the place,
-what was found there, what is expected, the fragments it was reached through, and a hint how to
-mend it. Errors that do not depend on each other are reported at once, by `nnef-jax check` too.
+This page shows twenty wrong documents, and the messages of `nnef_jax.load`. A message has the
+place, the wrong content and the expected one, the calls of fragments that lead there, and a hint
+for the correction. Errors that do not depend on each other are reported together, also by
+`nnef-jax check`.
 
-The documents are in `tests/wrong_documents.py`; a test holds each message to its place and to the
-words that it takes to mend the document. Tensor files are left out where nothing depends on them.
-This page is written by `python docs/generate.py`, which loads the documents.
+The documents are in `tests/wrong_documents.py`. A test checks that each message has the right
+place, and the words that are needed to correct the document. Tensor files are left out if nothing
+depends on them. `python docs/generate.py` loads the documents and writes this page.
 """
 
 
 _OPENVINO = """\
 # OpenVINO's layers
 
-The layers that are read, by their types. Nobody typed the table: `python docs/generate.py` takes it
-from what `nnef-jax formats openvino` shows, and from the tests. A layer that is not in it is an
-error that names all such layers of a network, with their lines.
+This page lists the layers of OpenVINO that are read, by type. `python docs/generate.py` writes the
+table from the output of `nnef-jax formats openvino` and from the tests. If a network has layers
+that are not in the table, one error names them all, with their lines.
 
-- **versions**: those of documents. The operation sets have versions 10 and 11.
-- **becomes**: the kinds of operations of the graph that it may become, a part of the graph's
-  structure, or refused, with the reason. Operations that only broadcast operands, or hold a
-  constant, are left out.
-- **shown by**: the line in `tests/openvino` of a test of its results, against formulas in numpy.
+- **versions**: versions of documents. The operation sets have versions 10 and 11.
+- **becomes**: the kinds of operations that the layer may become in the graph, a part of the graph's
+  structure, or refused, with the reason. Operations that only broadcast operands or hold a constant
+  are left out.
+- **shown by**: the line in `tests/openvino` of a test that compares results with formulas in numpy.
 
 """
 
@@ -133,15 +137,15 @@ error that names all such layers of a network, with their lines.
 _ONNX = """\
 # ONNX's operators
 
-The operators that have a meaning here, by domain. Nobody typed the tables: `python
-docs/generate.py` takes them from what `nnef-jax formats onnx` shows. An operator that has no row
-runs by the function that the standard defines it by, as `Celu` and `Shrink` do. Without such a
-function it is an error that names all such nodes of a network.
+This page lists the operators of ONNX that have a meaning here, by domain. `python
+docs/generate.py` writes the tables from the output of `nnef-jax formats onnx`. If the standard
+defines an operator by a function, as `Celu` and `Shrink`, the operator needs no row: the function
+is run. If a network has other operators without a row, one error names all their nodes.
 
-- **versions**: those of the operator set.
-- **becomes**: the kinds of operations of the graph that it may become, or refused, with the reason.
-  Operations that only broadcast operands, or hold a constant, are left out.
-- **attributes**: those that the registry names. Code may read more, as `pads` of `Conv`.
+- **versions**: versions of the operator set.
+- **becomes**: the kinds of operations that the operator may become in the graph, or refused, with
+  the reason. Operations that only broadcast operands or hold a constant are left out.
+- **attributes**: attributes that the registry names. Code may read more, as `pads` of `Conv`.
   `nnef-jax formats OPERATOR` shows types and defaults.
 
 """
