@@ -118,7 +118,7 @@ if TYPE_CHECKING:
     from lowering.prepare import Preparing as Preparing
     from lowering.prepare import Split as Split
     from lowering.prepare import prepared as prepared
-    from lowering.prepare import whole as whole
+    from lowering.prepare import unprepared as unprepared
     from lowering.program import Program as Program
     from lowering.program_printing import described as described
     from lowering.recipe import Recipe as Recipe
@@ -197,8 +197,8 @@ _HOMES = {
     "total": "lowering.work",
     "trace": "lowering.tracing",
     "traced": "lowering.pipeline",
+    "unprepared": "lowering.prepare",
     "watched": "lowering.pipeline",
-    "whole": "lowering.prepare",
     "widened": "lowering.kernels.precision",
     "windows": "lowering.kernels",
 }

@@ -1,8 +1,9 @@
 """The table of axes: for each primitive, which axes of operands become which axes of results.
 
 Sharding, batches and layouts read it. A link joins axes along which items stay apart: an item of a
-result depends on the items at the same index of the operands that have the axis, and on all items
-of the other operands. Callers must assume the worst of a primitive without a row.
+result depends on operands that have the axis only by their items at the same index, and on all
+items of the other operands. If a primitive has no row, its items may depend on one another in any
+way.
 
 Most rows follow from `facts`. Other primitives have a function below.
 """
@@ -38,7 +39,7 @@ def number(axis: int | AxisPart) -> int:
 
 
 Run = tuple[int | AxisPart, ...]  # consecutive axes, or parts of axes
-Fate = Literal["apart", "sum", "lookup"]  # of items along an axis, as `AxisLink` says
+Fate = Literal["apart", "sum", "lookup"]  # see `AxisLink.does`
 Pair = tuple[Sequence[int], Sequence[int]]  # axes of the left and of the right operand
 ProductNumbers = tuple[Pair, Pair]  # of a dot_general: axes of sums, axes of the batch
 
@@ -59,7 +60,7 @@ class AxisLink(NamedTuple):
 
     @property
     def is_of_parts(self) -> bool:
-        """Tell whether an operand has only a part of an axis in the link, as groups of channels."""
+        """Tell whether the link has only a part of an operand's axis: groups of its channels."""
         return any(isinstance(x, AxisPart) for run in self.operands.values() for x in run)
 
     def single(self) -> tuple[dict[int, int], dict[int, int]] | None:
@@ -130,54 +131,58 @@ def _shape(operand: Atom) -> tuple[int, ...]:
 def _one(
     operands: Mapping[int, int], results: Mapping[int, int] | None = None, does: Fate = "apart"
 ) -> AxisLink:
-    """Return the link of one axis of each operand and result, by index."""
-    ends = {place: (axis,) for place, axis in (results or {}).items()}
-    return AxisLink({place: (axis,) for place, axis in operands.items()}, ends, does)
+    """Return a link with one axis of each operand and result; both map an index to the axis."""
+    result_runs = {place: (axis,) for place, axis in (results or {}).items()}
+    return AxisLink({place: (axis,) for place, axis in operands.items()}, result_runs, does)
 
 
 def _shared(
     operands: Iterable[int],
     axis: int,
     results: Iterable[int] = (),
-    end: int = 0,
+    result_axis: int = 0,
     does: Fate = "apart",
 ) -> AxisLink:
-    """Return the link of `axis` of several operands with axis `end` of several results."""
-    return _one({i: axis for i in operands}, {i: end for i in results}, does)
+    """Return the link of `axis` of several operands with `result_axis` of several results."""
+    return _one({i: axis for i in operands}, {i: result_axis for i in results}, does)
 
 
 def _same(equation: Equation, touched: Iterable[int] = (), *, repeats: bool = False) -> LinkedAxes:
-    """Link axis i of operands and results of equal rank, if the extents are equal.
+    """Link axis i of the results and of the operands of their rank, if the extents are equal.
 
-    Axes in `touched` have no link. With `repeats`, operands of extent 1 are broadcast.
+    Axes in `touched` get no link. With `repeats` an operand may have the extent 1 instead, and is
+    not in the link then.
     """
     links: list[AxisLink] = []
     rank = len(_shape(equation.outvars[0]))
     operands = [(i, _shape(v)) for i, v in enumerate(equation.invars) if len(_shape(v)) == rank]
     for axis in {*range(rank)} - {*touched}:
         (extent, *extents) = [_shape(v)[axis] for v in equation.outvars]
-        sharing = [i for i, shape in operands if shape[axis] == extent]
-        is_linked = len(sharing) == len(operands) or (
+        equal = [i for i, shape in operands if shape[axis] == extent]
+        is_linked = len(equal) == len(operands) or (
             repeats and all(shape[axis] in (1, extent) for _, shape in operands)
         )
         if is_linked and all(n == extent for n in extents):
-            links.append(_shared(sharing, axis, range(1 + len(extents)), axis))
+            links.append(_shared(equal, axis, range(1 + len(extents)), axis))
     return LinkedAxes(links)
 
 
 def _removed(equation: Equation, name: str, *, is_sum: bool) -> LinkedAxes:
-    """Link the axes that are not removed, and with `is_sum` those that are."""
+    """Link the axes that results keep, and with `is_sum` also the removed axes.
+
+    `name` is the parameter that lists the removed axes.
+    """
     removed = equation.params[name]
-    left = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
+    remaining = [i for i in range(len(_shape(equation.invars[0]))) if i not in removed]
     results = range(len(equation.outvars))
     operands = [i for i, v in enumerate(equation.invars) if _shape(v)]
-    links = [_shared(operands, i, results, j) for j, i in enumerate(left)]
+    links = [_shared(operands, i, results, j) for j, i in enumerate(remaining)]
     links += [_shared(operands, i, does="sum") for i in removed if is_sum]
     return LinkedAxes(links)
 
 
 def _touched(equation: Equation, per_axis: Mapping[str, object]) -> set[int]:
-    """Return the axes for which a parameter has an entry other than the neutral one."""
+    """Return the axes for which a parameter of `Facts.per_axis` has a non-neutral entry."""
     return {
         axis
         for name, neutral in per_axis.items()
@@ -215,7 +220,7 @@ def _reshape(equation: Equation) -> LinkedAxes:
     shapes = _shape(equation.invars[0]), _shape(equation.outvars[0])
     links: list[AxisLink] = []
     for runs in runs_of(*shapes) or ():
-        if max(map(len, runs)) > 1:  # an axis of one item makes no difference beside other axes
+        if max(map(len, runs)) > 1:  # leave out axes of extent 1, except one that stays one axis
             runs = [tuple(i for i in x if n[i] != 1) for x, n in zip(runs, shapes, strict=True)]
         old, new = runs
         links.append(AxisLink({0: old}, {0: new}))
@@ -238,7 +243,7 @@ def _unstack(equation: Equation) -> LinkedAxes:
 
 @_row("slice", "split")
 def _slice(equation: Equation) -> LinkedAxes:
-    """Link whole axes, and slices of an axis that are one index of its leading factor."""
+    """Link axes that are not cut, and slices that take one index of an axis's leading factor."""
     links: list[AxisLink] = []
     for place, starts in enumerate(cuts(equation)):
         extents, sizes = _shape(equation.invars[0]), _shape(equation.outvars[place])
@@ -251,7 +256,7 @@ def _slice(equation: Equation) -> LinkedAxes:
 
 
 def cuts(equation: Equation) -> list[list[int | None]]:
-    """Return the start of each result of a slice or split along each axis, None with strides."""
+    """Return the start along each axis for each result of a slice or split; None for a stride."""
     params, rank = equation.params, len(_shape(equation.invars[0]))
     if primitive(equation) == "slice":
         strides = params["strides"] or (1,) * rank
@@ -297,19 +302,19 @@ def _products(
     Args:
         equation: a dot_general or ragged_dot_general.
         numbers: its dimension numbers.
-        mixed: free axes of the left operand along which items do not stay apart, without links.
+        mixed: free axes of the left operand that get no link, since items do not stay apart.
         groups: axes of the right operand that the result lacks.
     """
     sums, batches = numbers
     links = [_one({0: i, 1: j}, {0: k}) for k, (i, j) in enumerate(zip(*batches, strict=True))]
-    place = len(links)
-    for k, v in enumerate(equation.invars[:2]):
+    result_axis = len(links)
+    for side, v in enumerate(equation.invars[:2]):
         for i in range(len(_shape(v))):
-            if i in (*sums[k], *batches[k]) or (k == 1 and i in groups):
+            if i in (*sums[side], *batches[side]) or (side == 1 and i in groups):
                 continue
-            if k == 1 or i not in mixed:
-                links.append(_one({k: i}, {0: place}))
-            place += 1
+            if side == 1 or i not in mixed:
+                links.append(_one({side: i}, {0: result_axis}))
+            result_axis += 1
     return [*links, *(_one({0: i, 1: j}, does="sum") for i, j in zip(*sums, strict=True))]
 
 
@@ -350,7 +355,7 @@ def _convolution(equation: Equation) -> LinkedAxes:
 
 @_row("gather")
 def _gather(equation: Equation) -> LinkedAxes:
-    """Link whole axes, axes of the indices, and the one axis of a lookup."""
+    """Link axes that slices take as a whole, axes of the indices, and the one axis of a lookup."""
     numbers, sizes = equation.params["dimension_numbers"], equation.params["slice_sizes"]
     table, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
     collapsed, batched = numbers.collapsed_slice_dims, numbers.operand_batching_dims
@@ -358,9 +363,9 @@ def _gather(equation: Equation) -> LinkedAxes:
     pairs = zip(window, numbers.offset_dims, strict=True)
     links = [_one({0: i}, {0: j}) for i, j in pairs if sizes[i] == table[i]]
     rows = [j for j in range(len(result)) if j not in numbers.offset_dims]
-    beside = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
+    table_axis = dict(zip(numbers.start_indices_batching_dims, batched, strict=True))
     for i, j in enumerate(rows):  # the last axis of the indices holds the coordinates of one item
-        links.append(_one({1: i} | ({0: beside[i]} if i in beside else {}), {0: j}))
+        links.append(_one({1: i} | ({0: table_axis[i]} if i in table_axis else {}), {0: j}))
     if len(collapsed) != 1 or batched or numbers.start_index_map != collapsed:
         return LinkedAxes(links)
     return LinkedAxes([*links, _one({0: collapsed[0]}, does="lookup")], weights=(0,))
@@ -368,12 +373,12 @@ def _gather(equation: Equation) -> LinkedAxes:
 
 @_row("scatter", "scatter-add", "scatter-max", "scatter-min", "scatter-mul", "scatter-sub")
 def _scatter(equation: Equation) -> LinkedAxes:
-    """Link axes that updates cover as a whole, and batch axes."""
+    """Link axes that each update covers as a whole, and batch axes."""
     numbers = equation.params["dimension_numbers"]
     target, _, updates = map(_shape, equation.invars)
     batched = numbers.operand_batching_dims
-    gone = (*numbers.inserted_window_dims, *batched)
-    window = [i for i in range(len(target)) if i not in gone]
+    inserted = (*numbers.inserted_window_dims, *batched)
+    window = [i for i in range(len(target)) if i not in inserted]
     pairs = zip(window, numbers.update_window_dims, strict=True)
     links = [_one({0: i, 2: j}, {0: i}) for i, j in pairs if target[i] == updates[j]]
     rows = [j for j in range(len(updates)) if j not in numbers.update_window_dims]

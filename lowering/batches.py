@@ -1,4 +1,4 @@
-"""Finds the batch axis of each variable, and changes the number of items in the batch."""
+"""Finds the batch axis of each variable, and changes the size of the batch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def batch_axes(
     Args:
         program: the program.
         seeds: the batch axes of some arguments.
-        follow: variables that get the batch axis of the operands beside them, if they have an item
-            for each of the batch.
+        follow: arguments without a seed that may hold the batch. In an equation with an operand
+            that has a batch axis, they get the linked axis if its extent is the batch size.
         reduces: whether sums and maxima over the batch are allowed; they have no batch axis.
         resizes: whether `resized` will change the batch. If not, loops and lookups are followed.
     """
@@ -47,9 +47,9 @@ def batch_axes(
     alike = {} if resizes else _alike(program, size)
 
     def has_items(v: Atom, axis: int) -> bool:
-        """Tell whether an operand without a batch axis has an item for each of the batch."""
-        is_along = v in following and v.aval.shape[axis] == size
-        return is_along or axis in alike.get(v, ())
+        """Tell whether an operand follows and has the batch size there, or all items are equal."""
+        follows = v in following and v.aval.shape[axis] == size
+        return follows or axis in alike.get(v, ())
 
     for equation in program.equations:
         operands = [None if is_literal(v) else axes.get(v) for v in equation.invars]
@@ -61,27 +61,28 @@ def batch_axes(
                     alike[result] = _axes_alike(equation, {})
             continue
         if functions := [] if resizes else bodies(equation):
-            within = [_axes_within(program, equation, x, operands, has_items) for x in functions]
-            results = [x for x in within if x]
-            if any(x != results[0] for x in results):  # branches
+            inner = [_axes_within(program, equation, x, operands, has_items) for x in functions]
+            inner = [x for x in inner if x]  # a function may have effects only
+            if any(x != inner[0] for x in inner):  # branches
                 raise NotSeparableError(equation)
-            places = {**results[0]} if results else {}  # a function may have effects only
-            taken = following.union(equation.outvars)
-            axes.update((v, x) for v, x in places.items() if x is not None and v in taken)
+            targets = following.union(equation.outvars)
+            for v, axis in inner[0].items() if inner else ():
+                if axis is not None and v in targets:
+                    axes[v] = axis
             continue
         links = _links(equation, operands, has_items, resizes=resizes)
-        for starts, ends in links:
-            for place, axis in starts.items():
+        for operand_axes, result_axes in links:
+            for place, axis in operand_axes.items():
                 v = equation.invars[place]
                 if operands[place] is None and (resizes or v in following) and has_items(v, axis):
                     axes[v] = axis
-            axes.update((equation.outvars[place], axis) for place, axis in ends.items())
+            axes.update((equation.outvars[place], axis) for place, axis in result_axes.items())
         if not axes.keys() >= {*equation.outvars} and not (reduces and links):
             raise NotSeparableError(equation)
     return axes
 
 
-Ends = tuple[Mapping[int, int], Mapping[int, int]]  # axes by index of the operand, and result
+Ends = tuple[Mapping[int, int], Mapping[int, int]]  # axes by index of the operand, of the result
 
 
 def _links(
@@ -93,7 +94,7 @@ def _links(
 ) -> Sequence[Ends]:
     """Return the links of the operands' batch axes, or none if items mix.
 
-    Operands that are equal for all items, or follow, need no batch axis yet.
+    A linked operand may lack a batch axis if `has_items` is true for it.
     """
     if resizes and not _is_resizable(equation):
         return []
@@ -108,11 +109,11 @@ def _links(
         is_one = facts(equation).by_item and v.aval.shape[axis] == 1
         return not is_one and (is_literal(v) or not has_items(v, axis))
 
-    def holds(starts: Mapping[int, int]) -> bool:
-        missing = starts.keys() - batch.keys()
-        return batch.items() <= starts.items() and not any(lacks(i, starts[i]) for i in missing)
+    def covers_batch(linked: Mapping[int, int]) -> bool:
+        missing = linked.keys() - batch.keys()
+        return batch.items() <= linked.items() and not any(lacks(i, linked[i]) for i in missing)
 
-    return exact or [ends for ends in links if holds(ends[0])][:1]
+    return exact or [ends for ends in links if covers_batch(ends[0])][:1]
 
 
 def _is_resizable(equation: Equation) -> bool:
@@ -136,8 +137,8 @@ def _axes_alike(equation: Equation, alike: Alike) -> set[int]:
     table = axes_of(equation) or UNLINKED
     axes = {*table.alike}
     for starts, ends in filter(None, (link.single() for link in table.links)):
-        pairs = [(equation.invars[i], axis) for i, axis in starts.items()]
-        if all(not is_literal(v) and axis in alike.get(v, ()) for v, axis in pairs):
+        linked = [(equation.invars[i], axis) for i, axis in starts.items()]
+        if all(not is_literal(v) and axis in alike.get(v, ()) for v, axis in linked):
             axes.update(axis for i, axis in ends.items() if i == 0)
     return axes
 
@@ -151,15 +152,16 @@ def _axes_within(
 ) -> dict[Variable, int | None]:
     """Return the batch axes of an inner function's results, and of a loop's initial values.
 
-    Items must stay apart in every turn of a loop.
+    The body of a loop is followed until the axes before and after a turn agree: a carried value
+    may get a batch axis in a turn.
     """
     inside = replace(program, closed=body.closed)
     arguments, carried = inside.arguments, [*body.again.values()]
     if {i for i, x in enumerate(operands) if x is not None} - {x.place for x in body.arguments}:
-        raise NotSeparableError(equation)  # a choice between branches
+        raise NotSeparableError(equation)  # the choice between branches depends on the batch
     starts = [(operands[place], steps) for place, steps in body.arguments]
     before = [None if axis is None else axis - steps for axis, steps in starts]
-    while -1 not in before:
+    while -1 not in before:  # -1: the steps of the loop go over the batch
         seeds = {v: x for v, x in zip(arguments, before, strict=True) if x is not None}
         follow = [arguments[i] for i in carried if before[i] is None]
         axes = batch_axes(inside, seeds, follow=follow, resizes=False) if seeds else {}
@@ -168,13 +170,13 @@ def _axes_within(
         for i, j in body.again.items():
             after[j] = axes.get(arguments[j], ends[i])
         if after == before and all(ends[i] == before[j] for i, j in body.again.items()):
-            first = {i: equation.invars[body.arguments[i].place] for i in carried}
-            taken = {v: before[i] for i, v in first.items() if not is_literal(v)}
-            return taken | _outside(equation, body, ends)
+            initial = {i: equation.invars[body.arguments[i].place] for i in carried}
+            initial_axes = {v: before[i] for i, v in initial.items() if not is_literal(v)}
+            return initial_axes | _outside(equation, body, ends)
         for i in carried:
             v, axis = equation.invars[body.arguments[i].place], after[i]
-            is_alike = axis is not None and not is_literal(v) and has_items(v, axis)
-            if axis != before[i] and not (is_alike and primitive(equation) == SCAN):
+            may_hold_batch = axis is not None and not is_literal(v) and has_items(v, axis)
+            if axis != before[i] and not (may_hold_batch and primitive(equation) == SCAN):
                 raise NotSeparableError(equation)
         if after == before:
             break
@@ -199,9 +201,9 @@ def _outside(
 def resized(program: Program, *parts: tuple[Axes, int]) -> Program:
     """Return the program with other extents: each part has axes by variable, and their extent."""
     shapes: dict[Variable, list[int]] = {}
-    for axes, size in parts:
+    for axes, extent in parts:
         for variable, axis in axes.items():
-            shapes.setdefault(variable, list(variable.aval.shape))[axis] = size
+            shapes.setdefault(variable, list(variable.aval.shape))[axis] = extent
 
     def change(equation: Equation) -> Equation:
         (result, *_), name = equation.outvars, facts(equation).resized

@@ -18,7 +18,7 @@ class Outer(NamedTuple):
 
     Args:
         place: its index among the operands or results.
-        steps: 1 if the inner function has one item along the leading axis, else 0.
+        steps: 1 if the inner function gets one item along the leading axis of it, else 0.
     """
 
     place: int
@@ -30,9 +30,9 @@ class InnerFunction(NamedTuple):
 
     Args:
         closed: the function.
-        arguments: by argument, its operand of the equation, in the first turn of a loop.
-        results: by result, its result of the equation; None for the condition of a loop.
-        again: maps the index of a result to the argument that it becomes in the next turn.
+        arguments: for each argument, the equation's operand, in the first turn of a loop.
+        results: for each result, the equation's result; None for the condition of a loop.
+        again: maps the index of a result to that of the argument it becomes in the next turn.
         times: the number of evaluations in a call, 1 if it is unknown before a run.
     """
 
@@ -58,12 +58,12 @@ def bodies(equation: Equation) -> list[InnerFunction]:
             again = {i: count + i for i in range(carried)}
             return [InnerFunction(params["jaxpr"], arguments, ends, again, params["length"])]
         case "while":
-            tested, count = params["cond_nconsts"], params["body_nconsts"]
-            state = operands[tested + count :]
-            again = {i: count + i for i in range(len(results))}
+            of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]  # leading operands
+            state = operands[of_cond + of_body :]
+            again = {i: of_body + i for i in range(len(results))}
             return [
-                InnerFunction(params["cond_jaxpr"], [*operands[:tested], *state], [None]),
-                InnerFunction(params["body_jaxpr"], [*operands[tested:]], results, again),
+                InnerFunction(params["cond_jaxpr"], [*operands[:of_cond], *state], [None]),
+                InnerFunction(params["body_jaxpr"], [*operands[of_cond:]], results, again),
             ]
         case "cond":
             return [InnerFunction(branch, operands[1:], results) for branch in params["branches"]]

@@ -35,7 +35,7 @@ from lowering.ops import require, rules
 
 _X64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"
 _LONGEST = 400  # characters; longer names are cut before a suffix is added
-_MOST_EMPTY = 1 << 22  # items of the axes before an empty one; XLA loops over them, 0.6 s
+_MOST_EMPTY = 1 << 22  # items; XLA loops over the axes before an empty one, 0.6 s
 
 
 @dataclass(slots=True)
@@ -51,8 +51,9 @@ class _Variable:
 class GraphBuilder:
     """Builds an immutable graph of inputs, variables and operations; raises InvalidOperation.
 
-    `real` and `integer` are the dtypes of literals and untyped tensors. A name that another value
-    has already gets a suffix. A reader whose documents forbid equal names asks `is_taken` first.
+    `real` and `integer` are the dtypes of literals and untyped tensors. If another value has the
+    name of a new value, the new name gets a suffix. A reader whose documents forbid equal names
+    asks `is_taken` first.
     """
 
     real: str = "float32"
@@ -187,13 +188,13 @@ class GraphBuilder:
                 return TensorType((), self.real)
 
     def _as_read(self, operand: Value | Scalar) -> TensorType:
-        """Return the type of an operand for rules; raise InvalidShape for a too large axis."""
+        """Return the type of an operand for rules; raise InvalidShape for an axis too long."""
         type = operand.type if isinstance(operand, Value) else self.literal_type(operand)
         for extent in type.shape:
             if extent > MAX_EXTENT:
                 raise InvalidShape(
-                    f"an operand has the shape {show(type.shape)}, an axis that is read has at "
-                    f"most {MAX_EXTENT} items"
+                    f"an operand has the shape {show(type.shape)}; an axis has at most "
+                    f"{MAX_EXTENT} items"
                 )
         return PRESENT if type == ABSENT and isinstance(operand, Value) else type
 
@@ -219,34 +220,34 @@ class GraphBuilder:
             operands: tensors, literals for constant tensors, or tuples of these, by name of the
                 rule's parameter.
             attributes: numbers, strings, or tuples of these, by name of the rule's parameter.
-            names: the names of results, at least one; for other numbers of results, names are made
-                from the first.
+            names: the names of the results, at least one. If the number of results is another one,
+                names are made from the first.
             span: the place in the document, for errors, HLO and profiles.
             calls: the nested calls of the document's functions that the operation comes from.
             rule: a user's rule for `kind`.
-            inserted: whether the document has no such results.
+            inserted: whether a reader added the results, which the document lacks.
         """
-        used = rule or rules[kind]
+        active = rule or rules[kind]
         arguments: dict[str, Any] = {**operands, **attributes}
-        reads, types = used.infer_reads, dict[str, Any]()  # types, and attributes
+        reads, infer_arguments = active.infer_reads, dict[str, Any]()
         for name, x in arguments.items():
             if "**" in reads or name in reads:
-                read = mapped(x, self._as_read) if name in operands else _opened(x)
-                types[python_name(name)] = read
-        if len(types) < len(arguments) and "**" not in used.parameters:
+                argument = mapped(x, self._as_read) if name in operands else _opened(x)
+                infer_arguments[python_name(name)] = argument
+        if len(infer_arguments) < len(arguments) and "**" not in active.parameters:
             for name in arguments:
-                if name not in used.parameters:
+                if name not in active.parameters:
                     raise InvalidOperation(f"the rule takes no '{name}'")
-        if len(arguments) < len(used.parameters):
-            required = set(used.parameters) - used.defaults.keys() - {"**"}
+        if len(arguments) < len(active.parameters):
+            required = set(active.parameters) - active.defaults.keys() - {"**"}
             if missing := sorted(required - arguments.keys()):
                 raise InvalidOperation(f"the rule needs {', '.join(map(repr, missing))}")
         try:
-            inferred = used.infer(**types)
+            inferred = active.infer(**infer_arguments)
         except ZeroDivisionError:  # some rules divide by an extent
             if not any([0 in v.type.shape for x in operands.values() for v in values_of(x)]):
                 raise
-            raise InvalidShape("an operand is empty, it needs items") from None
+            raise InvalidShape("an operand is empty, the operation needs items") from None
         if isinstance(inferred, TensorType) and len(names) == 1:  # the usual case
             results = (Value(self._name(names[0], True), _possible(inferred), inserted),)
         else:
@@ -256,6 +257,7 @@ class GraphBuilder:
         return results
 
     def _results(self, types: Types, names: Sequence[str], inserted: bool) -> tuple[Result, ...]:
+        """Return new values of these types, with names from `names` or made from the first."""
         structure = types if isinstance(types, tuple) else (types,)
         count = sum([len(item) if isinstance(item, list) else 1 for item in structure])
         exact = len(names) == count
@@ -276,7 +278,7 @@ class GraphBuilder:
         output_names: Sequence[str],
         input_names: Sequence[str] | None = None,
     ) -> Graph:
-        """Return the graph; `input_names` is the order of inputs, by default that of `input`."""
+        """Return the graph; `input_names` orders its inputs, by default as `input` was called."""
         variables = self._variables.values()
         inputs = {value.name: value for value in self._inputs}
         return Graph(
@@ -303,14 +305,14 @@ def _possible(type: TensorType) -> TensorType:
             raise InvalidShape(f"the result would have the shape {show(type.shape)}")
     if 0 in type.shape and volume(type.shape[: type.shape.index(0)]) > _MOST_EMPTY:
         raise InvalidShape(
-            f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} places "
-            "before an axis without items, which take long to compile"
+            f"the result would have the shape {show(type.shape)}: more than {_MOST_EMPTY} items "
+            "along the axes before the empty one, which take long to compile"
         )
     return ABSENT if type is PRESENT else type
 
 
 def _opened(attribute: Any) -> Any:
-    """Return an attribute with UNKNOWN for symbolic extents."""
+    """Return an attribute with UNKNOWN in the place of symbolic extents."""
     if isinstance(attribute, tuple):
         items: tuple[Any, ...] = attribute
         return tuple(map(_opened, items)) if any(map(is_symbolic, items)) else items

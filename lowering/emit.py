@@ -32,19 +32,19 @@ from lowering.targets.target import Target
 
 T = TypeVar("T")
 
-# Evaluates `jaxpr` on the arrays of `constants` and the operands. The first `parameters` of these
-# are parameters, and `jaxpr` is linear in the last `linear` of them. With a `recipe`, the computed
-# values of this recipe follow as further operands.
+# Evaluates `jaxpr` on arguments: the arrays of `constants`, then the operands. The first
+# `parameters` arguments are parameters. `jaxpr` is linear in the last `linear` arguments. With a
+# `recipe`, the computed values of this recipe follow as further operands.
 _network = jaxprs.operation("network")
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["recipe"])
 @dataclass(frozen=True)
 class Preparation:
-    """Computed values for the kernels of a CPU; the parameters themselves are not included.
+    """Values computed from parameters for the kernels of a CPU; parameters are not included.
 
-    `recipe` is the digest of the values' recipe. A function whose recipe has another digest, as for
-    other shapes, ignores the values.
+    `recipe` is the digest of the values' recipe. A function whose recipe has another digest, for
+    other shapes for example, ignores the values.
     """
 
     arrays: tuple[Array, ...]
@@ -239,56 +239,59 @@ def _jvp(
             "prepared values have no derivatives: differentiate in parameters, and prepare these"
             " in the differentiated function, or not at all"
         )
-    moved = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
+    moving = [i for i, tangent in enumerate(tangents[:count]) if _moves(tangent)]
     first = count - linear
-    if not moved or moved[0] >= first:  # it is linear in all moved operands
+    if not moving or moving[0] >= first:  # it is linear in all moving operands
         params |= {"linear": linear, "constants": _NOTHING, "about": about}
         results = _network.bind(*operands, jaxpr=jaxpr, **params)
-        if not moved:
+        if not moving:
             return results, [ad.Zero(aval.to_tangent_aval()) for aval in avals]
         changes = [*operands[:first], *map(ad.instantiate_zeros, tangents[first:count])]
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
-    operands, changes = operands[:count], [tangents[i] for i in moved]
-    real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
-    pulled: list[Any] = []  # the tree of the linear function
+    operands, changes = operands[:count], [tangents[i] for i in moving]
+    are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
+    trees: list[Any] = []  # the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
-        def parted(*changing: Array) -> tuple[list[Any], list[Any]]:
-            results = jaxprs.as_function(jaxpr)(*_merged(operands, moved, changing))
-            return list(compress(results, real)), list(compress(results, map(not_, real)))
+        def parted(*moved: Array) -> tuple[list[Any], list[Any]]:
+            results = jaxprs.as_function(jaxpr)(*_merged(operands, moving, moved))
+            return list(compress(results, are_real)), list(compress(results, map(not_, are_real)))
 
-        results, push, integers = jax.linearize(parted, *(operands[i] for i in moved), has_aux=True)
-        residuals, tree = jax.tree.flatten(push)
-        pulled.append(tree)
-        return results, integers, residuals
+        points = [operands[i] for i in moving]
+        reals, linear_function, integers = jax.linearize(parted, *points, has_aux=True)
+        residuals, tree = jax.tree.flatten(linear_function)
+        trees.append(tree)
+        return reals, integers, residuals
 
     forward, shapes = jaxprs.make_jaxpr_and_types(with_residuals, *operands)
     forward, sources = jaxprs.without_forwarded(forward, keep=sum(map(len, shapes[:2])))
     computed = iter(_bind(Program(forward, role="forward"), operands, about))
-    results, integers = ([next(computed) for _ in part] for part in shapes[:2])
+    reals, integers = (iter([next(computed) for _ in part]) for part in shapes[:2])
     residuals = [next(computed) if i is None else operands[i] for i in sources]
 
     def push(residuals: Sequence[Array], changes: Sequence[Array]) -> Any:
-        return jax.tree.unflatten(pulled[0], residuals)(*changes)
+        return jax.tree.unflatten(trees[0], residuals)(*changes)
 
     backward = Program(jaxprs.make_jaxpr(push, residuals, changes), role="backward")
-    out = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
-    real_results, integer_results = iter(results), iter(integers)
-    return [next(real_results) if x else next(integer_results) for x in real], [
-        next(out) if x else ad.Zero(aval.to_tangent_aval())
-        for x, aval in zip(real, avals, strict=True)
-    ]
+    real_tangents = iter(_bind(backward, [*residuals, *changes], about, linear=len(changes)))
+    results, result_tangents = list[Any](), list[Any]()
+    for is_real, aval in zip(are_real, avals, strict=True):
+        results.append(next(reals if is_real else integers))
+        zero = ad.Zero(aval.to_tangent_aval())
+        result_tangents.append(next(real_tangents) if is_real else zero)
+    return results, result_tangents
 
 
 ad.primitive_jvps[_network] = _jvp
 
 
 def _moves(tangent: Any) -> bool:
+    """Tell whether a tangent is not known to be 0."""
     return type(tangent) is not ad.Zero and tangent.dtype != jax.dtypes.float0
 
 
 def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> list[T]:
-    """Return the items with changed ones at some places."""
+    """Return the items with those at `places` replaced by `changes`."""
     merged = list(items)
     for place, change in zip(places, changes, strict=True):
         merged[place] = change
@@ -296,7 +299,7 @@ def _merged(items: Sequence[T], places: Iterable[int], changes: Iterable[T]) -> 
 
 
 def _transpose(
-    changes: Sequence[Any],
+    cotangents: Sequence[Any],
     *operands: Any,
     jaxpr: ClosedJaxpr,
     constants: ConstantParameters,
@@ -305,21 +308,21 @@ def _transpose(
 ) -> list[Any]:
     operands, count = (*constants.arrays, *operands), len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
-    stay = [i for i in range(count) if i not in linear]
-    nonzero = [i for i, change in enumerate(changes) if type(change) is not ad.Zero]
+    fixed = [i for i in range(count) if i not in linear]
+    nonzero = [i for i, cotangent in enumerate(cotangents) if type(cotangent) is not ad.Zero]
     types = [operands[i].aval for i in linear]
 
-    def turned(fixed: Sequence[Array], moved: Sequence[Array]) -> list[Array]:
+    def transposed(constant: Sequence[Array], changes: Sequence[Array]) -> list[Array]:
         def function(*varying: Array) -> list[Array]:
-            arguments = _merged(_merged([None] * count, stay, fixed), linear, varying)
+            arguments = _merged(_merged([None] * count, fixed, constant), linear, varying)
             return jaxprs.as_function(jaxpr)(*arguments)
 
-        cotangents = _merged(list(map(ad.instantiate_zeros, changes)), nonzero, moved)
-        return list(jax.linear_transpose(function, *types)(cotangents))
+        full = _merged(list(map(ad.instantiate_zeros, cotangents)), nonzero, changes)
+        return list(jax.linear_transpose(function, *types)(full))
 
-    fixed, moved = [operands[i] for i in stay], [changes[i] for i in nonzero]
-    backward = Program(jaxprs.make_jaxpr(turned, fixed, moved), role="backward")
-    results = _bind(backward, [*fixed, *moved], about, linear=len(moved))
+    constant, changes = [operands[i] for i in fixed], [cotangents[i] for i in nonzero]
+    backward = Program(jaxprs.make_jaxpr(transposed, constant, changes), role="backward")
+    results = _bind(backward, [*constant, *changes], about, linear=len(changes))
     return _merged([None] * len(operands), linear, results)[len(constants.arrays) :]
 
 
@@ -340,11 +343,11 @@ def _batched(
     count = len(jaxpr.in_avals)
     operands = [*constants.arrays, *operands][:count]
     axes = [*(None for _ in constants.arrays), *axes][:count]
-    depends = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
-    out = [0 if x else None for x in depends]
-    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), out)
+    are_batched = jaxprs.depending(jaxpr, [axis is not None for axis in axes])
+    result_axes = [0 if is_batched else None for is_batched in are_batched]
+    function = jax.vmap(jaxprs.as_function(jaxpr), tuple(axes), result_axes)
     closed = jaxprs.make_jaxpr(function, *operands)
-    return _bind(Program(closed, role=role), operands, about, linear=linear), out
+    return _bind(Program(closed, role=role), operands, about, linear=linear), result_axes
 
 
 batching.primitive_batchers[_network] = _batched

@@ -64,7 +64,7 @@ def is_symbolic(extent: object) -> bool:
 
 
 def at_least(size: int, other: int) -> bool:
-    """Tell whether `size >= other` certainly holds; a symbolic size may have any value.
+    """Tell whether `size >= other` holds for all values of symbolic extents in the sizes.
 
     Passes compare sizes by it, and change nothing if the answer is False.
     """
@@ -90,7 +90,7 @@ def shapes_differ(a: Sequence[int], b: Sequence[int]) -> bool:
 
 
 def common(a: int, b: int) -> int | None:
-    """Return the extent that two broadcast to, or None if they differ and neither is 1."""
+    """Return the extent that two extents broadcast to; None if they differ and neither is 1."""
     if a == 1 or (a is UNKNOWN and b != 1):
         return b
     return None if b != 1 and differ(a, b) else a
@@ -109,15 +109,15 @@ def padded(shape: Shape, rank: int) -> Shape:
     return shape + (1,) * (rank - len(shape))
 
 
-def known(attribute: Any) -> Any:
+def with_ones(attribute: Any) -> Any:
     """Return a shape or another attribute with 1 for UNKNOWN."""
     if isinstance(attribute, tuple):
-        return tuple(map(known, attribute))  # pyright: ignore[reportUnknownArgumentType]
+        return tuple(map(with_ones, attribute))  # pyright: ignore[reportUnknownArgumentType]
     return 1 if attribute is UNKNOWN else attribute
 
 
 def along(axis: int, rank: int) -> list[int]:
-    """Return the shape for `reshape` that lays a vector along an axis of a tensor of this rank."""
+    """Return the shape of a vector along one axis of a tensor, with -1 there and 1s elsewhere."""
     return [-1 if a == axis else 1 for a in range(rank)]
 
 
@@ -153,24 +153,25 @@ def is_zero(value: object) -> bool:
 def runs_of(
     old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Pair runs of axes of the old shape with runs of the new shape that have the same items.
+    """Pair runs of axes before a reshape with the runs of axes after it that have their items.
 
-    Return None for an empty tensor, and if symbolic extents leave the runs undetermined.
+    (6, 4, 5) to (2, 3, 20) gives [((0,), (0, 1)), ((1, 2), (2,))]. Return None for an empty tensor,
+    and if symbolic extents leave the runs undetermined.
     """
     if 0 in old:
         return None
     runs: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     i = j = 0
     while i < len(old) or j < len(new):
-        first, other = i, j
-        left, i = (old[i], i + 1) if i < len(old) else (1, i)
-        right, j = (new[j], j + 1) if j < len(new) else (1, j)
-        while left != right:
-            if i < len(old) and at_least(right, left):
-                left, i = left * old[i], i + 1
-            elif j < len(new) and at_least(left, right):
-                right, j = right * new[j], j + 1
+        old_start, new_start = i, j
+        old_size, i = (old[i], i + 1) if i < len(old) else (1, i)
+        new_size, j = (new[j], j + 1) if j < len(new) else (1, j)
+        while old_size != new_size:
+            if i < len(old) and at_least(new_size, old_size):
+                old_size, i = old_size * old[i], i + 1
+            elif j < len(new) and at_least(old_size, new_size):
+                new_size, j = new_size * new[j], j + 1
             else:
                 return None
-        runs.append((tuple(range(first, i)), tuple(range(other, j))))
+        runs.append((tuple(range(old_start, i)), tuple(range(new_start, j))))
     return runs

@@ -1,9 +1,9 @@
 """Follows axes through a program as products of factors, which variables share.
 
-An axis of 3 * h * d columns has the factor h (heads) although it is reshaped, transposed and sliced
-before heads have an axis of their own. Two corresponding axes are compared factor by factor from
-the left, which splits factors further: a reshape of 96 columns to (3, 4, 8) splits the columns of
-the matrix before it into the factors 3 * 4 * 8.
+An axis of 3 * h * d columns has the factor h (heads) before a reshape gives the heads an axis of
+their own. Corresponding axes of two variables are compared factor by factor from the left, and
+factors are split where they differ: a reshape of 96 columns to (3, 4, 8) splits the columns of the
+matrix before it into the factors 3 * 4 * 8.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Axes = list[Axis]
 
 
 def leaves(axis: Iterable[Factor]) -> list[Factor]:
-    """Return the factors of an axis, split as far as they are by now, from the left."""
+    """Return the factors of an axis from the left, in the place of split factors their parts."""
     factors: list[Factor] = []
     pending = [*axis][::-1]
     while pending:
@@ -49,7 +49,7 @@ def leaves(axis: Iterable[Factor]) -> list[Factor]:
 
 
 def block(axis: Iterable[Factor]) -> None:
-    """Mark the factors of an axis as undivided."""
+    """Mark the factors of an axis: they must not be divided over devices."""
     for factor in leaves(axis):
         factor.is_blocked = True
 
@@ -63,7 +63,7 @@ def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
             continue
         if x.extent == y.extent:
             y.parts, x.is_blocked = [x], x.is_blocked or y.is_blocked
-            # The remaining factors may contain y, which is x now.
+            # The remaining factors may contain y, whose place x has now.
             left, right = leaves(left[::-1])[::-1], leaves(right[::-1])[::-1]
             continue
         small, large = sorted((x, y), key=lambda factor: factor.extent)
@@ -75,14 +75,14 @@ def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
         left, right = leaves([*left, x][::-1])[::-1], leaves([*right, y][::-1])[::-1]
 
 
-UseKind = Literal["sum", "lookup", "whole"]
+UseKind = Literal["sum", "lookup", "gather"]
 
 
 class Use(NamedTuple):
     """The communication of an operation if certain factors are divided over devices.
 
     Args:
-        kind: "sum" over the factors, "lookup" along them, or "whole" if they must be gathered.
+        kind: "sum" over the factors, "lookup" along them, or "gather" where they are undivided.
         factors: the factors, of any axes.
         items: the number of items that move between devices.
     """
@@ -98,7 +98,7 @@ class Product(NamedTuple):
     Args:
         parameters: the argument numbers of these parameters.
         rows: the operand's factors that are summed or looked up.
-        columns: the operand's factors that the result has, and no other operand.
+        columns: the operand's factors that the result has, but no other operand.
         items: the number of items of the result.
         kind: "product", also for a convolution, or "lookup".
     """
@@ -124,7 +124,7 @@ class FactorWalk:
         self.products: list[Product] = outer.products if outer else []
         self.times = times
         self.columns: dict[Variable, frozenset[int]] = {}  # axes of the results of products
-        # By variable that depends on parameters alone: the numbers of these parameters.
+        # Maps variables that depend on parameters alone to the numbers of these parameters.
         self.origins = dict[Atom, frozenset[int]]()
         if outer is None:
             parameters = program.arguments[: program.parameters]
@@ -148,12 +148,12 @@ class FactorWalk:
         """Unite the axes that an equation links, and block operands' axes without a link."""
         table = axes_of(equation) or UNLINKED
         operands, results = equation.invars, equation.outvars
-        passing: dict[tuple[int, int], Axis] = {}  # factors by operand and axis
+        linked: dict[tuple[int, int], Axis] = {}  # factors by index of the operand, and axis
         for link in table.links:
             runs: list[Axis] = []
             for place, run in link.operands.items():
                 parts = {number(x): self._part(operands[place], x) for x in run}
-                passing |= {(place, axis): factors for axis, factors in parts.items()}
+                linked |= {(place, axis): factors for axis, factors in parts.items()}
                 runs.append([*chain(*parts.values())])
             for place, run in link.results.items():
                 runs.append([*chain(*(self._part(results[place], x) for x in run))])
@@ -163,8 +163,8 @@ class FactorWalk:
                 self.use(link.does, runs[:1], results[0])
         for place, operand in enumerate(operands):
             for i, axis in enumerate(self.of(operand)):
-                passed = {*leaves(passing.get((place, i), ()))}
-                block(factor for factor in leaves(axis) if factor not in passed)
+                linked_factors = {*leaves(linked.get((place, i), ()))}
+                block(factor for factor in leaves(axis) if factor not in linked_factors)
         for place in table.weights:
             self._multiply(table, operands[place], place, results[0])
 
@@ -183,7 +183,7 @@ class FactorWalk:
         """Record a product whose weight depends on parameters alone."""
         if not self.is_known(weight) or self.is_known(result):
             return
-        rows, columns, places = Axis(), Axis(), set[int]()
+        rows, columns, result_axes = Axis(), Axis(), set[int]()
         kind: Literal["product", "lookup"] = "product"
         for link in table.links:
             axes = [self.of(weight)[number(x)] for x in link.operands.get(place, ())]
@@ -193,10 +193,10 @@ class FactorWalk:
                 kind = "lookup" if link.does == "lookup" else kind
             elif place in link.operands and (len(link.operands) == 1 or link.is_of_parts):
                 columns += factors
-                places.update(map(number, link.results[0]))
+                result_axes.update(map(number, link.results[0]))
         product = Product(self.origin(weight), rows, columns, self.items(result), kind)
         self.products.append(product)
-        self.columns[result] = frozenset(places)
+        self.columns[result] = frozenset(result_axes)
 
     def _enter(self, equation: Equation, body: InnerFunction) -> None:
         """Follow an inner function. Carried values have the factors of their initial values."""
@@ -212,14 +212,17 @@ class FactorWalk:
         inside.through()
         for i, (inner, outer) in enumerate(zip(inside.program.results, body.results, strict=True)):
             if i in body.again:
-                inside.use("whole", inside.of(inner), inner)
+                inside.use("gather", inside.of(inner), inner)
             elif outer is not None:
                 item = self._item(equation.outvars[outer.place], outer.steps)
                 for axis, other in zip(inside.of(inner), item, strict=True):
                     unite(axis, other)
 
     def _item(self, variable: Atom, steps: int) -> Axes:
-        """Return the axes of one item: without the first `steps` axes, which are blocked."""
+        """Return the axes without the first `steps` ones, which the steps of a loop go over.
+
+        The factors of these are blocked.
+        """
         axes = self.of(variable)
         for axis in axes[:steps]:
             block(axis)
@@ -239,11 +242,11 @@ class FactorWalk:
         return is_literal(operand) or operand in self.origins
 
     def origin(self, operand: Atom) -> frozenset[int]:
-        """Return the numbers of the parameters that an operand depends on, and on nothing else."""
+        """Return the numbers of the parameters from which an operand is computed."""
         return frozenset() if is_literal(operand) else self.origins[operand]
 
     def use(self, kind: UseKind, axes: Iterable[Axis], variable: Atom) -> None:
-        """Record a use of a variable, if the variable is computed in each call."""
+        """Record the communication for factors of a variable that is computed in each call."""
         if self.is_known(variable):
             return
         factors = [factor for axis in axes for factor in axis]

@@ -22,12 +22,14 @@ class Facts(NamedTuple):
         shapes: the result has the items of its one operand, along other axes.
         moves: items of results are unchanged items of operands.
         reduces: an item of a result depends on several items of an operand.
-        along: the name of the parameter with the one axis that items depend on each other along.
-        across: the name of the parameter with the axes along which items are reordered.
-        removes: the name of the parameter with the axes that results lack.
-        per_axis: by name, the parameters with an entry for each axis, and their neutral entry; None
-            if no entry is neutral.
-        resized: the name of the parameter with the extents of the result.
+        along: the parameter that is the one axis along which items depend on each other.
+        across: the parameter that lists the axes along which items are reordered.
+        removes: the parameter that lists the axes that results lack.
+        per_axis: maps each parameter with an entry for each axis to the entry that changes nothing
+            along an axis, or to None if no entry does.
+        resized: the parameter that lists the extents of the result.
+
+    Parameters are given by name, "" if there is none.
     """
 
     by_item: bool = False
@@ -141,9 +143,9 @@ def renumbered(equation: Equation, places: Sequence[Places]) -> dict[str, Any] |
     if name == "transpose":
         return {"permutation": spanned(first, params["permutation"])}
     if fact.removes or fact.across:
-        listed = fact.removes or fact.across
-        axes = tuple(sorted(spanned(first, params[listed])))
-        return None if name.startswith("arg") and len(axes) > 1 else {listed: axes}
+        parameter = fact.removes or fact.across
+        axes = tuple(sorted(spanned(first, params[parameter])))
+        return None if name.startswith("arg") and len(axes) > 1 else {parameter: axes}
     if fact.along:
         axes = first[params[fact.along]]
         return {fact.along: axes[0]} if len(axes) == 1 else None

@@ -23,7 +23,7 @@ class About(NamedTuple):
     Args:
         name: the network's name, for warnings.
         is_strict: whether a failed pass is an error instead of a warning.
-        rates: the machine's rates; None for the current profile where the network is lowered.
+        rates: the machine's rates; None for the profile that is current when it is lowered.
         is_open: whether programs for other shapes read the same parameters, as in `Target`.
     """
 
@@ -54,9 +54,9 @@ def is_strict() -> bool:
 def or_else(rewritten: Callable[[], T], as_written: Callable[[], T], step: str = "") -> T:
     """Return `rewritten()`, or if that fails `as_written()` with a warning.
 
-    Each warning is given once for a network. It names the `step` that is left out, if there are
-    several steps. A failure is not remembered: the next call tries `rewritten` again. If both
-    functions fail, as with an error in a user's edit, the error of `as_written` is raised.
+    A network gets the same warning once. The warning names `step`, the step that is left out; ""
+    stands for all optimisation. The next call tries `rewritten` again. If both functions fail, as
+    with an error in a user's edit, the error of `as_written` is raised.
     """
     try:
         return rewritten()

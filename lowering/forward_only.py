@@ -36,7 +36,7 @@ def forward_only(x: Array, refuse: Callable[[], Exception]) -> Array:
 
 @cache
 def _tangent() -> Any:
-    """Return the identity of tangents, a linear primitive whose transposition raises the error."""
+    """Return a linear primitive: the identity, whose transposition raises the error."""
     from lowering.jaxprs import identity
 
     return identity("forward_only", _transpose)

@@ -34,19 +34,19 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
-# The type of a result of an operation that nothing computes.
+# The type of the results of an operation without a rule.
 UNTYPED = TensorType((), "unknown")
 
 
 class _Present(TensorType):
-    """The type of PRESENT, which differs from ABSENT, though shape and dtype are equal."""
+    """The class of PRESENT, which is unequal to ABSENT although shape and dtype are the same."""
 
     __slots__ = ()
 
 
-# The type of an absent optional operand; its value is False.
+# The type of an optional operand that is left out; its value is False.
 ABSENT = TensorType((), "bool")
-# The type that rules get for a boolean scalar, which would equal ABSENT otherwise.
+# The type that rules get for an operand that is a boolean scalar, to tell it from ABSENT.
 PRESENT: TensorType = _Present((), "bool")
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
@@ -85,7 +85,7 @@ class Rule:
     result array, a tuple of these for several results. `lower(**arrays_and_attributes)` returns
     arrays in the same structure, and takes a `Context` as `ctx` if `wants_context`. `work` takes
     types and attributes with 1 for unknown extents, and the first result's type as `result`. It
-    returns the number of multiply-adds; None stands for 0.
+    returns the number of multiply-adds. A rule without `work` has none.
     """
 
     kind: str
@@ -118,7 +118,7 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One of the nested fragment calls that an operation came from."""
+    """One of the nested calls of fragments in the document that an operation comes from."""
 
     fragment: str
     span: Span | None
@@ -126,7 +126,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operation:
-    """One operation: `kind` is canonical, operands and attributes are named by parameters."""
+    """One operation: its kind, and operands and attributes by name of the rule's parameter."""
 
     kind: str
     operands: tuple[tuple[str, Operand], ...]
@@ -197,8 +197,8 @@ class Parameter:
 class StateVariable:
     """A variable whose `value` is read in a cycle and replaced by `update` after the cycle.
 
-    `initial` is the tensor of its initial value, or None if that is stored. In the graph of a first
-    cycle `initial` is `value` itself.
+    `initial` is the tensor of the initial value, or None if the initial value is stored. In the
+    graph of a first cycle `initial` is `value` itself.
     """
 
     label: str
@@ -236,13 +236,16 @@ class Graph:
     operations: tuple[Operation, ...]
     parameters: tuple[Parameter, ...] = ()
     states: tuple[StateVariable, ...] = ()
-    # Further names of values, as of variables that share a label.
+    # Further names of values: variables with one label have one value.
     aliases: dict[str, Value] = field(default_factory=dict[str, Value])
     # The names of tensors folded to constants; for each, the names of the tensors computed from it.
     folded: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def readers_of(self, folded: str) -> list[str]:
-        """Return the names of the first tensors of the graph that depend on a folded one."""
+        """Return the names of the graph's tensors that are computed from a folded one.
+
+        Tensors that are folded themselves are left out, but not their readers.
+        """
         readers, waiting = dict[str, None](), [folded]
         for name in waiting:  # the loop appends to it
             for reader in self.folded[name]:
@@ -265,7 +268,7 @@ class Graph:
 
     @cached_property
     def needed(self) -> frozenset[Value]:
-        """Return outputs and next states, and all values that they depend on."""
+        """Return the outputs, the updates of states, and all values that these depend on."""
         return self.dependencies((*self.outputs, *(state.update for state in self.states)))
 
     def dependencies(self, values: Iterable[Value]) -> frozenset[Value]:

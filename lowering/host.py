@@ -23,11 +23,10 @@ def processor() -> tuple[str, ...]:
             block = file.read().split("\n\n")[0].splitlines()
     except OSError:
         return platform.machine(), platform.processor()
-    return tuple(line for line in block if line.startswith(_NAMED))
+    return tuple(line for line in block if line.startswith(_FIELDS))
 
 
-_NAMED = ("vendor_id", "cpu family", "model name", "flags", "Features")
-
+_FIELDS = ("vendor_id", "cpu family", "model name", "flags", "Features")
 
 ALIGNMENT = 64  # bytes; a CPU device copies arrays at other addresses
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-Params = dict[str, Any]  # of an equation, by name: each primitive has its own types
+Params = dict[str, Any]  # an equation's parameters by name; their types depend on the primitive
 
 
 class Aval(Protocol):
@@ -42,7 +42,7 @@ class Variable(Protocol):
 
 
 class Literal(Protocol):
-    """A number that an equation or a traced function holds in the place of a variable."""
+    """A number as an operand of an equation, or as a result of a traced function."""
 
     aval: Aval
     val: Any  # a Python number, or a scalar of numpy
@@ -52,7 +52,7 @@ Atom = Variable | Literal  # an operand of an equation, or a result of a traced 
 
 
 class Primitive(Protocol):
-    """What an equation computes, apart from its parameters."""
+    """The function that an equation computes; parameters of the equation determine it further."""
 
     name: str
     multiple_results: bool
@@ -71,7 +71,7 @@ class Equation(Protocol):
     outvars: Sequence[Variable]
     effects: Set[object]
     ctx: object  # jax's context: memory, metadata for XLA
-    source_info: Any  # jax's record of the place in the source; this module alone reads it
+    source_info: Any  # jax's record of the place in the source; only `jaxprs` reads it
 
     def replace(self, **changes: object) -> Equation:
         """Return the equation with other attributes."""

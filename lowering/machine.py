@@ -28,9 +28,9 @@ class _Rates:
 
 @dataclass(frozen=True)
 class Costs(_Rates):
-    """Rates of all threads together in float32, for the costs of kernels.
+    """Rates for the costs of kernels, of all threads together in float32.
 
-    A kernel takes multiply-adds / `product` + bytes / (`cached` or `memory`) + starts * `start`
+    A kernel takes multiply-adds / `product` + bytes / (`cached` or `memory`) + operations * `start`
     seconds.
 
     Args:
@@ -94,7 +94,7 @@ class MachineProfile(_Rates):
     def decisions(self) -> dict[str, bool]:
         """Return the decisions by name, for the cache keys of executables.
 
-        Costs are left out: an executable for other costs is valid too, if slower.
+        Costs are left out: an executable for other costs is valid too, though it may be slower.
         """
         names = (name for name, item in vars(MachineProfile).items() if isinstance(item, property))
         return {name: getattr(self, name) for name in names}

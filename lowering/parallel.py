@@ -1,11 +1,13 @@
 """Chooses the factor of each parameter's axes that is divided over devices.
 
 If a factor is divided, it is divided in every tensor that contains it: in the columns of a product,
-in tensors computed from them item by item or by heads, and in the rows of the product that sums
-over the factor, which needs one sum over devices (Megatron-LM, https://arxiv.org/abs/1909.08053,
-section 3). The cost is the communication where an operation sums over the factor or needs it
-undivided. The gain is the communication that its parameters would cause if each were divided
-separately. The factors with the largest gain are divided. No tensor is divided along two factors.
+in tensors computed from these columns item by item or by heads, and in the rows of the product that
+sums over the factor. That product needs one sum over devices (Megatron-LM,
+https://arxiv.org/abs/1909.08053, section 3).
+
+The cost is the communication where an operation sums over the factor or needs it undivided. The
+gain is the communication that its parameters would cause if each were divided separately. The
+factors with the largest gain are divided. No tensor is divided along two factors.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from jax.sharding import Mesh
 from lowering.factors import Factor, FactorWalk, Product, leaves
 from lowering.program import Program
 
-_COST = {"sum": 2, "lookup": 2, "whole": 1}  # moves of an item; sums move it there and back
+_COST = {"sum": 2, "lookup": 2, "gather": 1}  # moves of an item; a sum moves it there and back
 _EACH = 1024  # items; the fixed cost of a collective
 
 
@@ -34,9 +36,9 @@ class Division:
         axis: the axis with the divided factor.
         before: the product of the axis's factors before the divided one: 3 to divide the heads of
             3 * heads * items.
-        along: the axis along which the stored parameter is sharded. It is another axis, or None, if
-            the divided factor is not the first of its axis; calls then divide a prepared value.
-        follows: whether the factor is divided in all tensors, or for this parameter alone.
+        along: the axis along which the stored parameter is sharded, or None. If factors stand
+            before the divided one, it is another axis; calls then divide a prepared value.
+        follows: whether the factor is divided in all tensors, or in this parameter alone.
         why: the reason, in a few words.
         moves: the collectives that a call needs for this parameter.
     """
@@ -92,7 +94,7 @@ class _Choice:
     def __init__(self, program: Program, count: int, least: int) -> None:
         walk = self.walk = FactorWalk(program).through()
         for result in program.results:
-            walk.use("whole", walk.of(result), result)
+            walk.use("gather", walk.of(result), result)
         self.count = count
         self.large = {
             i: v
@@ -103,9 +105,8 @@ class _Choice:
         for product in walk.products:
             for i in product.parameters & {*self.large}:
                 self.products[i].append(product)
-        self.members: dict[
-            Factor, dict[int, tuple[int, int]]
-        ] = {}  # axis and `before`, by parameter
+        # For each factor and number of a parameter that has it: `axis` and `before` of `Division`.
+        self.members: dict[Factor, dict[int, tuple[int, int]]] = {}
         for i, variable in self.large.items():
             for axis, factors in enumerate(walk.of(variable)):
                 before = 1
@@ -117,80 +118,79 @@ class _Choice:
         for use in walk.uses:
             for factor in {*leaves(use.factors)} & self.cost.keys():
                 self.cost[factor] += _COST[use.kind] * use.items + _EACH
-        self.alone = {i: self._alone(i) for i in self.large}
+        self.separate = {i: self._separate(i) for i in self.large}
 
     def divisions(self) -> dict[int, Division]:
         """Return the chosen divisions by parameter number."""
         divisions: dict[int, Division] = {}
-        beside = self._beside()
+        conflicts = self._conflicts()
         excluded: set[Factor] = set()
 
-        def order(factor: Factor) -> int:
-            spared = sum(self.alone[i][0] for i in self.members[factor] if i not in divisions)
-            return self.cost[factor] - spared
+        def net_cost(factor: Factor) -> int:
+            gain = sum(self.separate[i][0] for i in self.members[factor] if i not in divisions)
+            return self.cost[factor] - gain
 
-        heap = [(order(factor), i, factor) for i, factor in enumerate(self.members)]
+        heap = [(net_cost(factor), k, factor) for k, factor in enumerate(self.members)]
         heapq.heapify(heap)
         while heap:
-            earlier, i, factor = heapq.heappop(heap)
-            if factor in excluded or (now := order(factor)) >= 0:
+            earlier_cost, k, factor = heapq.heappop(heap)
+            if factor in excluded or (cost := net_cost(factor)) >= 0:
                 continue
-            if now > earlier:  # some of its parameters have been divided since
-                heapq.heappush(heap, (now, i, factor))
+            if cost > earlier_cost:  # some of its parameters have been divided since
+                heapq.heappush(heap, (cost, k, factor))
                 continue
-            excluded |= beside[factor]
-            divisions |= {
-                i: self._member(i, factor) for i in self.members[factor] if i not in divisions
-            }
-        return {**{i: x for i, (_, x) in self.alone.items() if x}, **divisions}
+            excluded |= conflicts[factor]
+            undivided = self.members[factor].keys() - divisions.keys()
+            divisions |= {i: self._division(i, factor) for i in sorted(undivided)}
+        return {**{i: x for i, (_, x) in self.separate.items() if x}, **divisions}
 
-    def _beside(self) -> dict[Factor, set[Factor]]:
-        """Map each factor to the other factors that some tensor has together with it."""
-        beside: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
+    def _conflicts(self) -> dict[Factor, set[Factor]]:
+        """Map each factor to the other factors that occur with it in one tensor."""
+        conflicts: dict[Factor, set[Factor]] = {factor: set() for factor in self.members}
         for axes in _all_axes(self.walk):
-            together = {f for axis in axes for f in leaves(axis)} & beside.keys()
+            together = {f for axis in axes for f in leaves(axis)} & conflicts.keys()
             for factor in together if len(together) > 1 else ():
-                beside[factor] |= together - {factor}
-        return beside
+                conflicts[factor] |= together - {factor}
+        return conflicts
 
-    def _member(self, i: int, factor: Factor) -> Division:
+    def _division(self, i: int, factor: Factor) -> Division:
+        """Return the division of a parameter by a factor that is divided in all tensors."""
         axis, before = self.members[factor][i]
         shape = self.large[i].aval.shape
         along: int | None = axis
         if before > 1:
-            fits = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
-            along = max(fits, key=shape.__getitem__, default=None)
+            divisible = [k for k, n in enumerate(shape) if k != axis and n % self.count == 0]
+            along = max(divisible, key=shape.__getitem__, default=None)
         rows = [p for p in self.products[i] if factor in leaves(p.rows)]
         columns = [p for p in self.products[i] if factor in leaves(p.columns)]
         parts = f" of each of {before} parts" if before > 1 else ""
         if rows:
-            what = "words" if rows[0].kind == "lookup" else "rows"
-            return Division(axis, before, along, True, what + parts, f"{len(rows)} all-reduce")
-        what = "columns" if columns else "as what it meets"
-        return Division(axis, before, along, True, what + parts)
+            why = "words" if rows[0].kind == "lookup" else "rows"
+            return Division(axis, before, along, True, why + parts, f"{len(rows)} all-reduce")
+        why = "columns" if columns else "as the other operand"
+        return Division(axis, before, along, True, why + parts)
 
-    def _alone(self, i: int) -> tuple[int, Division | None]:
-        """Return the cost of dividing a parameter separately, and the division."""
+    def _separate(self, i: int) -> tuple[int, Division | None]:
+        """Return the cost of dividing a parameter separately, and the division if there is one."""
         products, shape = self.products[i], self.large[i].aval.shape
         if not products:
             return 0, None
         axes = list(map(leaves, self.walk.of(self.large[i])))
         columns = {f for p in products for f in leaves(p.columns)}
         rows = {f for p in products for f in leaves(p.rows)}
-        fits = [k for k, n in enumerate(shape) if n % self.count == 0]
-        by_columns = [k for k in fits if {*axes[k]} <= columns]
-        by_rows = [k for k in fits if {*axes[k]} <= rows]
-        items, each = sum(p.items for p in products), len(products) * _EACH
+        divisible = [k for k, n in enumerate(shape) if n % self.count == 0]
+        by_columns = [k for k in divisible if {*axes[k]} <= columns]
+        by_rows = [k for k in divisible if {*axes[k]} <= rows]
+        count, items = len(products), sum(p.items for p in products)
+        gather, reduce = items + count * _EACH, 2 * items + count * _EACH
         is_table = products[0].kind == "lookup"
         if by_columns and not (is_table and by_rows):
-            axis, moves = max(by_columns, key=shape.__getitem__), f"{len(products)} all-gather"
-            return items + each, Division(axis, 1, axis, False, "columns", moves)
+            axis = max(by_columns, key=shape.__getitem__)
+            return gather, Division(axis, 1, axis, False, "columns", f"{count} all-gather")
         if by_rows:
             axis, why = max(by_rows, key=shape.__getitem__), "words" if is_table else "rows"
-            return 2 * items + each, Division(
-                axis, 1, axis, False, why, f"{len(products)} all-reduce"
-            )
-        return 2 * items + each, None
+            return reduce, Division(axis, 1, axis, False, why, f"{count} all-reduce")
+        return reduce, None
 
 
 def _all_axes(walk: FactorWalk) -> Iterator[list[list[Factor]]]:

@@ -51,8 +51,8 @@ def traced(
 ) -> tuple[Program, list[Any], Any]:
     """Return the unoptimised program of a function, the leaves of its arguments, and a tree.
 
-    Arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`. The first `program.parameters` of
-    the leaves are those of the parameters. The program takes leaves and returns a list;
+    Arguments are pytrees of arrays or of `jax.ShapeDtypeStruct`. The first `program.parameters`
+    leaves are the parameters. The program takes the leaves and returns a list `results`;
     `jax.tree.unflatten(tree, results)` is the function's result.
     """
     leaves, tree = jax.tree.flatten((parameters, *arguments))
@@ -68,8 +68,8 @@ def traced(
 def differentiable(program: Program, target: Target = DIFFERENTIABLE) -> Program:
     """Return a traced program after the passes that keep custom derivatives.
 
-    The result can be differentiated, batched and sharded by jax. It is for any platform, or for a
-    mesh, over which its arguments are divided, if `target` is a `mesh_target`.
+    The result can be differentiated, batched and sharded by jax. It is for any platform; if
+    `target` is a `mesh_target`, for arguments that are divided over its mesh.
     """
     jaxprs.require_names()
     return rewrite(program, target)
@@ -79,8 +79,8 @@ def lower(program: Program, target: Target) -> Split:
     """Rewrite a program by the passes of a target; return its preparation, call and XLA options.
 
     The program is a result of `differentiable`. Neither arrays nor a device of the target are
-    needed. For several devices, or an unknown number of them, kernels leave arguments that may be
-    sharded to XLA.
+    needed. If there may be several devices, XLA computes what reads arguments that may be sharded,
+    instead of the target's kernels.
     """
     parts = split(rewrite(replace(program, prepares=True), target), target.platform)
     return replace(parts, options=partial(_options, target, program, parts.later))
@@ -116,7 +116,7 @@ def rewrite(program: Program, target: Target) -> Program:
 
 
 def _without_empty(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Leave empty operands out of a concatenation, as the empty past of a language model."""
+    """Leave out empty operands of a concatenation, such as the empty past of a language model."""
     operands = [v for v in equation.invars if 0 not in v.aval.shape]
     if not operands or len(operands) == len(equation.invars):
         return None
@@ -143,7 +143,7 @@ def check(before: Program, after: Program) -> None:
     computed = {*after.closed.jaxpr.constvars, *after.arguments}
     for equation in after.equations:
         if not computed.issuperset(variables(equation.invars)):
-            raise ValueError(f"{equation.primitive} reads what is not computed before it")
+            raise ValueError(f"{equation.primitive} reads a variable that is not computed yet")
         if not computed.isdisjoint(equation.outvars):
             raise ValueError(f"{equation.primitive} computes a variable for a second time")
         computed.update(equation.outvars)

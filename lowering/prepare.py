@@ -5,7 +5,7 @@
 
 A weight that a rule flips, transposes or scales is stored in the form that the kernel reads, and a
 call contains no large constants. A recipe describes how a value is computed, and from which arrays.
-By recipes, programs for other shapes and other entries share equal values.
+Programs for other shapes and other entries share the values whose recipes are equal.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class Preparing(Protocol):
     """Computes prepared values.
 
-    Each value is a parameter or computed. `sources` has an item for each value: the index of the
-    parameter, or None for the next computed value. `recipe` describes the computed values.
+    A prepared value is a parameter or a computed value. `sources` has an item for each prepared
+    value: the index of the parameter, or None for the next computed value. `recipe` describes the
+    computed values.
     """
 
     @property
@@ -100,7 +101,7 @@ class Split:
 
     def is_by_numpy(self, parameters: Sequence[jax.Array]) -> bool:
         """Tell whether numpy computes the values: on a CPU, if it can compute all of them."""
-        return self.platform == "cpu" and self.recipe.is_numpys and _on_one(parameters)
+        return self.platform == "cpu" and self.recipe.is_for_numpy and _on_one(parameters)
 
     def compiled(
         self, chosen: Sequence[int], parameters: Sequence[jax.Array]
@@ -147,14 +148,17 @@ def _on_one(arrays: Sequence[object]) -> bool:
 def assemble(
     sources: Sequence[int | None], parameters: Sequence[jax.Array], computed: Iterable[jax.Array]
 ) -> tuple[jax.Array, ...]:
-    """Return prepared values from their sources; a compiled function would copy parameters."""
+    """Return prepared values: parameters and computed values, in the order of `sources`.
+
+    A compiled function that returned all of them would copy the parameters.
+    """
     results, values = iter(computed), list[jax.Array]()
     for source in sources:
         values.append(next(results) if source is None else parameters[source])
     return tuple(values)
 
 
-# By the devices of arrays, and the digest of the value. Models that read a value keep it alive.
+# By device, and digest of the value. A value lives as long as a model that reads it.
 _values: weakref.WeakValueDictionary[Any, jax.Array] = weakref.WeakValueDictionary()
 _names: dict[int, tuple[weakref.ref[jax.Array], str]] = {}  # by id of the array
 _count = itertools.count()
@@ -168,13 +172,14 @@ def prepared(
 ) -> tuple[jax.Array, ...]:
     """Return the prepared values of parameters, outside of any trace.
 
-    Values that are alive already are shared. In a trace, use `Split.prepare`.
+    Values that another program has prepared and still uses are shared. In a trace, use
+    `Split.prepare`.
 
     Args:
         parts: the preparation.
         parameters: arrays of jax.
         where: the device or sharding of the values, if there are no parameters.
-        compute: computes the values that are not alive, by default `parts.computed`.
+        compute: computes the values that are not shared, by default `parts.computed`.
     """
     if None not in parts.sources:
         return assemble(parts.sources, parameters, ())
@@ -219,6 +224,6 @@ def _name(array: jax.Array) -> str:
     return name
 
 
-def whole(call: Callable[..., Any], count: int) -> Split:
+def unprepared(call: Callable[..., Any], count: int) -> Split:
     """Return a split that prepares nothing: `call` takes `count` parameters, and inputs."""
     return Split(tuple(range(count)), None, call, None, lambda: Recipe(count, (), ()))

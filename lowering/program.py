@@ -1,9 +1,9 @@
 """Defines the program that passes rewrite, and the two ways to rewrite it.
 
-A program is jax's ClosedJaxpr with properties computed from it. There is no representation of its
-own: a kernel is a function of jax arrays, which is traced to equations, and derivatives, batching
-and lowering are jax's. `rewritten` replaces single equations. `evaluated` and `retraced` trace the
-program anew; passes that change most equations, such as layouts, use these.
+A program is a ClosedJaxpr of jax with properties computed from it. Passes write kernels as
+functions of jax arrays, which are traced to equations; jax itself differentiates, batches and
+lowers them. `rewritten` replaces single equations. `evaluated` and `retraced` trace the program
+anew; passes that change most equations, such as layouts, use these.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Program:
 
     @cached_property
     def uses(self) -> Mapping[Atom, int]:
-        """Count for each variable the equations that read it, and the results that it is."""
+        """Map each variable to the number of operands and results that it is."""
         return uses(self.closed.jaxpr)
 
     @cached_property
@@ -103,8 +103,7 @@ class Program:
     @cached_property
     def early(self) -> frozenset[Atom]:
         """Return the variables that are computed once, before calls or before the loop."""
-        count = self.parameters if self.prepares else 0
-        return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, count))
+        return self.known if self.prepares else frozenset(known_variables(self.closed.jaxpr, 0))
 
     def is_late(self, equation: Equation) -> bool:
         """Tell whether an equation is evaluated in each call, or in each step of the loop."""
@@ -118,7 +117,7 @@ class Program:
         """Return the program without equations and constants that no result depends on."""
         return self.with_equations(self.equations)
 
-    def known_first(self) -> Program:
+    def early_first(self) -> Program:
         """Return the program with the equations of early variables moved to the front."""
         return self.with_equations(sorted(self.equations, key=self.is_late))
 
@@ -160,7 +159,7 @@ class Program:
         return self.with_inner(lambda e, _: change(self.body(e)).closed, jaxprs.SCAN)
 
     def part(self, arguments: Sequence[Variable], results: Sequence[Atom]) -> Program:
-        """Return the program from some of its variables to others of its variables."""
+        """Return the program that computes some variables of this one, the results, from others."""
         inputs = set(arguments)
         equations = [e for e in self.equations if inputs.isdisjoint(e.outvars)]
         return self.with_closed(
@@ -191,7 +190,7 @@ class Program:
         return list(map(read, self.results))
 
     def retraced(self, function: Callable[..., Sequence[Any]]) -> Program:
-        """Return the program that is traced from a function of the same arguments."""
+        """Return the program traced from a function, for arguments of the same types."""
         closed = jaxprs.make_jaxpr(lambda *x: list(function(*x)), *self.closed.in_avals)
         return self.with_closed(closed)
 
@@ -204,7 +203,7 @@ class Program:
 
 
 def uses(jaxpr: Jaxpr) -> Counter[Variable]:
-    """Count for each variable the equations that read it, and the results that it is."""
+    """Count how often each variable is an operand of an equation or a result."""
     counts = Counter(variables(jaxpr.outvars))
     for equation in jaxpr.eqns:
         counts.update(variables(equation.invars))
@@ -227,9 +226,9 @@ class Computed:
     Args:
         function: takes arrays for the operands, returns an array, or several in a list.
         operands: variables and literals.
-        results: the variables that the function computes, also those of later equations; by default
-            the results of the equation.
-        at: the equation whose name and place the new equations get; by default the one of the rule.
+        results: the variables that the function computes, which may be results of later equations
+            too; by default the results of the equation.
+        at: the equation whose name and place the new equations get; by default the replaced one.
     """
 
     function: Callable[..., Any]
@@ -238,14 +237,14 @@ class Computed:
     at: Equation | None = None
 
 
-Rewrite = Equation | Atom | Computed | None  # by a rule, as `rewritten` says
+Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 
 
 class Matcher:
     """Answers a rule's questions about the part of a program that is already rewritten.
 
-    `notes` has what rules of the pass recorded, by variable. `original` is the current equation
-    before its operands were rewritten.
+    `notes` maps variables to notes, in which a rule tells later rules of the same pass what it
+    knows about a variable. `original` is the current equation before its operands were rewritten.
     """
 
     original: Equation
@@ -270,7 +269,7 @@ class Matcher:
         return equation if equation and (not names or primitive(equation) in names) else None
 
     def note(self, operand: Atom) -> Any:
-        """Return the note that rules of the pass recorded for an operand, or None."""
+        """Return the note on an operand, or None."""
         return None if is_literal(operand) else self.notes.get(operand)
 
     def is_known(self, operand: Atom) -> bool:
@@ -301,7 +300,7 @@ class Matcher:
         return results
 
     def add(self, equation: Equation, reads: Mapping[Variable, int]) -> None:
-        """Add a rewritten equation; `reads` has the number of readers of each result."""
+        """Add a rewritten equation; `reads` maps each result to the number of its readers."""
         self._equations.append(equation)
         for variable in equation.outvars:
             self.makers[variable] = equation
@@ -332,7 +331,9 @@ class Matcher:
 
 
 class Rules:
-    """Holds the rules of a pass by primitive; other primitives have the first rule by `Facts`.
+    """Holds the rules of a pass by primitive, and general rules by a field of `Facts`.
+
+    A primitive without a rule has the first general rule whose field is true for it.
 
     >>> @rules("reshape", "squeeze")
     ... def reshaped(...): ...
@@ -370,7 +371,7 @@ class Rules:
 
 
 def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
-    """Replace equations by the rules' rewrites, and leave out equations that nothing reads then.
+    """Replace equations by the rewrites of rules, and leave out equations that nothing reads then.
 
     A rule takes a Matcher, and an equation whose operands are rewritten already. It returns a
     `Rewrite`: another equation of the same results, the operand that the result equals, a function
@@ -381,10 +382,8 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
         return program
     matcher, changed = Matcher(program), False
     for original in program.equations:
-        if original.outvars and matcher.is_put(
-            original.outvars[0]
-        ):  # an earlier rewrite computed it
-            continue
+        if original.outvars and matcher.is_put(original.outvars[0]):
+            continue  # an earlier rewrite computes its results
         operands = list(map(matcher.now, original.invars))
         matcher.original = equation = original
         if not all(map(is_, operands, original.invars)):
@@ -406,9 +405,9 @@ def rewritten(program: Program, rules: Rules | Mapping[str, Rule]) -> Program:
 
 
 def replaced(program: Program, functions: Sequence[Computed]) -> Program:
-    """Replace the equation `at` of each function; the new equations get no operation's name.
+    """Replace the equation `at` of each function; the new equations are not named by an operation.
 
-    A function may compute results of earlier equations too, if no equation in between reads them.
+    A function may also compute results of equations before `at` that no equation before `at` reads.
     """
     pairs = [(x.at, x) for x in functions if x.at is not None]
     by_equation = {id(at): replace(x, at=jaxprs.unnamed(at)) for at, x in pairs}
@@ -421,13 +420,13 @@ def replaced(program: Program, functions: Sequence[Computed]) -> Program:
 
 @contextmanager
 def _located(equation: Equation) -> Generator[None]:
-    """Give errors that are raised meanwhile an attribute `equation`, its description."""
+    """Describe the equation in an attribute `equation` of errors that the block raises."""
     try:
         yield
     except Exception as error:
-        noted: Any = error
-        if not hasattr(noted, "equation"):
-            noted.equation = described(equation)
+        located: Any = error
+        if not hasattr(located, "equation"):
+            located.equation = described(equation)
         raise
 
 

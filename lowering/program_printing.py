@@ -73,9 +73,8 @@ def _params(equation: Equation) -> list[tuple[str, Any]]:
 
 
 def _shown(value: object) -> str:
-    text = str(
-        tuple(value) if isinstance(value, tuple) else value
-    )  # named tuples without their class
+    # `tuple` removes the class of named tuples from the text.
+    text = str(tuple(value) if isinstance(value, tuple) else value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
 
 

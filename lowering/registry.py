@@ -1,9 +1,9 @@
 """Registers rules by kind of operation.
 
 A rule has three functions: `infer` checks operands and returns the types of results, `lower`
-computes the results under tracing, `work` counts multiply-adds. The parameters of `lower` are the
-rule's, with the standard's names (`lambda_` for `lambda`). `infer` and `work` take the parameters
-that they name, or all by `**`.
+computes the results under tracing, `work` counts multiply-adds. `lower` has a parameter for each
+operand and attribute, under the standard's name (`lambda_` for `lambda`). `infer` and `work` may
+have fewer of these parameters; `**` takes all.
 """
 
 from __future__ import annotations
@@ -47,20 +47,25 @@ class Registry:
         def register(lower: Lower) -> Lower:
             if kind in self._rules:
                 raise ValueError(f"operation '{kind}' already has a rule")
-            lowered, inferred = _parameters(lower), _parameters(infer)
-            context = lowered.pop("ctx", None) is not None
-            shared = inferred.keys() & lowered.keys()
-            if any(_differ(inferred[name], lowered[name]) for name in shared):
+            parameters, of_infer = _parameters(lower), _parameters(infer)
+            wants_context = parameters.pop("ctx", None) is not None
+            shared = of_infer.keys() & parameters.keys()
+            if any(_differ(of_infer[name], parameters[name]) for name in shared):
                 raise TypeError(f"rule of '{kind}': infer and lower have different defaults")
-            if "**" in lowered:
-                lowered = inferred | lowered
-            reads = _reads(f"rule of '{kind}': infer", inferred, lowered)
-            taken = () if work is None else _parameters(work)
-            counted = _reads(f"rule of '{kind}': work", taken, [*lowered, "result"])
-            defaults = {n: default for n, default in lowered.items() if default is not _REQUIRED}
-            names, why_not = tuple(lowered), not_differentiable
+            if "**" in parameters:
+                parameters = of_infer | parameters
+            of_work = () if work is None else _parameters(work)
             self._rules[kind] = Rule(
-                kind, infer, lower, names, context, why_not, work, counted, defaults, reads
+                kind,
+                infer,
+                lower,
+                tuple(parameters),
+                wants_context,
+                not_differentiable,
+                work,
+                _reads(f"rule of '{kind}': work", of_work, [*parameters, "result"]),
+                {name: x for name, x in parameters.items() if x is not _REQUIRED},
+                _reads(f"rule of '{kind}': infer", of_infer, parameters),
             )
             return lower
 
@@ -84,10 +89,10 @@ class Registry:
 
 
 def _parameters(function: Callable[..., object]) -> dict[str, Any]:
-    """Map the standard names of a function's parameters to defaults; `**name` has the name `**`.
+    """Map the standard names of a function's parameters to their defaults.
 
-    `**name: Unpack[...]` of a TypedDict gives the keys of the TypedDict instead, if the annotation
-    can be evaluated.
+    `**name` has the name `**`. If it is annotated as `Unpack[...]` of a TypedDict, and the
+    annotation can be evaluated, the keys of the TypedDict are the names instead.
     """
     defaults: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -115,9 +120,9 @@ def _differ(default: object, other: object) -> bool:
     return default is not other and bool(np.any(default != other))
 
 
-def _reads(facet: str, taken: Collection[str], lowered: Collection[str]) -> frozenset[str]:
-    """Return the rule's parameters that a facet takes; TypeError for names that `lower` lacks."""
-    unknown = sorted(set(taken) - set(lowered) - {"**"})
-    if unknown and "**" not in lowered:
-        raise TypeError(f"{facet} takes {', '.join(map(repr, unknown))}, lower does not")
-    return frozenset(lowered if "**" in taken else taken)
+def _reads(where: str, names: Collection[str], parameters: Collection[str]) -> frozenset[str]:
+    """Return the rule's parameters among a function's; TypeError for a name that `lower` lacks."""
+    unknown = sorted(set(names) - set(parameters) - {"**"})
+    if unknown and "**" not in parameters:
+        raise TypeError(f"{where} takes {', '.join(map(repr, unknown))}, lower does not")
+    return frozenset(parameters if "**" in names else names)

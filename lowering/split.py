@@ -25,17 +25,17 @@ from lowering.prepare import Split
 from lowering.program import Program
 from lowering.recipe import Recipe, Step, params_of_numpy
 
-# Items of a prepared value for each item of its parameters. Larger values are broadcasts, which are
-# cheaper to repeat than to read.
+# The most items of a prepared value for each item of its parameters. Larger values are broadcasts,
+# which are cheaper to repeat in each call than to read.
 _GROWTH = 4
-# Bits of an item of a prepared value for each bit of the parameter's items; large values stay below
-# it. A language model with weights of 4 bits would take eight times the memory in 32 bits.
+# The most bits of an item of a prepared value for each bit of a parameter's item; values beyond
+# _LARGE have fewer. A language model with 4-bit weights would need eight times the memory in 32.
 _WIDTH = 4
 _LARGE = 32 << 20  # bytes
 # Operations that move no item. A prepared result would be one more copy of a weight.
 _FREE = ("broadcast_in_dim", "optimization_barrier", "reshape", "squeeze")
-# Items of a float32 value of a bfloat16 network. Larger values are stored in bfloat16, and widened
-# in each call: in float32 they would take twice the memory of their parameters.
+# Float32 values of a bfloat16 network with at least so many items are stored in bfloat16, and
+# widened in each call: in float32 they would take twice the memory of their parameters.
 _WIDE = 2 << 10
 
 
@@ -45,24 +45,22 @@ def split(program: Program, platform: str | None = None) -> Split:
     closed, parameters = program.closed, program.arguments[: program.parameters]
     prepared, later = _parted(program)
     narrow = _narrow(program, prepared)
-    values = list(map(narrow.get, prepared, prepared))
-    places = dict(zip(parameters, range(len(parameters)), strict=True))
-    computed = [*filterfalse(places.__contains__, values)]
-    early = filterfalse(program.is_late, program.equations)
-    first = program.with_closed(
-        jaxprs.of_equations(closed, [*early], computed, arguments=parameters)
-    )
+    stored = [narrow.get(v, v) for v in prepared]
+    indices = {v: i for i, v in enumerate(parameters)}
+    computed = [v for v in stored if v not in indices]
+    early = [*filterfalse(program.is_late, program.equations)]
+    first = program.with_closed(jaxprs.of_equations(closed, early, computed, arguments=parameters))
     if not narrow.keys().isdisjoint(computed):
         first = first.retraced(partial(_rounded, first, [v in narrow for v in computed]))
     arguments = [*prepared, *program.arguments[len(parameters) :]]
-    jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
-    last = jaxprs.as_call(jaxpr)
+    call_jaxpr = jaxprs.of_equations(closed, later, program.results, {}, arguments)
+    evaluate = jaxprs.as_call(call_jaxpr)
 
     def call(values: Sequence[Array], inputs: Sequence[Array]) -> list[Any]:
-        return last(*map(_as_read, values, prepared), *inputs)
+        return evaluate(*map(_as_read, values, prepared), *inputs)
 
-    recipe = cache(partial(recipe_of, first))
-    return Split(tuple(map(places.get, values)), first, call, platform, recipe, jaxpr)
+    recipe, sources = cache(partial(recipe_of, first)), tuple(map(indices.get, stored))
+    return Split(sources, first, call, platform, recipe, call_jaxpr)
 
 
 def _as_read(x: Array, variable: Atom) -> Any:
@@ -81,8 +79,8 @@ def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
         is_late = program.is_late(equation)
         results = needed.intersection(equation.outvars)
         for v in equation.outvars:
-            is_early = v in results and not is_late and not _is_free(equation)
-            if is_early and _is_worth_keeping(v, *sources[v]):
+            is_candidate = v in results and not is_late and not _is_free(equation)
+            if is_candidate and _is_worth_storing(v, *sources[v]):
                 prepared[v] = None
         if is_late or not results <= prepared.keys():
             later.append(equation)
@@ -95,18 +93,19 @@ def _is_free(equation: Equation) -> bool:
     name = primitive(equation)
     if name not in _FREE or (name == "reshape" and equation.params["dimensions"] is not None):
         return False
-    sizes = map(_size, equation.invars), map(_size, equation.outvars)
-    return not any(map(is_literal, equation.invars)) and [*sizes[0]] == [*sizes[1]]
+    is_same_size = [*map(_size, equation.invars)] == [*map(_size, equation.outvars)]
+    return is_same_size and not any(map(is_literal, equation.invars))
 
 
 def _roots(program: Program) -> list[Variable]:
+    """Return the variables of the parameters and constants."""
     return [*program.arguments[: program.parameters], *program.constants]
 
 
 def _sources(program: Program) -> dict[Variable, tuple[int, int]]:
-    """Map each early variable to the size of its largest parameter: items, and bits of an item.
+    """Map each early variable to the items, and the bits of an item, of its largest parameter.
 
-    The items of a concatenation are the sum over its operands.
+    A concatenation has the sum of its operands' items.
     """
     sources: dict[Variable, tuple[int, int]] = {}
     for variable in _roots(program):
@@ -129,7 +128,8 @@ def _is_narrow(program: Program) -> bool:
 def _narrow(program: Program, prepared: Iterable[Variable]) -> dict[Variable, Variable]:
     """Map prepared variables that are stored in bfloat16 to the stored variables.
 
-    The stored variable is the bfloat16 source of a conversion, or the rounded variable itself.
+    If a variable is converted from bfloat16, its source is stored, otherwise the variable itself,
+    rounded.
     """
     if not _is_narrow(program):
         return {}
@@ -146,7 +146,7 @@ def _rounded(program: Program, chosen: Sequence[bool], *arguments: Array) -> lis
     return [x.astype(jnp.bfloat16) if is_chosen else x for x, is_chosen in pairs]
 
 
-def _is_worth_keeping(variable: Atom, items: int, bits: int) -> bool:
+def _is_worth_storing(variable: Atom, items: int, bits: int) -> bool:
     """Tell whether to prepare a variable whose parameters have `items` items of `bits` bits."""
     size, width = _size(variable), _bits(variable) / bits
     if size > _GROWTH * items or width > _WIDTH:
@@ -196,14 +196,14 @@ def recipe_of(program: Program) -> Recipe:
 def _text_of_equation(equation: Equation) -> str:
     types = list(map(attrgetter("aval"), equation.invars))
     parts = primitive(equation), types, equation.params, repr(equation.ctx)
-    # jax takes its setting for an equation without a precision.
+    # An equation without a precision has that of jax's settings.
     setting: Any = jax.config
     precision = setting.jax_default_matmul_precision if "precision" in equation.params else None
     return _text((parts, precision))
 
 
 def _text(item: object) -> str:
-    """Return a text that equal items alone have, the same in every process if possible."""
+    """Return a text that is different for different items; if possible, the same in any process."""
     match item:
         case np.ndarray() | jax.Array():
             array = _on_host(item)
@@ -213,7 +213,7 @@ def _text(item: object) -> str:
             return _text(sorted((repr(key), _text(x)) for key, x in item.items()))
         case tuple() | list() if type(item) in (tuple, list):
             return f"({','.join(map(_text, item))})"
-        case _ if jaxprs.is_traced(item):  # its text leaves constants out
+        case _ if jaxprs.is_traced(item):  # `str` leaves constants out
             constants = list(getattr(item, "consts", ()))
             return _text((str(item), constants, list(map(_text_of_equation, item.eqns))))
         case _:
@@ -223,7 +223,7 @@ def _text(item: object) -> str:
 
 
 def _on_host(array: Array | NDArray[Any]) -> NDArray[Any]:
-    """Return an array as a numpy array; random keys as their numbers."""
+    """Return an array as a numpy array, of integers for random keys."""
     if not jnp.issubdtype(array.dtype, jax.dtypes.extended):
         return np.asarray(array)
     with jax.ensure_compile_time_eval():  # also where a function is traced

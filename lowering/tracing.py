@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 
 from lowering.errors import InvalidComputation, InvalidOperation
-from lowering.extents import differ, is_static, is_symbolic, known, show, volume
+from lowering.extents import differ, is_static, is_symbolic, show, volume, with_ones
 from lowering.forward_only import forward_only
 from lowering.graph import NARROW, Graph, Operation, Result, Value, mapped, python_name
 from lowering.location import Span
@@ -25,8 +25,8 @@ from lowering.work import multiply_adds
 
 T = TypeVar("T")
 
-_PRODUCTS = 32  # multiply-adds; they take as long as an item of a constant
-_TRACING = 20_000  # items; they take as long as tracing a few operations of jax
+_PRODUCTS = 32  # multiply-adds that take as long as folding one item
+_TRACING = 20_000  # items whose folding takes as long as tracing a few operations of jax
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Context:
 
     Args:
         precision: the precision of products; None for jax's default.
-        fold: is called with the number of items that are computed on the host, before each time.
-        straight_through: whether rounding has the derivative of its operand instead of 0.
+        fold: is called before each computation on the host, with its number of items.
+        straight_through: whether the derivative of rounding is 1 instead of 0.
         refusal: converts the error of a missing derivative to the error that is raised.
         operation: the operation whose rule gets this context; `trace` sets it.
     """
@@ -75,10 +75,10 @@ def trace(
 ) -> dict[Value, Any]:
     """Evaluate a graph; return the arrays of the requested values, and of their dependencies.
 
-    Values that depend on constants alone are numpy arrays. Raise KeyError for a missing label,
-    InvalidComputation if a rule refuses its arguments, returns other types than it inferred, as for
-    inputs of other shapes, or cannot take an empty tensor. Other errors get a note with the
-    operation's place.
+    Values that depend on constants alone are numpy arrays. Raise KeyError for a missing label.
+    Raise InvalidComputation if a rule refuses its arguments, cannot take an empty tensor, or
+    returns other types than it inferred; inputs of other shapes have these effects. Other errors
+    get a note with the operation's place.
 
     Args:
         graph: the graph.
@@ -144,7 +144,7 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
     static = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
     if static:
         types = [value.type for value in (*operation.reads(), *operation.writes())]
-        items = sum([volume(known(type.shape)) for type in types])
+        items = sum([volume(with_ones(type.shape)) for type in types])
         context.fold(items + multiply_adds(operation) // _PRODUCTS)
         with jax.ensure_compile_time_eval():
             return jax.tree.map(np.asarray, results())
@@ -163,7 +163,7 @@ def apply_rule(operation: Operation, context: Context, operands: Mapping[str, An
         arguments["ctx"] = replace(context, operation=operation)
     try:
         return rule.lower(**arguments)
-    except InvalidComputation:  # of an operation in a body
+    except InvalidComputation:  # an operation in the body of a loop raised it
         raise
     except InvalidOperation as error:
         message = f"'{operation.kind}': {error.message}"
@@ -235,7 +235,7 @@ def _call_at(operation: Operation, run: Callable[[], T]) -> T:
     """Return the result of `run`, called from a frame at the operation's place in the document.
 
     jax takes the source of an equation from the Python frames that trace it. With such a frame HLO,
-    profiles and tracebacks name the line of the document, as in templating languages.
+    profiles and tracebacks name the line of the document.
     """
     _leave_out_packages()
     return run() if operation.span is None else _frame(operation.span, operation.name)(run)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from lowering.extents import known
+from lowering.extents import with_ones
 from lowering.graph import Graph, Operation, Scalar, TensorType, Value, mapped, python_name
 from lowering.kernels.precision import is_bfloat16
 from lowering.ops import rules
@@ -19,7 +19,7 @@ def multiply_adds(operation: Operation) -> int:
     if rule.work is None:
         return 0
     arguments: dict[str, Any] = {n: mapped(x, _type) for n, x in operation.operands}
-    arguments |= {name: known(attribute) for name, attribute in operation.attributes}
+    arguments |= {name: with_ones(attribute) for name, attribute in operation.attributes}
     arguments["result"] = mapped(operation.results[0], _type)
     reads = rule.work_reads
     read = {python_name(n): x for n, x in arguments.items() if n in reads or "**" in reads}
@@ -45,5 +45,5 @@ def _is_narrow(operation: Operation) -> bool:
 
 def _type(operand: Value | Scalar) -> TensorType:
     if isinstance(operand, Value):
-        return TensorType(known(operand.type.shape), operand.type.dtype)
+        return TensorType(with_ones(operand.type.shape), operand.type.dtype)
     return TensorType((), np.asarray(operand).dtype.name)

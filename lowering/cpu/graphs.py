@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from lowering.extents import known
+from lowering.extents import with_ones
 from lowering.graph import Graph, Value
 
 # Kinds that round to levels.
@@ -25,12 +25,12 @@ def in_integers(graph: Graph, gains: bool) -> frozenset[str]:
 def sums_of_codes(graph: Graph) -> frozenset[str]:
     """Return the names of operations that can be computed in integers, as sums of codes.
 
-    An unknown extent counts as 1. There are no names if the graph cannot be traced with these.
+    The graph is traced with 1 for unknown extents. If that fails, there are no names.
     """
     if not any(operation.kind in _ROUNDING for operation in graph.operations):
         return frozenset()
     try:
-        return frozenset(_found(graph))
+        return frozenset(_names_of_products(graph))
     except Exception:  # a reshape, for example, may not fit the extent 1
         return frozenset()
 
@@ -47,13 +47,14 @@ def products_of_bytes(graph: Graph) -> frozenset[str]:
     return frozenset(names)
 
 
-def _found(graph: Graph) -> list[str]:
+def _names_of_products(graph: Graph) -> list[str]:
+    """Trace a graph, and return the names of operations whose products codes can compute."""
     from lowering import jaxprs
     from lowering.cpu.integers import names_of_products
     from lowering.tracing import Context, trace
 
     def typed(value: Value) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(known(value.type.shape), np.dtype(value.type.dtype))
+        return jax.ShapeDtypeStruct(with_ones(value.type.shape), np.dtype(value.type.dtype))
 
     parameters = {p.label: typed(p.value) for p in graph.parameters}
     states = {s.label: typed(s.value) for s in graph.states}

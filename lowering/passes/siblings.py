@@ -36,8 +36,8 @@ def run(program: Program, target: Target) -> Program:
         group = several.get(id(matcher.original))
         return None if group is None else _joined(equation, group)
 
-    # All matrices are then computed before the first of the products.
-    return rewritten(program.known_first(), {PRODUCT: joined}) if several else program
+    # Early equations go first: all matrices must be computed before the first of the products.
+    return rewritten(program.early_first(), {PRODUCT: joined}) if several else program
 
 
 def kind_of(equation: Equation) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def is_layer(equation: Equation, early: frozenset[Atom]) -> bool:
 
 
 def _equal(program: Program) -> dict[Atom, Variable]:
-    """Map variables that are equal reshapes of one variable to the first of them."""
+    """Map results of equal reshapes of one variable to the first of these results."""
     first: dict[object, Variable] = {}
     equal: dict[Atom, Variable] = {}
     for equation in program.equations:
@@ -76,10 +76,10 @@ def _equal(program: Program) -> dict[Atom, Variable]:
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
     ((sums, _), _) = equation.params["dimension_numbers"]
-    rights = [e.params["dimension_numbers"][0][1][0] for e in group]
+    summed = [e.params["dimension_numbers"][0][1][0] for e in group]  # axes of the matrices
 
     def function(x: Array, *matrices: Array) -> list[Array]:
-        columns = [m if axis == 0 else m.T for m, axis in zip(matrices, rights, strict=True)]
+        columns = [m if axis == 0 else m.T for m, axis in zip(matrices, summed, strict=True)]
         numbers = (sums, (0,)), ((), ())
         product = lax.dot_general(x, jnp.concatenate(columns, 1), numbers, **kind_of(equation))
         parts: list[Array] = []

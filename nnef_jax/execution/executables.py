@@ -14,7 +14,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import Sharding
 
-from lowering import Preparing, Split, named, or_else, prepared, whole
+from lowering import Preparing, Split, named, or_else, prepared, unprepared
 from lowering.graph import Graph
 from nnef_jax.calls.arguments import array_type
 from nnef_jax.errors import NnefError
@@ -238,7 +238,7 @@ class Executables:
 
             return parts, call
 
-        return or_else(by_passes, lambda: (whole(function, len(parameters)), function))
+        return or_else(by_passes, lambda: (unprepared(function, len(parameters)), function))
 
     def _in_parts(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowering import multiply_adds
-from lowering.extents import known, volume
+from lowering.extents import volume, with_ones
 from lowering.graph import Graph
 from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.places import is_watched
@@ -280,7 +280,8 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
     for operation in graph.operations:
         nbytes = 0
         for value in operation.writes():
-            nbytes += volume(known(value.type.shape)) * jax.numpy.dtype(value.type.dtype).itemsize
+            items = volume(with_ones(value.type.shape))
+            nbytes += items * jax.numpy.dtype(value.type.dtype).itemsize
         entry = operations.setdefault(
             operation.name,
             {

@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from lowering import multiply_adds
-from lowering.extents import known, show, volume
+from lowering.extents import show, volume, with_ones
 from lowering.graph import UNTYPED, Parameter, StateVariable
 from nnef_jax.flattening.outline import unknown_operators
 from nnef_jax.limits import ROW, Meter
@@ -150,7 +150,7 @@ def summarise(
     stored = [*graph.parameters, *(x for x in graph.states if x.initial is None)]
     spare = sum(_items(x.tensor) for x in parameters if x.unused)
     read = (x.value for x in graph.parameters if x.label not in unused)
-    sizes = {value: volume(known(value.type.shape)) for value in read}
+    sizes = {value: volume(with_ones(value.type.shape)) for value in read}
     meter.spend(ROW * (len(graph.inputs) + sum(x.unused for x in parameters)), graph.name)
     operations: list[OperationSummary] = []
     for x in graph.operations:
@@ -207,7 +207,7 @@ def _items(tensor: TensorSpec) -> int:
 def _bytes(variable: Parameter | StateVariable) -> int:
     type = variable.value.type
     size = 0 if type.dtype == UNTYPED.dtype else jnp.dtype(type.dtype).itemsize
-    return volume(known(type.shape)) * size
+    return volume(with_ones(type.shape)) * size
 
 
 def _plain(tensor: TensorSpec) -> dict[str, Any]:

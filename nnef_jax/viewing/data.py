@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from lowering import multiply_adds
-from lowering.extents import UNKNOWN, is_known, known, volume
+from lowering.extents import UNKNOWN, is_known, volume, with_ones
 from lowering.graph import UNTYPED, Graph, Operand, Operation, Value
 from lowering.location import Span
 from lowering.ops import FAMILIES
@@ -85,7 +85,7 @@ class _Page:
         self.numbers: dict[Value, int] = {}
         self.details = _DETAILS
         self.fields = fields
-        sizes = {p.value: volume(known(p.value.type.shape)) for p in graph.parameters}
+        sizes = {p.value: volume(with_ones(p.value.type.shape)) for p in graph.parameters}
         unused = {p.value for p in graph.parameters if p.label in network.unused}
         # As in the summary, a parameter is counted at the first operation that reads it.
         self.sizes: dict[Operation, int] = {}

@@ -53,7 +53,7 @@ def check(function: Function, *parameters: Any, exact: bool = True) -> None:
 def check_bits(function: Function, x: jax.Array) -> None:
     """Compare what numpy and XLA compute, bit by bit, and that numpy does."""
     recipe = recipe_of(Program(jaxprs.inlined(jax.make_jaxpr(function)(x)), 1))
-    assert recipe.is_numpys
+    assert recipe.is_for_numpy
     (result,) = recipe.computed([0], [x])
     np.testing.assert_array_equal(result, jax.jit(function)(x), strict=True)
 

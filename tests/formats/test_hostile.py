@@ -243,7 +243,7 @@ def test_a_literal_beyond_its_dtype(value: int) -> None:
             "e = slice(x, axes = [1], begin = [1], end = [1]);"
             "y = pad(e, padding = [(0, 4194304), (0, 0)]);",
             "[1, 2]",
-            "places before an axis without items",
+            "items along the axes before the empty one",
         ),
         ("y = argmax_reduce(x, axes = [0, 1]);", "[2, 2147483647]", "its indices have 32 bits"),
     ],

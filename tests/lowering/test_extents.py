@@ -13,12 +13,12 @@ from lowering.extents import (
     at_least,
     common,
     differ,
-    known,
     padded,
     shapes_differ,
     show,
     volume,
     with_extent,
+    with_ones,
 )
 
 
@@ -54,5 +54,5 @@ def test_comparison() -> None:
 def test_shapes() -> None:
     assert volume((2, 3, 4)) == 24 and volume(()) == 1 and volume((2, UNKNOWN)) is UNKNOWN
     assert padded((2,), 3) == (2, 1, 1) and along(1, 3) == [1, -1, 1]
-    assert known(((2, UNKNOWN), "x")) == ((2, 1), "x")
+    assert with_ones(((2, UNKNOWN), "x")) == ((2, 1), "x")
     assert with_extent((2, 6, 5), 1, 3, 2) == (2, 3, 2, 5)
