@@ -1,8 +1,8 @@
 """Make each attention one equation, from the product that gives scores to the product with values.
 
-In that equation queries are the last axis of the scores' array: maxima and sums of softmax are then
-loops over rows. The division by these sums comes after the second product. Passes of derivatives
-read the scores and stay as written.
+In that equation queries are the last axis of the scores in memory: XLA then computes maxima and
+sums of softmax by loops over rows. The division by these sums comes after the second product.
+Forward and backward passes of derivatives stay as written: they exchange the scores.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from lowering.targets.target import Target
 # (..., key, size) and masks. The first equation of the function computes the scores.
 ATTENTION = jaxprs.region("attention")
 
-# Fewer queries or keys do not fill vectors.
-FEW = 32
+FEW = 32  # queries or keys; fewer do not fill vectors
 
-# If there are so many bytes of keys, of a narrow dtype, few queries skip the keys that masks hide.
-# A step of GPT-2 at position 128 of 1024 takes 18.2 ms instead of 21.6 in bfloat16, 24.9 instead of
-# 24.7 in float32; at position 900 it takes 21.6 instead of 21.6, 26.6 instead of 24.8.
+# With few queries the keys that masks hide are skipped if the keys have at least _MANY bytes, and
+# each item at most _NARROW bytes. A step of GPT-2 at position 128 of 1024 takes 18.2 ms instead of
+# 21.6 in bfloat16, and would take 24.9 instead of 24.7 in float32; at position 900 it takes 21.6
+# instead of 21.6, and 26.6 instead of 24.8.
 _MANY = 1 << 20
-_NARROW = 2  # bytes
+_NARROW = 2
 
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Replace softmax over keys between two products, if nothing else reads the values between."""
     equations = program.equations
-    places = [i for i, e in enumerate(equations) if _is_batched(e)]
-    if program.role != "value" or len(places) < 2:
+    products = [i for i, e in enumerate(equations) if _is_batched(e)]
+    if program.role != "value" or len(products) < 2:
         return program
-    divisions = (e for e in equations if primitive(e) == "div")
-    after: dict[Atom, Equation] = {
+    divisions = [e for e in equations if primitive(e) == "div"]
+    division_of: dict[Atom, Equation] = {
         e.invars[0]: e for e in divisions if not any(map(is_literal, e.invars))
     }
     attentions: list[Computed] = []
-    taken = -1  # the last product of the previous attention
-    for start, stop in pairwise(places):
-        between = equations[start : stop + 1]
-        one = None if start == taken else _attention(program, between, after)
-        if one is not None:
-            attentions.append(one)
-            taken = stop
+    previous_end = -1
+    for start, stop in pairwise(products):
+        if start == previous_end:
+            continue
+        attention = _attention(program, equations[start : stop + 1], division_of)
+        if attention is not None:
+            attentions.append(attention)
+            previous_end = stop
     return replaced(program, attentions) if attentions else program
 
 
@@ -72,11 +73,12 @@ def _is_batched(equation: Equation) -> bool:
 
 
 def _attention(
-    program: Program, equations: Sequence[Equation], after: Mapping[Atom, Equation]
+    program: Program, equations: Sequence[Equation], division_of: Mapping[Atom, Equation]
 ) -> Computed | None:
     """Return the attention between two products, the first and the last equation, or None.
 
-    `after` has the divisions by variable: the attention ends with that of the last result, if any.
+    `division_of` maps variables to equations that divide them. If one divides the result of the
+    last product by a value of the attention, the attention ends with it.
     """
     first, *inner, last = equations
     (scores,), (weights, values), (result,) = first.outvars, last.invars, last.outvars
@@ -98,7 +100,7 @@ def _attention(
         or not any(primitive(e) == "reduce_max" for e in between)
     ):
         return None
-    end = after.get(result)
+    end = division_of.get(result)
     if end is None or end.invars[1] not in dependent or program.uses[result] != 1:
         end = last
     else:
@@ -140,8 +142,8 @@ def _function(
 ) -> Callable[..., list[Array]]:
     """Return the function of queries, keys, values and masks, with their axes in order.
 
-    It divides the result instead of the weights, if there is a `division` of these by a divisor
-    that `repeated` broadcasts to all keys.
+    If there is a `division` of the weights, by a divisor that `repeated` broadcasts to all keys,
+    the function divides the result instead.
     """
 
     def run(queries: Array, keys: Array, values: Array, *arrays_of_masks: Array) -> list[Array]:
@@ -168,7 +170,7 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply along the last axis of `left`; if it has many rows, these are last in memory."""
+    """Multiply along the last axis of `left`; if it has many rows, they are last in memory."""
     count, kind = right.ndim - 2, kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
     last, other = (left.ndim - 1,), (right.ndim + along,)
@@ -180,7 +182,7 @@ def _product(equation: Equation, left: Array, right: Array, along: int) -> Array
 def _division(
     program: Program, last: Equation, dependent: Collection[Atom]
 ) -> tuple[Equation, Equation] | tuple[None, None]:
-    """Return the division of weights by a divisor repeated for all keys, and its broadcast."""
+    """Return the division of weights by a divisor, and the broadcast of the divisor to all keys."""
     weights, makers = last.invars[0], program.makers
     while primitive(makers[weights]) == "convert_element_type" and program.uses[weights] == 1:
         (weights,) = makers[weights].invars
@@ -193,6 +195,6 @@ def _division(
         return None, None
     axes = repeated.params["broadcast_dimensions"]
     extents = dict(zip(axes, repeated.invars[0].aval.shape, strict=True))
-    is_same = extents.get(len(divisor.aval.shape) - 1, 1) == 1
+    is_same_for_keys = extents.get(len(divisor.aval.shape) - 1, 1) == 1
     is_wide = last.outvars[0].aval.dtype.itemsize >= 4
-    return (division, repeated) if is_same and is_wide else (None, None)
+    return (division, repeated) if is_same_for_keys and is_wide else (None, None)

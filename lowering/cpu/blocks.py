@@ -1,4 +1,4 @@
-"""Compute attention at once or by blocks of heads and queries, without keys that no query sees."""
+"""Compute attention at once or by blocks of heads and queries, without keys hidden from all."""
 
 from __future__ import annotations
 
@@ -21,25 +21,26 @@ from lowering.cpu.pending_view import View, full_array
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# Numbers of quarters of the keys that may be read, a branch for each. With few queries, as in a
-# GPT's step, each branch is compiled for each layer, 0.1 s; in a loop over blocks it is once.
-_OF_FEW = (1, 2, 4)
-_OF_BLOCK = (1, 2, 3, 4)
+# A call reads the first quarters of the keys, as many as it needs of these numbers; each number is
+# a branch of the program. A loop over blocks has all numbers. With few queries, as in a GPT's step,
+# there is no loop, and each branch takes 0.1 s to compile in each layer: the numbers are fewer.
+_QUARTERS = (1, 2, 3, 4)
+_QUARTERS_OF_FEW = (1, 2, 4)
 
-# Bytes of scores that are computed at once, and bytes of a block if there are more. Milliseconds of
+# At most so many bytes of scores are computed at once; more are computed by blocks. Milliseconds of
 # 12 heads of 64 items at 512, 1024, 2048 and 4096 tokens: 7.1 (6.5 in blocks), 29, 112 and 426; as
 # written 8.5, 68, 275 and 1030.
-_WHOLE = 16 << 20
-_BLOCK = 9 << 20
-_QUERIES = 256  # of a block; 12 heads at 1024 tokens take 24 ms, 44 with 512 queries
+_AT_ONCE = 16 << 20
+_BLOCK = 9 << 20  # bytes of a block's scores
+_QUERIES = 256  # the most of a block; with 512 12 heads at 1024 tokens take 44 ms instead of 24
 
 Evaluate = Callable[[Program, Sequence[View]], list[View]]
 
 
 class _Loop(NamedTuple):
-    """A loop over an axis of the scores, by blocks of `size` items."""
+    """A loop over an axis of `extent` items, heads or queries, by blocks of `size` items."""
 
-    axes: Axes  # by variable
+    axes: Axes  # the axis of each variable that has it
     extent: int
     size: int
 
@@ -47,25 +48,29 @@ class _Loop(NamedTuple):
 def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> View:
     """Return the result of an attention, given views of queries, keys, values and masks.
 
-    Blocks divide queries. They divide heads too if the program runs on one device: on several heads
-    may be sharded.
+    Blocks divide queries. They also divide heads if the program runs on one device; on several
+    devices heads may be sharded.
     """
     loops = _loops(program)
-    is_many = program.arguments[0].aval.shape[-2] >= FEW
-    hidden = hidden_keys(program) if program.is_alone and (loops or not is_many) else None
-    one = _Block(program, loops, hidden, evaluate)
+    has_few_queries = program.arguments[0].aval.shape[-2] < FEW
+    hidden = hidden_keys(program) if program.is_alone and (loops or has_few_queries) else None
+    block = _Block(program, loops, hidden, evaluate)
     if not loops:
-        return one.computed(views, one.seen(views))
+        return block.computed(views, block.visible_keys(views))
 
     def views_at(starts: Array | NDArray[np.int32]) -> list[View]:
         pairs = zip(views, program.arguments, strict=True)
         return [_part(view, v, zip(loops, starts, strict=True)) for view, v in pairs]
 
-    firsts = [[*range(0, x.extent - x.size, x.size), x.extent - x.size] for x in loops]
-    table = np.array(list(itertools.product(*firsts)), np.int32)
-    # If masks depend on parameters alone, so do the counts.
-    counts = None if hidden is None else lax.map(lambda starts: one.seen(views_at(starts)), table)
-    example = jax.eval_shape(lambda: one.at_once(views_at(table[0])))
+    def visible_keys_at(starts: Array) -> Array | None:
+        return block.visible_keys(views_at(starts))
+
+    # The last block along an axis may overlap the one before.
+    starts_of = [[*range(0, x.extent - x.size, x.size), x.extent - x.size] for x in loops]
+    table = np.array(list(itertools.product(*starts_of)), np.int32)
+    # Outside the loop: if masks depend on parameters alone, the counts can be prepared.
+    counts = None if hidden is None else lax.map(visible_keys_at, table)
+    example = jax.eval_shape(lambda: block.at_once(views_at(table[0])))
     (result,) = program.results
     places = [example.position(loop.axes[result]) for loop in loops]
 
@@ -76,8 +81,8 @@ def attended(program: Program, views: Sequence[View], evaluate: Evaluate) -> Vie
         at: list[np.int32 | Array] = [np.int32(0)] * array.ndim
         for place, start in zip(places, starts, strict=True):
             at[place] = start
-        block = full_array(one.computed(views_at(starts), count))
-        return lax.dynamic_update_slice(array, block, at), None
+        part = full_array(block.computed(views_at(starts), count))
+        return lax.dynamic_update_slice(array, part, at), None
 
     shape = tuple(result.aval.shape)
     start = jnp.zeros([shape[axis] for axis in example.order], example.array.dtype)
@@ -89,11 +94,11 @@ def _loops(program: Program) -> list[_Loop]:
     """Return the loops over blocks; none if all scores fit the caches."""
     queries, keys, values, *_ = program.arguments
     shape, scores = queries.aval.shape, program.equations[0].outvars[0].aval
-    if scores.size * scores.dtype.itemsize <= _WHOLE:
+    if scores.size * scores.dtype.itemsize <= _AT_ONCE:
         return []
-    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # axes that a loop may go over
-    beside = math.prod((*shape[count:-2], keys.aval.shape[-2]))
-    rows = max(1, _BLOCK // (beside * scores.dtype.itemsize))
+    count = len(keys.aval.shape) - 2 if program.is_alone else 0  # leading axes with loops: heads
+    row_items = math.prod((*shape[count:-2], keys.aval.shape[-2]))
+    rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # that a block may still have
     seeds = [({queries: len(shape) - 2}, _QUERIES)]
     for axis in reversed(range(count)):
         seeds.append((dict.fromkeys((queries, keys, values), axis), rows))
@@ -121,9 +126,9 @@ class _Block:
     hidden: Hidden | None
     evaluate: Evaluate
 
-    def at_once(self, views: Sequence[View], *more: _Loop) -> View:
+    def at_once(self, views: Sequence[View], *first_keys: _Loop) -> View:
         """Return the result of a block, given views of its operands."""
-        sizes = ((loop.axes, loop.size) for loop in (*self.loops, *more))
+        sizes = ((loop.axes, loop.size) for loop in (*self.loops, *first_keys))
         (view,) = self.evaluate(resized(self.program, *sizes), views)
         return view
 
@@ -133,21 +138,23 @@ class _Block:
             return self.at_once(views)
         axes = self.hidden.axes
         extent = self.program.arguments[1].aval.shape[-2]
-        sizes = [-(-extent * i // 4) for i in (_OF_BLOCK if self.loops else _OF_FEW)]
+        quarters = _QUARTERS if self.loops else _QUARTERS_OF_FEW
+        sizes = [-(-extent * i // 4) for i in quarters]
 
-        def first(size: int) -> Callable[..., View]:
-            loop = _Loop(axes, extent, size)
+        def with_first_keys(size: int) -> Callable[..., View]:
+            first_keys = _Loop(axes, extent, size)
 
             def run(views: Sequence[View]) -> View:
                 pairs = zip(views, self.program.arguments, strict=True)
-                return self.at_once([_part(view, v, [(loop, 0)]) for view, v in pairs], loop)
+                parts = [_part(view, v, [(first_keys, 0)]) for view, v in pairs]
+                return self.at_once(parts, first_keys)
 
             return run
 
         index = sum((count > size).astype(np.int32) for size in sizes[:-1])
-        return lax.switch(index, list(map(first, sizes)), views)
+        return lax.switch(index, list(map(with_first_keys, sizes)), views)
 
-    def seen(self, views: Sequence[View]) -> Array | None:
+    def visible_keys(self, views: Sequence[View]) -> Array | None:
         """Return the number of keys up to the last one that a query sees; None without masks."""
         if self.hidden is None:
             return None
@@ -159,16 +166,16 @@ class _Block:
         zeros = View(zero, tuple(range(len(shape))), shape, True)
         (view,) = self.evaluate(inner, [zeros, *views])
         position = view.position(axes[masked])
-        visible = view.array != -jnp.inf
-        seen = visible.any([axis for axis in range(visible.ndim) if axis != position])
+        is_visible = view.array != -jnp.inf
+        is_key_visible = is_visible.any([i for i in range(is_visible.ndim) if i != position])
         extent = view.shape[axes[masked]]
-        return jnp.max(jnp.where(seen, jnp.arange(1, extent + 1, dtype=np.int32), 0))
+        return jnp.max(jnp.where(is_key_visible, jnp.arange(1, extent + 1, dtype=np.int32), 0))
 
 
-def _part(view: View, variable: Variable, places: Iterable[tuple[_Loop, Array | int]]) -> View:
-    """Return the view of the items of a block, which starts at these places along its loops."""
+def _part(view: View, variable: Variable, starts: Iterable[tuple[_Loop, Array | int]]) -> View:
+    """Return the view of a block's items of a variable; `starts` has the start along each loop."""
     array, shape = view.array, list(view.shape)
-    for loop, start in places:
+    for loop, start in starts:
         axis = loop.axes.get(variable)
         if axis is not None:
             shape[axis], position = loop.size, view.position(axis)

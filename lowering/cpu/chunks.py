@@ -17,26 +17,27 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Computed, Program, replaced
 from lowering.targets.target import Target
 
-# Bytes that one operation may read and write. With 32 MB 8 items of a U-Net take 5 to 10 % longer,
-# with 16 MB 8 items of ResNet-50 4 %.
+# The most bytes that one operation reads and writes. With 32 MB 8 items of a U-Net take 5 to 10 %
+# longer, with 16 MB 8 items of ResNet-50 4 %.
 _MEMORY = 24 << 20
 
-# The same in a stage that takes more items than the heaviest operation allows, since products gain
-# from more rows. With 24 MB the tensors between stages would be allocated anew in each call.
-# Milliseconds of batches of 8 in one stage and in up to three: ResNet-18 222 and 196, MobileNetV2
-# 76 and 61.
+# A stage of light operations takes more items at a time than the heaviest operation of the program
+# allows, since products gain from more rows; each operation then reads and writes at most _LIGHT
+# bytes. With 24 MB the tensors between stages would be allocated anew in each call. Milliseconds of
+# batches of 8 in one stage and in up to three: ResNet-18 222 and 196, MobileNetV2 76 and 61.
 _LIGHT = 5 << 20
-_NEAR = 16  # equations; a stage ends within them where the fewest bytes are handed on
+_NEAR = 16  # equations by which a stage may be longer, to end where it hands on the fewest bytes
 
 # A stage without one of these is not worth the copies at its ends.
 _PRODUCTS = (CONVOLUTION, PRODUCT)
 
 
 def run(program: Program, target: Target) -> Program:
-    """Make loops over parts of the batch, if all inputs have one and its items stay separate.
+    """Make loops over parts of the batch, if all inputs have the batch and its items stay separate.
 
-    The loops of earlier stages are within the loop of the last stage: tensors between stages have
-    only the items of one of its steps.
+    A program is divided into stages, each a loop of its own. If the last stage does not take the
+    full batch at once, its loop contains the loops of the earlier stages: the tensors between
+    stages then have only the items of one step.
     """
     inputs = program.arguments[program.parameters :]
     if program.role != "value" or not program.is_alone or not _is_batch(inputs):
@@ -47,9 +48,10 @@ def run(program: Program, target: Target) -> Program:
         return program
     batch = inputs[0].aval.shape[0]
     stages = _stages([e for e in program.equations if _varies(program, e)], axes, batch)
-    if len(stages) > 1 and stages[-1][0] < batch:
-        stages = [(stages[-1][0], [e for _, equations in stages for e in equations])]
-    loops = [_loop(program, target, axes, x, n) for n, x in stages if n < batch]
+    last_size, _ = stages[-1] if stages else (batch, ())
+    if len(stages) > 1 and last_size < batch:
+        stages = [(last_size, [e for _, equations in stages for e in equations])]
+    loops = [_loop(program, target, axes, part, n) for n, part in stages if n < batch]
     return replaced(program, loops) if loops else program
 
 
@@ -60,6 +62,7 @@ def _is_batch(inputs: Sequence[Variable]) -> bool:
 
 
 def _varies(program: Program, equation: Equation) -> bool:
+    """Tell whether an equation depends on inputs."""
     return any(v not in program.known for v in equation.outvars)
 
 
@@ -108,14 +111,15 @@ def _stages(
     sizes = [n for n in range(1, batch + 1) if batch % n == 0]
     traffic = [_traffic(equation, axes) for equation in equations]
 
-    def most(volume: int, limit: int) -> int:
-        return max((n for n in sizes if n * volume <= limit * batch), default=1)
+    def most(nbytes: int, limit: int) -> int:
+        """Return the most items for which an operation with `nbytes` for the batch fits a limit."""
+        return max((n for n in sizes if n * nbytes <= limit * batch), default=1)
 
     least = most(max(traffic, default=0), _MEMORY)
     if not runs("stages"):
         return [(least, equations)]
-    allowed = [max(least, most(volume, _LIGHT)) for volume in traffic]
-    allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]
+    allowed = [max(least, most(nbytes, _LIGHT)) for nbytes in traffic]
+    allowed = list(itertools.accumulate(reversed(allowed), min))[::-1]  # minima over later ones
     groups: list[tuple[int, Sequence[Equation]]] = []
     start = 0
     while start < len(equations):
@@ -132,19 +136,20 @@ def _stages(
 
 
 def _narrowest(equations: Sequence[Equation], start: int) -> int:
-    """Return the index, close behind `start`, at which the fewest bytes are handed on."""
-    last = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
+    """Return the index, up to _NEAR behind `start`, before which the fewest bytes are handed on."""
+    last_read = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
     computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
 
     def handed_on(index: int) -> int:
-        return sum(_bytes(v) for v, i in computed.items() if i < index <= last.get(v, index))
+        return sum(_bytes(v) for v, i in computed.items() if i < index <= last_read.get(v, index))
 
     return min(range(start, min(start + _NEAR, len(equations)) + 1), key=handed_on)
 
 
 def _traffic(equation: Equation, axes: Axes) -> int:
-    read_and_made = variables([*equation.invars, *equation.outvars])
-    return sum(_bytes(v) for v in read_and_made if v in axes)
+    """Return the bytes that an equation reads and writes, of variables with the batch."""
+    operands_and_results = variables([*equation.invars, *equation.outvars])
+    return sum(_bytes(v) for v in operands_and_results if v in axes)
 
 
 def _bytes(variable: Atom) -> int:

@@ -29,8 +29,8 @@ BYTE, _WIDE, REAL = np.dtype(np.int8), np.dtype(np.int32), np.dtype(np.float32)
 _LOW, _HIGH = -128, 127
 Real = Array | np.float32  # a scalar of numpy is a literal of the program
 
-# Numbers of items that a product sums, and of a window's channels. With fewer, float32 is as fast.
-# Products of codes less zero points are at most 255**2, and sums of more may not fit an int32.
+# Numbers of summed items, and of a window's channels. With fewer items float32 is as fast. Products
+# of codes less zero points are at most 255**2: sums of more items may not fit an int32.
 _DEPTHS = range(16, (1 << 15) + 1)
 
 
@@ -39,11 +39,11 @@ _DEPTHS = range(16, (1 << 15) + 1)
 class Codes:
     """A tensor `(codes - zero) * step + start`; `codes` are int8.
 
-    `step` and `start` are scalars, or have the tensor's rank and several items along one axis at
-    most. Without a `start` the code `zero` stands for exactly 0.
+    `step` and `start` are scalars, or arrays of the tensor's rank with several items along at most
+    one axis. Without a `start` the code `zero` stands for exactly 0.
     """
 
-    codes: Any  # these are arrays, or variables while a program is rewritten
+    codes: Any  # an array like `step` and `start`; variables while a program is rewritten
     step: Any
     zero: int = 0
     start: Any = None
@@ -60,9 +60,9 @@ class Codes:
         return x if self.start is None else x + self.start
 
     def changed(self, name: str, other: Array) -> Codes | None:
-        """Return the codes of a sum, difference, product or quotient with an operand.
+        """Return the codes of x + other, x - other, x * other or x / other, by name.
 
-        None if step or start would have several items along more than one axis.
+        Return None if step or start would have several items along more than one axis.
         """
         start = 0 if self.start is None else self.start
         if name in ("add", "sub"):
@@ -75,7 +75,10 @@ class Codes:
 
 
 def of_levels(level: Array, step: Array, start: Array, levels: Levels) -> Codes:
-    """Return the codes of numbers of levels, shifted to int8; if possible the code of 0 is 0."""
+    """Return the codes of a tensor: the numbers of its levels, shifted to int8.
+
+    If possible, the code of 0 is 0.
+    """
     zero, shift = levels.zero, levels.lowest - _LOW
     if levels.lowest >= _LOW and levels.highest <= _HIGH:
         shift = 0
@@ -95,7 +98,7 @@ def of_bytes(x: Array) -> Codes:
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
-    """Return the codes that an equation moves; None if steps may no longer fit their items."""
+    """Return the codes after an equation that moves items; None if steps may not move with them."""
     parts = x.codes, x.step, x.start
     if primitive(equation) != "transpose" and any(map(np.ndim, parts[1:])):
         return None
@@ -104,14 +107,15 @@ def moved(equation: Equation, x: Codes) -> Codes | None:
 
 
 def is_slim(shape: tuple[int, ...]) -> bool:
-    """Tell whether an array has several items along one axis at most."""
+    """Tell whether an array has several items along at most one axis."""
     return sum(n > 1 for n in shape) <= 1
 
 
 def product(left: Codes, right: Codes, params: Params) -> Array | None:
-    """Return a `lax.dot_general` of codes, or None.
+    """Return the real result of a `lax.dot_general` of codes, computed in integers.
 
-    None: it has batches, steps vary along its sums, or the number of summed items is out of range.
+    Return None if it has batches, if steps vary along a summed axis, or if the number of summed
+    items is out of range.
     """
     numbers, both = params["dimension_numbers"], (left, right)
     sums, batch = numbers
@@ -122,7 +126,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
     free = [x.codes.ndim - len(axes) for x, axes in zip(both, sums, strict=True)]
 
     def placed(x: Real, side: int) -> Real:
-        """Return an array of one operand, without summed axes, along the axes of the result."""
+        """Return an operand's step, start or sums in the axes of the result."""
         if np.ndim(x) == 0:
             return x
         if np.ndim(x) > free[side]:
@@ -142,7 +146,7 @@ def product(left: Codes, right: Codes, params: Params) -> Array | None:
 
 
 def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
-    """Return a `lax.conv_general_dilated` of codes, or None if codes cannot express it."""
+    """Return the real result of a convolution of codes; None if integers cannot compute it."""
     numbers, padding = params["dimension_numbers"], params["padding"]
     (_, _, *places), (outputs, *summed) = numbers.lhs_spec, numbers.rhs_spec
     shape, channel, is_padded = filter.codes.shape, numbers.out_spec[1], any(map(any, padding))
@@ -176,7 +180,7 @@ def convolution(x: Codes, filter: Codes, params: Params) -> Array | None:
     total, sums = (lax.slice_in_dim(total, *part, axis=channel) for part in ends)
 
     def placed(v: Real, side: int) -> Real:
-        """Return an array of one operand along the axis of the result's channels."""
+        """Return an operand's step, start or sums along the channels of the result."""
         if np.ndim(v) == codes.ndim and not side:
             return v
         return jnp.reshape(v, [np.size(v) if i == channel else 1 for i in range(codes.ndim)])
@@ -192,7 +196,10 @@ def _joined(
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return sums of real products; `total` has those of codes, `totals` the sums of codes."""
+    """Return sums of real products by the formula above.
+
+    `total` has the sums of products of codes, `totals` the sums of codes for each operand.
+    """
     (a, p), (c, q) = ((placed(x.step, i), placed(totals[i], i)) for i, x in enumerate(both))
     b, d = (None if x.start is None else placed(x.start, i) for i, x in enumerate(both))
     y, z, n = (np.int32(v) for v in (both[0].zero, both[1].zero, depth))

@@ -29,11 +29,11 @@ from lowering.machine import profile
 def convolution(x: Array, filter: Array, window: Window, *, varies: bool = False) -> Array:
     """Compute the convolution by the kernel that is fastest for these extents.
 
-    A filter that `varies` differs from call to call: each call lays it out.
+    A filter that `varies` is another one in each call, and each call lays it out.
     """
     name = kernel_for(x, filter, window, varies=varies)
     if x.dtype == jnp.bfloat16 and not (name in _NARROW and profile().multiplies_bfloat16):
-        # XLA's convolution takes as long as in float32, for which there are more kernels.
+        # XLA's convolution is no faster in bfloat16, and there are more kernels for float32.
         x, filter = x.astype(jnp.float32), filter.astype(jnp.float32)
         result = convolution(x, filter, window, varies=varies)
         return result.astype(window.accumulator or jnp.bfloat16)
@@ -66,7 +66,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     kernels = {xla: costs.direct}
     if is_summed(x, filter, window):
         kernels["summed"] = costs.summed
-    if window.is_single(x) and not (varies and is_few(x, filter, window)):
+    if window.is_single(x) and not (varies and has_few_positions(x, filter, window)):
         if is_winograd(filter, window):
             kernels["winograd"] = costs.winograd
         if not varies and fits(x, filter, window):  # a training step takes up to 1.1 of the time
@@ -79,7 +79,10 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
 def direct(
     x: Array, filter: Array, window: Window, layouts: Sequence[str] = ("N{}C", "{}IO", "N{}C")
 ) -> Array:
-    """Convolve by XLA's convolution; `layouts` have {} for the axes of positions."""
+    """Convolve by XLA's convolution.
+
+    `layouts` are the layouts of input, filter and result, with {} in the place of spatial axes.
+    """
     numbers: Any = tuple(layout.format("XYZUVW"[: x.ndim - 2]) for layout in layouts)
     return lax.conv_general_dilated(
         left_operand(x, window.accumulator),
@@ -97,16 +100,16 @@ def direct(
 def bordered(x: Array, filter: Array, window: Window) -> Array:
     """Pad the input with the zeros that the window covers, then convolve by XLA's convolution.
 
-    If a window has more cells than the input has positions, XLA exchanges the two and computes
-    plain loops: 32 items of 512 channels at 2x2 positions with 3x3 cells take 1608 ms instead of
-    39.
+    If a window has more cells than the input has positions, XLA exchanges input and filter, and
+    computes plain loops: 32 items of 512 channels at 2x2 positions with 3x3 cells take 1608 ms, 39
+    after the padding.
     """
     extended = lax.pad(x, np.array(0, x.dtype), window.edges)
     return direct(lax.optimization_barrier(extended), filter, window.bare)
 
 
 def is_pointwise(filter: Array, window: Window) -> bool:
-    """Tell whether the window is one cell of all channels."""
+    """Tell whether the window has one cell, and neither padding nor groups."""
     return (
         math.prod(filter.shape[:-2]) == 1
         and window.groups == 1
@@ -123,7 +126,7 @@ def pointwise(x: Array, matrix: Array, summed: int, window: Window) -> Array:
 
 
 def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Array:
-    """Multiply a matrix (O,C*f...) by the items that each window covers: (O,N,x...)."""
+    """Multiply a matrix (O,C*f...) by the items that each window covers, to (O,N,x...)."""
     parts = [part for _, part in cells(x, size, window)]
     *positions, depth = parts[0].shape
     covered = jnp.stack([part.reshape(-1, depth).T for part in parts], axis=1)
@@ -135,12 +138,12 @@ def patches(x: Array, matrix: Array, size: Sequence[int], window: Window) -> Arr
 
 
 def by_product(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve with a window of one cell; results between items of a dilated input are 0."""
+    """Convolve with a window of one cell; if the input is dilated, results in between are 0."""
     result = pointwise(x, filter.reshape(filter.shape[-2:]), 0, window.bare)
     return lax.pad(result, np.array(0, result.dtype), window.edges) if window.is_spread else result
 
 
-_TERMS = 32  # of a sum, which is one loop
+_TERMS = 32  # the most terms of a sum that one loop computes
 
 
 def is_summed(x: Array, filter: Array, window: Window) -> bool:
@@ -195,17 +198,17 @@ def by_depthwise(x: Array, filter: Array, window: Window) -> Array:
 def sliced(x: Array, filter: Array, window: Window) -> Array:
     """Convolve along three axes by a convolution along two: the first axis's cells become channels.
 
-    XLA's convolution takes two to thirteen times as long. Milliseconds by XLA's and by this: 16
-    channels to 32 at 32x32x32 positions 39 and 7, 3 to 16 at 35x35x35 22 and 1.3, 64 to 64 at
-    16x16x16 21 and 6, 128 to 128 at 8x8x8 6 and 3.
+    XLA's convolution along three axes takes two to thirteen times as long. Milliseconds of XLA's
+    and of this kernel: 16 channels to 32 at 32x32x32 positions 39 and 7, 3 to 16 at 35x35x35 22 and
+    1.3, 64 to 64 at 16x16x16 21 and 6, 128 to 128 at 8x8x8 6 and 3.
     """
     first, *size, depth, count = filter.shape
-    bare = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
-    places, x = window.positions(x, filter.shape[:-2])[0], padded(x, bare)
-    step, stride = window.dilation[0], window.stride[0]
-    starts = (j * step for j in range(first))
-    stop = (places - 1) * stride + 1
-    slices = [lax.slice_in_dim(x, j, j + stop, stride, axis=1) for j in starts]
+    along_first = replace(window, padding=[window.padding[0], *[(0, 0)] * len(size)])
+    places, x = window.positions(x, filter.shape[:-2])[0], padded(x, along_first)
+    dilation, stride = window.dilation[0], window.stride[0]
+    starts = (j * dilation for j in range(first))
+    length = (places - 1) * stride + 1
+    slices = [lax.slice_in_dim(x, start, start + length, stride, axis=1) for start in starts]
     rows = jnp.concatenate(slices, axis=-1).reshape(-1, *x.shape[2:-1], first * depth)
     matrix = jnp.moveaxis(filter, 0, -3).reshape(*size, first * depth, count)
     result = convolution(rows, matrix, window.inner)
@@ -213,7 +216,7 @@ def sliced(x: Array, filter: Array, window: Window) -> Array:
 
 
 def is_tiled(filter: Array, window: Window) -> bool:
-    """Tell whether a window is that of a transposed convolution with windows side by side."""
+    """Tell whether a convolution is a transposed one whose windows lie side by side."""
     *size, _, _ = filter.shape
     return (
         window.groups == 1
@@ -236,23 +239,23 @@ def tiled(x: Array, filter: Array, window: Window) -> Array:
     pairs = [axis for i in range(rank) for axis in (1 + i, 1 + rank + i)]
     result = result.transpose(0, *pairs, 1 + 2 * rank)
     result = result.reshape(batch, *(n * k for n, k in zip(extents, size, strict=True)), count)
-    # Padding of less than k - 1 on a side, for k cells, cuts the result.
+    # With k cells and less padding than k - 1 on a side, the result is cut there.
     sides = zip(window.padding, size, strict=True)
     edges = ((0, 0, 0), *((p + 1 - k, q + 1 - k, 0) for (p, q), k in sides), (0, 0, 0))
     return lax.pad(result, np.array(0, result.dtype), edges)
 
 
-def is_few(x: Array, filter: Array, window: Window) -> bool:
-    """Tell whether a filter that varies has no fewer items than windows cover, and than the result.
+def has_few_positions(x: Array, filter: Array, window: Window) -> bool:
+    """Tell whether the positions are no more than the rows and the columns of the filter's matrix.
 
-    Laying out the filter, let alone transforming it, then costs more than it gains. ResNet-50 of
-    batch 1 takes 2.9 times as long as with prepared filters if all filters are laid out, 1.2 times
-    if such filters are not. Milliseconds, laid out and by `patches`: 512 channels at 7x7 3.7 and
+    To lay out or transform a filter that varies then costs more than it gains. ResNet-50 of batch 1
+    takes 2.9 times as long as with prepared filters if all filters are laid out, 1.2 times if those
+    with few positions are not. Milliseconds, laid out and by `patches`: 512 channels at 7x7 3.7 and
     2.1 (prepared 1.8), 8 items 11.2 and 9.2; 256 at 14x14 1.7 and 1.6, 8 items 8.0 and 15; 128 at
     28x28 1.0 and 1.6.
     """
-    *size, depth, count = filter.shape
-    smaller = min(count, depth * math.prod(size))
+    *size, depth, columns = filter.shape
+    smaller = min(columns, depth * math.prod(size))
     return at_least(smaller, len(x) * math.prod(window.positions(x, size)))
 
 

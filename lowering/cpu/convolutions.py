@@ -44,21 +44,22 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
         x = in_memory(x)
     if window.groups == 1 and not window.is_spread and is_real(x) and x.size:
         is_pointwise = kernels.is_pointwise(w, window) and runs("pointwise")
-        rows = math.prod(shape) // max(shape[channel], 1)
-        order = filter.order
+        positions = math.prod(shape) // max(shape[channel], 1)
+        matrix_order = outputs, inputs, *cells
         if filter.is_early:
-            turned = is_pointwise and is_turned(rows, x.shape[-1], shape[channel])
+            channels_first = is_pointwise and is_turned(positions, x.shape[-1], shape[channel])
+        elif filter.order == matrix_order:
+            channels_first = kernels.has_few_positions(x, w, window) and runs("patches")
         else:
-            is_outer = order == (outputs, inputs, *cells)
-            turned = is_outer and kernels.is_few(x, w, window) and runs("patches")
-        if turned:
-            matrix = full_array(filter, (outputs, inputs, *cells)).reshape(shape[channel], -1)
+            channels_first = False
+        if channels_first:
+            matrix = full_array(filter, matrix_order).reshape(shape[channel], -1)
             array = kernels.patches(x, matrix, w.shape[:-2], window)
             return View(array, (channel, batch, *spatial), shape)
         if is_pointwise and not filter.is_early:
-            pair = [axis for axis in order if axis not in cells]
-            matrix = full_array(filter).reshape([filter.shape[axis] for axis in pair])
-            array = kernels.pointwise(x, matrix, pair.index(inputs), window)
+            matrix_axes = [axis for axis in filter.order if axis not in cells]
+            matrix = full_array(filter).reshape([filter.shape[axis] for axis in matrix_axes])
+            array = kernels.pointwise(x, matrix, matrix_axes.index(inputs), window)
             return View(array, (batch, *spatial, channel), shape)
     array = kernels.convolution(x, w, window, varies=not filter.is_early)
     if is_grouped and program.role == "forward":

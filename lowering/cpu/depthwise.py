@@ -19,15 +19,17 @@ from lowering.cpu.products import sums_of_channels
 from lowering.cpu.sliding_filter import Window, cells, padded
 from lowering.kernels.precision import accumulator
 
-# XLA may compute the sum of up to so many cells again in each loop that reads it; larger sums stay
-# in memory. ConvNeXt-T, where a layer norm follows 7x7 cells, then takes 59 ms instead of 69.
+# Sums of more cells are computed once, and kept in memory for the loops that read them: ConvNeXt-T,
+# where a layer norm follows 7x7 cells, takes 59 ms instead of 69. XLA may compute the sums of fewer
+# cells again in each such loop.
 _CELLS = 25
 
 # Channels of a vector of 512 bits. If a window has more than _CELLS cells along an axis, the input
-# is laid out vector by vector, and the items of a window stay in the first cache. On two cores
-# 75 cells of 8x200 positions of 512 channels take 2.7 ms instead of 5.7, 33 of 256 channels
-# 0.75 instead of 1.3 (medians), QuartzNet 0.8 to 0.98 of the time, its training step 0.94 to 0.99.
-# 7x7 cells by themselves take 0.7 to 0.9, but ConvNeXt-T 0.97 and its training step 1.08.
+# is laid out vector by vector, and the items of a window stay in the first cache. On two cores 75
+# cells at 8x200 positions of 512 channels take 2.7 ms instead of 5.7, 33 cells of 256 channels 0.75
+# instead of 1.3 (medians), QuartzNet 0.8 to 0.98 of the time, its training step 0.94 to 0.99. 7x7
+# cells keep their layout: by themselves they would take 0.7 to 0.9 of the time, but ConvNeXt-T 0.97
+# and its training step 1.08.
 _VECTOR = 16
 
 
@@ -71,11 +73,11 @@ def _by_vectors(x: Array, filter: Array, window: Window) -> Array:
 
 
 def _spread_out(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve an input that is dilated, as in the derivative of a strided convolution."""
+    """Convolve a dilated input, as in the derivative of a strided convolution by its input."""
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)
-    # The windows of the convolution that this one is a derivative of.
+    # The strided convolution whose derivative this one is has these windows.
     reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
     edges = [(r - p, r - q) for r, (p, q) in zip(reach, window.padding, strict=True)]
     original = replace(window, padding=edges, stride=window.input_dilation)
@@ -113,7 +115,7 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     gradient = in_memory(gradient).astype(wide)
     boxes = _boxes(gradient.shape[:2])
     parts = [gradient[box] for box in boxes]
-    # Padding is no less on the right than on the left: XLA then recognises the padded array.
+    # With at least as much padding on the right as on the left, XLA recognises the padded array.
     symmetric = replace(window, padding=[(p, max(p, q)) for p, q in window.padding])
     windows = symmetric.over(size, x.shape, (*gradient.shape[:-1], x.shape[-1]))
     sums: list[Array] = []
@@ -126,13 +128,13 @@ def filter_gradient(gradient: Array, x: Array, size: Sequence[int], window: Wind
     return jnp.stack(sums).reshape(*size, 1, count).astype(window.accumulator or x.dtype)
 
 
-# XLA computes a loop's results again in a loop that reads them, nine times for nine cells, unless
-# that reads more than 15 slices of them.
+# If a loop reads at most 15 slices of an array, XLA computes the array again for each loop that
+# reads it, nine times for nine cells. More slices prevent that.
 _PARTS = 16
 
 
 def _boxes(extents: Sequence[int]) -> list[tuple[slice, ...]]:
-    """Divide the extents into equal boxes: 16 to 32 if possible, else as many as possible."""
+    """Return the slices of equal boxes: 16 to 32 if possible, else as many as possible."""
     counts = itertools.product(*([k for k in range(1, n + 1) if n % k == 0] for n in extents))
     possible = [c for c in counts if math.prod(c) <= 2 * _PARTS]
     best = min(possible, key=lambda c: (max(_PARTS - math.prod(c), 0), math.prod(c)))

@@ -31,8 +31,8 @@ def filter_gradient(
 ) -> View | None:
     """Return the result of a convolution whose window has more cells than positions, or None.
 
-    Batch and features of its input are the features and batch of the convolution that was
-    differentiated. None: XLA's convolution is to compute it.
+    The batch axis of its input is the feature axis of the convolution that was differentiated, and
+    the reverse. Return None if XLA's convolution should compute it.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -67,7 +67,7 @@ def filter_gradient(
 def _by_cells(
     gradient: Array, x: Array, size: Sequence[int], window: Window, *, alone: bool
 ) -> Array:
-    """Sum products of the gradient and the items that each cell covers: (f...,C/G,O)."""
+    """Sum products of the gradient and the items that each cell covers, to (f...,C/G,O)."""
     groups, count = window.groups, gradient.shape[-1]
     depth = x.shape[-1] // groups
     positions = gradient.shape[1:-1]
@@ -94,10 +94,11 @@ def _by_cells(
 
 
 def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Window) -> Array:
-    """Compute the gradient of a filter of narrow groups: (f...,C/G,O).
+    """Compute the gradient of a filter of narrow groups, (f...,C/G,O).
 
-    A product is of several groups with each other; products of a group with itself are its
-    diagonal. A few items are taken at a time: the items that cells cover then stay in the caches.
+    A block of several groups is multiplied at once. Of the products between its groups only the
+    diagonal, each group with itself, is part of the result. A few items of the batch are taken at a
+    time: the items that cells cover then stay in the caches.
     """
     groups, count, depth = window.groups, gradient.shape[-1], x.shape[-1] // window.groups
     joined = fewest_wide(depth, groups)
@@ -121,5 +122,5 @@ def _of_narrow_groups(gradient: Array, x: Array, size: Sequence[int], window: Wi
     total, _ = lax.scan(add, start, tuple(items))
     pairs = total.reshape(*start.shape[:2], joined, depth, joined, count // groups)
     diagonal = np.eye(joined, dtype=bool).reshape(1, 1, joined, 1, joined, 1)
-    alike = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)
-    return jnp.moveaxis(alike, 3, 1).reshape(*size, depth, count)
+    within = jnp.sum(jnp.where(diagonal, pairs, np.array(0, x.dtype)), axis=-2)
+    return jnp.moveaxis(within, 3, 1).reshape(*size, depth, count)

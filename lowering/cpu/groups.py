@@ -1,4 +1,4 @@
-"""Join narrow groups of a convolution to fewer, wider groups, with zeros between."""
+"""Join narrow groups of a convolution to fewer, wider groups, whose filters have zeros between."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-# Groups whose convolutions are unrolled, 0.03 s of compilation each; a loop over them takes up
-# to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 instead of 3.1 ms).
+# The most groups whose convolutions are unrolled, for 0.03 s of compilation each. A loop over the
+# groups takes up to twice as long (10 groups of 24 channels, 2 items of 28x28: 6.8 ms, not 3.1).
 UNROLLED_GROUPS = 16
 
-# Channels from which on a group is worth its own convolution, and the most that joined groups have.
+# A group with at least _WIDE channels has a convolution of its own; joined groups have at most
+# WIDEST.
 # Milliseconds of 3x3 windows for 1, 2, 4 and 8 groups at a time, and by oneDNN; with more than 16
 # groups 1 at a time is a loop:
 #   32 groups of  4 channels, 56x56   4.6         2.0   2.2   0.5
@@ -22,26 +23,25 @@ UNROLLED_GROUPS = 16
 #   16 groups of 24 channels, 14x14   0.7   0.9   1.3         0.3
 _WIDE, WIDEST = 16, 32
 
-# Channels of a group from which on joined groups are faster than a sum of depthwise convolutions,
-# one for each channel of a group. Milliseconds, joined and by the sum: 32 groups of 4 channels at
+# With fewer channels in a group, a sum of depthwise convolutions, one for each channel of a group,
+# is faster than joined groups. Milliseconds, joined and by the sum: 32 groups of 4 channels at
 # 56x56, 3x3 1.26, 0.49; 24 of 4 at 28x28, 5x5 0.63, 0.30; 32 of 2 at 28x28 0.15, 0.05; 23 of 2 at
 # 48x48, 7x7, 4 items 10.0, 2.5; 224 of 2 at 160, 7 0.35, 0.06; 8 of 8 at 56x56 0.45, 0.46.
 _NARROWEST = 8
-_TERMS = 128  # of such a sum; 343 terms take 0.87 s to compile
+_TERMS = 128  # the most of such a sum; 343 terms take 0.87 s to compile
 
-# Bytes of the items of a batch that the gradient by the filter takes at a time, if there are more
-# than two items. Milliseconds for 3x3 windows and 8 items, all, 2 and 4 at a time: 32 groups of 4
-# channels at 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24
-# at 28x28, 16 items, 24, 18, 11. Groups of 32 channels at 7x7, which are not joined: all 6, in
-# parts 8.
+# The most bytes of items that the gradient by the filter takes at a time, though always two items.
+# Milliseconds for 3x3 windows and 8 items, with all, 2 and 4 at a time: 32 groups of 4 channels at
+# 56x56 90, 37, 46; of 8 at 28x28 38, 19, 30; of 16 at 14x14 21, 11, 12; 4 groups of 24 at 28x28, 16
+# items, 24, 18, 11. Groups of 32 channels at 7x7, which are not joined: all 6, in parts 8.
 _ITEMS = 7 << 19
 
 
 def is_by_depthwise(filter: Array, groups: int) -> bool:
     """Tell whether groups are best computed as a sum of depthwise convolutions.
 
-    These read a channel again for each result of its group: 2 groups of 4 channels to 256 each take
-    6.3 ms, by products 1.0.
+    These read a channel once for each result of its group, so there must be few results: 2 groups
+    of 4 channels to 256 each take 6.3 ms, by products 1.0.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS
@@ -68,12 +68,12 @@ def joined(filter: Array, groups: int, count: int) -> Array:
 
 
 def fewest_wide(depth: int, groups: int) -> int:
-    """Return the fewest groups of `depth` channels that are wide together, or all groups."""
+    """Return the smallest number of groups that together are wide, or all if none is."""
     counts = [n for n in range(1, groups + 1) if groups % n == 0]
     return next((n for n in counts if n * depth >= _WIDE), groups)
 
 
 def items_at_a_time(batch: int, size: int) -> int:
-    """Return the number of items of `size` bytes to take at a time."""
+    """Return the number of items to take at a time, from a batch of items of `size` bytes."""
     counts = [n for n in range(1, batch + 1) if batch % n == 0]
     return max(n for n in counts if n <= 2 or n * size <= _ITEMS)

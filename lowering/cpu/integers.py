@@ -1,7 +1,7 @@
 """Compute products of tensors that are rounded to few levels in integers, by their codes.
 
-Between layers codes stay in 8 bits. A loop that reads such a tensor in real numbers computes these
-from the codes. `python -m benchmarks.quantised` measures it.
+Between layers tensors stay codes of 8 bits. A loop that reads real numbers of such a tensor
+computes them from the codes. `python -m benchmarks.quantised` measures the gain.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
-_RULES = Rules()  # They note the codes of a variable: `Codes` whose fields are variables.
+_RULES = Rules()  # their notes on a variable are its `Codes`, whose fields are variables
 
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute products of codes in integers. Remove the notes of levels.
+    """Compute products of codes in integers, and remove the equations that note levels.
 
-    Passes of derivatives, and steps of loops, stay in real numbers.
+    Forward and backward passes of derivatives, and steps of loops, stay in real numbers.
     """
     if program.role == "value" and not program.in_loop and profile().multiplies_bytes:
         program = rewritten(program, _RULES)
@@ -48,7 +48,7 @@ def _products(program: Program) -> list[str]:
 
 
 def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
-    """Compute a tensor from its codes where that saves reading real numbers.
+    """Compute a noted tensor from its codes where that saves reading real numbers.
 
     It does if a product reads the codes, or if the program has products of codes and several
     equations read the tensor.
@@ -57,14 +57,14 @@ def _read(has_products: bool, matcher: Matcher, equation: Equation) -> Any:
     uses, (result,) = matcher.program.uses, equation.outvars
     if level.aval.dtype == BYTE and (uses[level] > 1 or (has_products and uses[result] > 1)):
         zero = equation.params["levels"].zero
-        codes_of_level = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
-        return matcher.trace(Codes.real, codes_of_level)
+        coded = Codes(level, step, 0, start) if zero is None else Codes(level, step, zero)
+        return matcher.trace(Codes.real, coded)
     return x
 
 
 @_RULES(NOTE)
 def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
-    """Note codes instead of levels."""
+    """Put codes in the place of the numbers of levels, and note them."""
     x, level, step, start = equation.invars
     levels, (result,) = equation.params["levels"], equation.outvars
     if x.aval.dtype != REAL or not (is_slim(step.aval.shape) and is_slim(start.aval.shape)):
@@ -73,9 +73,9 @@ def _coded(matcher: Matcher, equation: Equation) -> Equation | None:
         partial(codes.of_levels, levels=levels), level, step, start
     )
     is_exact = coded.start is None
-    read = [x, coded.codes, coded.step, start if is_exact else coded.start]
+    operands = [x, coded.codes, coded.step, start if is_exact else coded.start]
     changed = replace(levels, zero=coded.zero if is_exact else None)
-    return equation.replace(invars=read, params={"levels": changed})
+    return equation.replace(invars=operands, params={"levels": changed})
 
 
 @_RULES("convert_element_type")
@@ -95,7 +95,7 @@ def _moved(matcher: Matcher, equation: Equation) -> None:
 
 @_RULES("add", "sub", "mul", "div")
 def _changed(matcher: Matcher, equation: Equation) -> None:
-    """Note codes whose step and start are changed by an operand with items along one axis."""
+    """Note the codes of a sum or product with an operand that changes step and start only."""
     name, operands = primitive(equation), equation.invars
     notes = [matcher.note(v) for v in operands]
     side = 0 if notes[0] else 1
@@ -117,9 +117,9 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 
 def _slim(matcher: Matcher, operand: Atom) -> tuple[Atom, tuple[int, ...]] | None:
-    """Return an operand, or the source of its broadcast, and its extents along the operand's axes.
+    """Return an operand, or the source of its broadcast, and a shape with the operand's rank.
 
-    None if it has several items along more than one axis.
+    Return None if the source has several items along more than one axis.
     """
     shape = operand.aval.shape
     if is_slim(shape):

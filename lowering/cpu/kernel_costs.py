@@ -17,14 +17,14 @@ from lowering.cpu.sliding_filter import Window
 from lowering.extents import is_symbolic
 from lowering.machine import profile
 
-_LANES = 16  # of a vector; products compute full vectors
-_SHALLOW = 8  # channels; with fewer a product takes as long
-_ROWS = 16  # of a product; with fewer the matrix is laid out in part
-_CACHED = 1 << 19  # items; more inputs and results leave the caches
+_LANES = 16  # items of a vector; products compute full vectors
+_SHALLOW = 8  # channels; a product with fewer takes as long
+_ROWS = 16  # a product of fewer rows lays out only a part of the matrix
+_CACHED = 1 << 19  # items of inputs and results; more leave the caches
 
 
 class Extents(NamedTuple):
-    """Counts of a convolution's work; open extents count as 1."""
+    """Counts of a convolution's work; symbolic extents count as 1."""
 
     positions: int
     tiles: int  # of two positions along each axis
@@ -64,7 +64,7 @@ def direct(e: Extents) -> float:
 def stacked(e: Extents) -> float:
     """Return the seconds of one product for all cells, and of the sums over cells.
 
-    A twentieth is added: of two equally fast kernels XLA's convolution does better in networks.
+    A twentieth is added: in networks XLA's convolution is better if both take equally long alone.
     """
     columns = e.cells * e.results
     products = e.padded * max(e.depth, _SHALLOW) * _vectors(columns)
@@ -75,8 +75,8 @@ def stacked(e: Extents) -> float:
 def winograd(e: Extents) -> float:
     """Return the seconds of 16 products of tiles of 2x2 results, and of their transforms.
 
-    An eighth is added, since many operations take long to compile. If transforms leave the caches,
-    64 channels at 256x256 positions take 26 to 41 ms in networks, by `direct` 20.
+    An eighth is added, since many operations take long to compile. Transforms that leave the caches
+    cost more: 64 channels at 256x256 positions take 26 to 41 ms in networks, by `direct` 20.
     """
     channels, tiles = e.depth + e.results, 16 * e.tiles
     moved = 8.0 * tiles * channels + 6.2 * _read(e.matrix * 16 / 9, e.tiles)

@@ -48,16 +48,19 @@ def _sum(program: Program, equation: Equation, view: View) -> View | list[View] 
     return view_of(equation, array, ranks(axis for axis in view.order if axis not in axes))
 
 
-_MANY = 16 << 10  # items whose sum is worth a product
+_MANY = 16 << 10  # items; sums of fewer are not worth products
 
-# Sums of one tensor; more are not worth products. Microseconds by reduction and by products, for
+# The most sums of one tensor that products compute. Microseconds by reduction and by products: for
 # 128 sums over 16 rows of 64 items 87 and 43, over 49 rows 68 and 55; for 512 sums over 49 rows 212
 # and 323, for 1024 over 16 rows 182 and 302, for 8192 over 8 rows 543 and 1128.
 _FEW = 128
 
 
 def _is_by_channel(x: Array, positions: Sequence[int]) -> bool:
-    """Tell whether axes before the last are summed: a mean of positions, the gradient of a bias."""
+    """Tell whether the axes just before the last are summed, and products with ones are faster.
+
+    A mean over positions and the gradient of a bias are such sums.
+    """
     leading = x.ndim - 1 - len(positions)
     return (
         len(positions) > 0
@@ -81,19 +84,19 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
     if sums is not None and sums != left.array.dtype:
         order = (*left_batch, *left_axes, *left_sums)
         left = View(left_operand(full_array(left, order), sums), order, left.shape, left.is_early)
-    row = _row(equation, left, right) or _rows(equation, left, right)
-    # Operands on one device are not sharded.
-    view = row or (_matrix_gradient(equation, left, right) if program.is_alone else None)
+    view = _row(equation, left, right) or _rows(equation, left, right)
+    if view is None and program.is_alone:  # rows must not be sharded
+        view = _matrix_gradient(equation, left, right)
     if view is not None:
         return view
     numbers = renumbered(equation, [places_in(left.order), places_in(right.order)]) or {}
     array = bind(equation, [full_array(left), full_array(right)], **numbers)
     # The result has the axes of the batch, the free axes of the left operand, then of the right.
-    count, before = len(left_batch), len(left_batch) + len(left_axes)
+    left_start, right_start = len(left_batch), len(left_batch) + len(left_axes)
     order = (
-        *range(count),
-        *(count + i for i in ranks(left_axes)),
-        *(before + i for i in ranks(right_axes)),
+        *range(left_start),
+        *(left_start + i for i in ranks(left_axes)),
+        *(right_start + i for i in ranks(right_axes)),
     )
     return view_of(equation, array, order)
 
@@ -101,11 +104,13 @@ def _product(program: Program, equation: Equation, left: View, right: View) -> V
 def _layer(program: Program, equation: Equation, input: View, matrix: View) -> View:
     """Multiply by the matrix of a layer; with some rows and many columns compute the transpose.
 
-    A matrix that varies from call to call keeps its layout. So does a large matrix that programs of
-    other shapes read, since each layout would be a copy; only 32 to 48 rows by 1024x1024 would gain
-    from the other layout, 0.67 to 0.87 of the time.
+    A matrix that varies from call to call keeps its layout. A large matrix that programs of other
+    shapes read keeps it too, since another layout would be a copy; only products of 32 to 48 rows
+    by 1024x1024 would gain from another layout, 0.67 to 0.87 of the time.
+
     In a loop the result is transposed back at once. The transpose is computed there only if nothing
-    but slices reads it: otherwise XLA undoes it, and an LSTM of 32 rows takes 73 ms instead of 47.
+    but slices reads the result: otherwise XLA undoes the transposition, and an LSTM of 32 rows
+    takes 73 ms instead of 47.
     """
     ((left,), (right,)), _ = equation.params["dimension_numbers"]
     (result,), kind = equation.outvars, kind_of(equation)
@@ -113,25 +118,23 @@ def _layer(program: Program, equation: Equation, input: View, matrix: View) -> V
     depth, width = x.shape[axis], matrix.shape[1 - right]
     rows = x.size // max(depth, 1)
     is_shared = matrix.is_early and program.is_open and not program.in_loop
-    is_as_it_lies = is_shared and depth * width >= products.COPIED
+    is_copied = matrix.is_early and not (is_shared and depth * width >= products.COPIED)
     if program.in_loop and rows > 1:
-        is_parted = program.readers(result) == {"slice"}
-        turned = is_parted and is_turned(rows, depth, width)
-    elif is_as_it_lies:
-        turned = matrix.order[-1] == right and runs("turned")
-    elif matrix.is_early:
+        is_only_sliced = program.readers(result) == {"slice"}
+        turned = is_only_sliced and is_turned(rows, depth, width)
+    elif is_copied:
         narrow = is_narrow(x, kind["preferred_element_type"])
         turned = is_real(x) and is_turned(rows, depth, width, narrow=narrow)
-    else:  # it varies from call to call and keeps its layout
-        is_few = at_least(min(depth, width), rows)
-        turned = matrix.order[-1] == right and is_few and runs("turned")
-    is_moved, order = matrix.is_early and not is_as_it_lies, matrix.order
-    if is_moved:
+    else:
+        has_few_rows = matrix.is_early or at_least(min(depth, width), rows)
+        turned = matrix.order[-1] == right and has_few_rows and runs("turned")
+    order = matrix.order
+    if is_copied:
         order = (1 - right, right) if turned else (right, 1 - right)
     y = full_array(matrix, order)
-    if is_moved and not turned and products.is_paired(x, axis, width):
+    if is_copied and not turned and products.is_paired(x, axis, width):
         array = products.pairs(x, axis, y, kind)
-    elif is_as_it_lies and not turned and products.is_shared_out(x, axis, width):
+    elif matrix.is_early and not (is_copied or turned) and products.is_shared_out(x, axis, width):
         array = products.shared_out(x, axis, y, kind)
     else:
         array = products.product(x, axis, y, order.index(right), kind, turned=turned)

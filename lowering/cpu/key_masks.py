@@ -1,6 +1,6 @@
 """Finds the keys that masks hide from all queries, for example beyond the filled part of a cache.
 
-No form of masks is recognised: each call computes the last visible key from the masks' values.
+Masks may have any form: each call computes the last visible key from their values.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Hidden:
 
     scores: Variable
     masked: Variable
-    axes: Axes  # of keys, by variable
+    axes: Axes  # the axis of keys of each variable that has one
 
 
 def hidden_keys(program: Program) -> Hidden | None:
@@ -42,7 +42,7 @@ def hidden_keys(program: Program) -> Hidden | None:
 
 
 def _masks(program: Program) -> tuple[Variable, Variable] | None:
-    """Return the variables before and after the masks; a maximum is taken over the latter."""
+    """Return the scores before the masks, and the masked scores, whose maximum softmax takes."""
     first, *later = program.equations
     (current,) = first.outvars
     scores, dependent, is_masked = current, {current}, False
@@ -52,8 +52,8 @@ def _masks(program: Program) -> tuple[Variable, Variable] | None:
             return None
         if name == "reduce_max":
             return (scores, current) if is_masked else None
-        is_chosen = name == "select_n" and equation.invars[0] is not current
-        is_mask = is_chosen or name in ("add", "sub")
+        selects = name == "select_n" and equation.invars[0] is not current
+        is_mask = selects or name in ("add", "sub")
         (result,) = equation.outvars
         if not (is_mask or _is_moving(equation)):
             scores, is_masked = result, False
@@ -70,7 +70,7 @@ def _is_moving(equation: Equation) -> bool:
 
 def _is_neutral(program: Program, masked: Variable, axes: Axes) -> bool:
     """Tell whether keys whose masked scores are -inf change no maximum and no sum over keys."""
-    items: dict[Variable, float | None] = {masked: -math.inf}  # of such keys, by variable
+    items: dict[Variable, float | None] = {masked: -math.inf}  # by variable, at such a key
     for equation in program.equations:
         (result,) = equation.outvars
         operands = [None if is_literal(v) else items.get(v) for v in equation.invars]

@@ -58,7 +58,7 @@ def uninlined(function: Callable[P, R]) -> Callable[P, R]:
 def apart(x: Array) -> Array:
     """Return the array; XLA does not fuse the loops that compute it with those that read it.
 
-    The computing loops are then over the array's axes, in whatever shape a product reads it. It
-    costs nothing.
+    The computing loops then go over the array's own axes, even if a product reads it in another
+    shape. Nothing is copied.
     """
     return uninlined(lambda x: lax.reshape(x, x.shape))(x) if runs("in_memory") else x

@@ -24,9 +24,9 @@ Order = tuple[int, ...]
 class View:
     """A tensor that is held as an array in another layout; a pytree.
 
-    Axis j of the array is axis `order[j]` of the tensor. Along an axis in which only the array has
-    extent 1, all items of the tensor are equal. `is_early`: the tensor is computed before a call,
-    or before a loop. `in_rows`: the array is computed by loops over rows of narrow channels.
+    Axis j of the array is axis `order[j]` of the tensor. If only the array has extent 1 along an
+    axis, the tensor repeats the item. `is_early`: the tensor is computed before a call, or before a
+    loop. `in_rows`: the array is computed by loops over rows of narrow channels.
     """
 
     array: Array
@@ -52,13 +52,16 @@ def plain(array: Array, is_early: bool = False) -> View:
 
 
 def stack_of(item: View, arrays: Array) -> View:
-    """Return the view of items along a new axis 0, from their arrays along a new axis 0."""
+    """Return the view of stacked items, from the view of one and the stack of their arrays."""
     order = (0, *(axis + 1 for axis in item.order))
     return View(arrays, order, (jnp.shape(arrays)[0], *item.shape))
 
 
 def item_of(stack: View) -> View:
-    """Return the view of an item along axis 0, the array's first axis; a type is in its place."""
+    """Return the view of an item along axis 0, with the item's type instead of an array.
+
+    Axis 0 must be the first axis of the stack's array.
+    """
     order = tuple(axis - 1 for axis in stack.order[1:])
     array = jax.ShapeDtypeStruct(stack.array.shape[1:], stack.array.dtype)
     return View(array, order, stack.shape[1:])  # pyright: ignore[reportArgumentType]

@@ -14,8 +14,8 @@ from lowering.jaxpr_types import Params
 from lowering.kernels.precision import left_operand
 from lowering.machine import profile
 
-# Numbers of rows whose product is computed transposed, if there are many columns: Eigen shares out
-# the rows of the result among threads. GFLOP/s of rows x depth x columns, as written and
+# With so many rows a product is computed transposed, if there are many columns: Eigen divides the
+# rows of the result among threads. GFLOP/s of rows x depth x columns, as written and
 # transposed: 49x320x1280 90 and 130, 128x384x1536 100 and 150, 128x1536x384 117 and 114;
 # 196x576x96 144 and 89, 197x384x384 117 and 95. Few rows are better as written: 4x256x256 82 and
 # 31, 4x1024x1024 46 and 28, 17x96x392 160 and 82, 17x256x256 145 and 88, 17x512x512 129 and 153;
@@ -26,26 +26,27 @@ from lowering.machine import profile
 # for 32 49 and 43; an LSTM of 128 for 32 rows 10 and 12; an LSTM of 512 for 16 rows 64 and 67, for
 # 32 140 and 114; a GRU of 256 for 8 rows 5.1 and 7.9, for 32 27 and 25.5.
 _FEWEST, _MOST = 32, 160
-_LARGE = 128 << 10  # items of a matrix that is worth the transpose, or parts
+_LARGE = 128 << 10  # items; smaller matrices are worth neither the transpose nor parts
 
-_PARTS = 2  # of a product of one row: a product runs on one thread, a batch of them on several
+_PARTS = 2  # a product of one row runs on one thread, a batch of such parts on several
 
-# Items of a matrix beyond the caches: its product with one row takes as long as reading the matrix.
-# With contiguous columns 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in two parts on two
-# threads, with contiguous rows, 0.057 and 0.11. Parts wake a thread for each product: a network
-# with two products by 472x472 takes 0.14 to 0.15 ms with them, after a rest 0.23 to 0.34; as
-# written 0.13, after a rest 0.15 to 0.23.
+# Matrices with so many items do not fit the caches: the product with one row takes as long as
+# reading the matrix. With contiguous columns 768x768 takes 0.032 ms in a loop, 512x2048 0.050; in
+# two parts on two threads, with contiguous rows, 0.057 and 0.11. Parts wake a thread for each
+# product: a network with two products by 472x472 takes 0.14 to 0.15 ms with them, after a rest 0.23
+# to 0.34; as written 0.13, after a rest 0.15 to 0.23.
 _STREAMED = 1 << 19
 
-# Parts of such a matrix, as a batch, which XLA shares out among threads better than Eigen the rows
-# of one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms instead of 22.6.
+# The number of parts of such a matrix. XLA divides a batch of parts among threads better than Eigen
+# divides one matrix: the 48 matrices of a GPT of 124 million parameters take 19.4 ms instead of
+# 22.6.
 _SHARES = 8
 
-# Items of a matrix from which on a copy in another layout costs more memory than it is worth. If
-# small matrices kept their layout too, a GPT of 4 layers of 48 items would take 1.27 times as long.
+# A matrix with so many items is not copied to another layout, which would cost too much memory. If
+# smaller ones were not copied either, a GPT of 4 layers of 48 items would take 1.27 times as long.
 COPIED = 256 << 10
 
-_NARROW = 16 << 10  # items of a matrix of bfloat16 that is worth `row_twice`
+_NARROW = 16 << 10  # items; smaller matrices of bfloat16 are not worth `row_twice`
 
 
 def is_turned(rows: int, depth: int, columns: int, *, narrow: bool = False) -> bool:
@@ -63,13 +64,12 @@ def row_product(row: Array, matrix: Array, axis: int, params: Params) -> Array:
     sums = params["preferred_element_type"]
     if not is_narrow(row, sums):
         if axis == 1 and matrix.shape[0] % _SHARES == 0:
-            # With the row in the barrier the matrix does not depend on parameters alone: it is not
-            # copied to be prepared.
+            # Behind the barrier the matrix depends on the row too, so it is not prepared as a copy.
             row, matrix = lax.optimization_barrier((row, matrix))
             matrices = matrix.reshape(_SHARES, -1, row.size)
-            same = jnp.broadcast_to(row, (_SHARES, row.size))
+            rows = jnp.broadcast_to(row, (_SHARES, row.size))
             numbers = ((2,), (1,)), ((0,), (0,))
-            return lax.dot_general(matrices, same, numbers, **params).reshape(-1)
+            return lax.dot_general(matrices, rows, numbers, **params).reshape(-1)
         return lax.dot_general(matrix, row, (((axis,), (0,)), ((), ())), **params)
     return row_twice(row, matrix, axis, params)
 
@@ -90,7 +90,7 @@ def row_twice(row: Array, matrix: Array, axis: int, params: Params) -> Array:
 
 
 def is_real(x: Array) -> bool:
-    """Tell real numbers from integers, whose products YNNPACK computes as they are."""
+    """Tell whether an array has real numbers; products of integers need no other form."""
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -119,10 +119,10 @@ def product(
 
 
 def is_shared_out(x: Array, axis: int, columns: int) -> bool:
-    """Tell whether to multiply a row by a matrix (K,N) in parts of K, without another layout.
+    """Tell whether to multiply a row by a matrix (K,N) in parts of K, in the matrix's layout.
 
-    Milliseconds with matrices that are read from memory, as one product, in 8 parts, transposed:
-    768x3072 0.29, 0.23, 0.21; 1024x4096 0.53, 0.40, 0.59; 4096x1024 0.69, 0.43, 0.41; with 512x512
+    Milliseconds for matrices that are read from memory, by one product, in 8 parts, transposed:
+    768x3072 0.29, 0.23, 0.21; 1024x4096 0.53, 0.40, 0.59; 4096x1024 0.69, 0.43, 0.41. For 512x512
     parts take as long as one product.
     """
     depth = x.shape[axis]
@@ -164,7 +164,7 @@ def pairs(x: Array, axis: int, matrix: Array, params: Params) -> Array:
 # 6.1, 4.8; 1568, 1536, 384: 7.9, 7.8, 9.8, 6.5; 392, 3072, 768: 6.6, 7.3, -, 6.8.
 _FEWEST_ROWS = 256
 _MANY_ROWS = 1024
-_SMALL = 256 << 10  # items of a result, which is transposed back
+_SMALL = 256 << 10  # items; larger results are not worth transposing back
 _DIVISORS = (2, 3, 4, 5, 7)
 
 
@@ -173,12 +173,13 @@ def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, alone:
 
     Rows may be sharded unless the program runs `alone` on one device.
     """
-    (rows, count), other = x.shape, y.shape[1]
+    (rows, x_columns), y_columns = x.shape, y.shape[1]
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
     if not alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
-    is_small = at_least(count, other + 1) and at_least(_SMALL, count * other)
-    is_exchanged = is_small and at_least(rows, _MANY_ROWS)
+    y_is_narrower = at_least(x_columns, y_columns + 1)
+    is_small = at_least(_SMALL, x_columns * y_columns)
+    is_exchanged = y_is_narrower and is_small and at_least(rows, _MANY_ROWS)
     left, right = (
         m.reshape(parts, rows // parts, -1) for m in ((y, x) if is_exchanged else (x, y))
     )
@@ -191,9 +192,9 @@ def sums_of_channels(x: Array, leading: int = 0) -> Array:
     """Sum over the axes between the first `leading` axes and the last, by products with ones.
 
     XLA's reduction takes much longer among other operations: a training step of MobileNetV2 561 ms
-    instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of two, XLA makes
-    product and operand a loop for each channel. Ones on the right take four times as long: 5.0 ms
-    instead of 1.3 for 100352 rows of 64, the steps 330 and 493. Microseconds of means over
+    instead of 300, of ResNet-18 523 instead of 481. With one row of ones instead of two, XLA would
+    compute the product and its operand in a loop for each channel. With ones as the right operand
+    100352 rows of 64 take 5.0 ms instead of 1.3, the steps 330 and 493. Microseconds of means over
     positions, by reduction and by products: 28x28 of 240 channels 75 and 28, 7x7 of 1152 18 and 7,
     4 items of 14x14 of 672 163 and 55.
     """

@@ -1,7 +1,7 @@
 """Measures the rates of the host by a handful of small programs, in half a second.
 
 A program is called for a hundredth of a second, and its shortest call counts. Programs whose rates
-are compared take turns, since other processes may use the processor too.
+are compared take turns: if other processes use the processor, all of them are slowed down.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from lowering.cpu.xla_options import BFLOAT16, BYTES, CPU
 from lowering.kernels.precision import left_operand
 from lowering.machine import Costs, MachineProfile
 
-# Rates are rounded to powers of this. A rate that is compared with another one is rounded as a
-# multiple of that: rates that differ by less than a twelfth are equal.
+# Rates are rounded to powers of this step. If rates are compared, their ratio is rounded: rates
+# that differ by less than a twelfth are equal.
 _STEP = 2**0.25
 
-_PLAIN = lax.Precision.DEFAULT  # overrides the precision that the user has jax multiply with
+_PLAIN = lax.Precision.DEFAULT  # instead of the precision in the user's settings of jax
 
 _WIDTH = "xla_cpu_prefer_vector_width"
 
 _SECONDS = 0.01  # for calls of one program
-_CALLS = 3  # at least
-_STEPS = 32  # of a loop; to call it takes a small part of its time
+_CALLS = 3  # the fewest calls of one program
+_STEPS = 32  # turns of a loop: the time to call it is small beside them
 
 
 class _Trial(NamedTuple):
@@ -45,9 +45,9 @@ class _Trial(NamedTuple):
 
 
 def measured(threads: int) -> MachineProfile:
-    """Measure the rates of the host, which computes with so many threads, on the first CPU.
+    """Measure the rates of the host on the first CPU device, which computes by so many threads.
 
-    Raises JaxRuntimeError if jaxlib lacks an option.
+    Raise JaxRuntimeError if jaxlib lacks an option.
     """
     products = _rates(
         _product(jnp.float32, CPU),
@@ -57,8 +57,8 @@ def measured(threads: int) -> MachineProfile:
     product, bfloat16, int8 = rounded(products)
     row, row_pairs = rounded(_rates(_row(1), _row(2)))
     loop, wide_loop = rounded(_rates(_loop("256"), _loop("512")))
-    apart = _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
-    cached, memory, starts = (_nearest(*_rates(trial)) for trial in apart)
+    separate = _sum(1 << 18, _STEPS), _sum(1 << 23, 2), _starts()
+    cached, memory, starts = (_nearest(*_rates(trial)) for trial in separate)
     costs = Costs(product, cached, memory, _nearest(1 / starts))
     return MachineProfile(threads, bfloat16, int8, row, row_pairs, loop, wide_loop, costs)
 
@@ -104,7 +104,7 @@ def _items(*shape: int, dtype: Any = jnp.float32) -> Array:
 
 
 def _placed(array: NDArray[np.generic]) -> Array:
-    """Put an array on the first CPU: whichever thread computes with it does so there."""
+    """Put an array on the first CPU device, where all threads then compute with it."""
     return jax.device_put(array, jax.local_devices(backend="cpu")[0])
 
 
@@ -165,7 +165,7 @@ def _sum(items: int, steps: int) -> _Trial:
 
 
 def _starts() -> _Trial:
-    """Return a trial of products so small that it takes all of the time to start them."""
+    """Return a trial of products that are so small that only the time to start them counts."""
 
     def products(x: Array, y: Array) -> Array:
         return lax.fori_loop(0, _STEPS, lambda _, x: lax.dot(x, y, precision=_PLAIN), x)

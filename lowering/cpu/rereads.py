@@ -1,4 +1,4 @@
-"""Find the values that products and other equations read, to compute them once for all readers."""
+"""Find values that products and other equations read, to compute them once for all readers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from lowering.jaxpr_types import Variable
 from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive, variables
 from lowering.program import Program
 
-# Arrays with fewer items are computed again. An encoder whose 128x384 items are rounded to 256
-# levels takes 21 ms instead of 29 if they are kept: otherwise XLA computes the sum of each layer
-# again, from the first layer on.
+# Arrays with fewer items are computed again. If larger ones were too, an encoder whose 128x384
+# items are rounded to 256 levels would take 29 ms instead of 21: XLA would compute the sum of each
+# layer again, from the first layer on.
 _ITEMS = 16 << 10
 
 
@@ -24,11 +24,13 @@ def reread(program: Program) -> set[Variable]:
     """Return variables that elementwise operations compute, and a product and other equations read.
 
     XLA computes them again for each reader that needs another shape: rows for a product, halves of
-    the rows for the gradient of a matrix. Products and sums count as readers. In a forward pass
-    results count too, which the backward pass reads, and convolutions: DenseNet-121's step takes
-    0.96 of the time. In a program of values elementwise operations count too, since an addition to
-    a layer norm that a product reads would compute the norm again: the encoder takes 0.96 and 0.88
-    of the time (batch 1, 8), Swin-T 0.97.
+    the rows for the gradient of a matrix. Readers are products and sums, and
+
+    - in a forward pass also convolutions, and the backward pass, which reads results: a step of
+      DenseNet-121 takes 0.96 of the time;
+    - in a program of values also elementwise operations: an addition to a layer norm that a product
+      reads would compute the norm again. The encoder takes 0.96 and 0.88 of the time (batch 1, 8),
+      Swin-T 0.97.
     """
     if not runs("in_memory"):
         return set()

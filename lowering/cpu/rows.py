@@ -20,15 +20,15 @@ from lowering.extents import is_symbolic
 from lowering.kernels.windows import extend
 from lowering.program import Program
 
-# From _WIDE on multiples of _VECTOR channels are loops of vectors alone, which are not unrolled.
+# Channels from _WIDE on, in multiples of _VECTOR, are full vectors: LLVM does not unroll the loop.
 _WIDE, _VECTOR = 32, 16
 
-# Items of a row. Fewer are unrolled too; with more the factors leave the first cache.
+# Items of a row. Loops over fewer are unrolled too; factors of more leave the first cache.
 _FEWEST, _MOST = 128, 8 << 10
 
-_MANY = 16 << 10  # items of an array that is worth loops apart from those of other kernels
+_MANY = 16 << 10  # items; smaller arrays are not worth loops apart from those of other kernels
 
-_FACTORS = 1 << 20  # bytes of the factors of all cells of a window, repeated to rows
+_FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
 
 
 def row_of(shape: tuple[int, ...]) -> int:
@@ -46,7 +46,7 @@ def row_of(shape: tuple[int, ...]) -> int:
 
 
 def may_be_in_rows(program: Program, shape: tuple[int, ...]) -> bool:
-    """Tell whether loops over an array (N,X...,C) may go over rows, and are faster then."""
+    """Tell whether loops over an array (N,X...,C) may go over rows, and are faster over rows."""
     return program.role == "value" and program.is_alone and row_of(shape) > 0
 
 

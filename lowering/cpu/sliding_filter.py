@@ -11,7 +11,7 @@ from jax import Array, lax
 from lowering.jaxpr_types import Params
 from lowering.kernels.windows import Shape, Windows, extend
 
-# The parameters of `lax.conv_general_dilated` that are those of a `Window`.
+# The parameters of `lax.conv_general_dilated` for the fields of `Window`, in their order.
 WINDOW = (
     "window_strides",
     "padding",
@@ -25,7 +25,7 @@ WINDOW = (
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tells where a filter is moved over an input, and how it is multiplied."""
+    """The positions of a filter on an input, and the form of its products."""
 
     stride: Sequence[int]
     padding: Sequence[tuple[int, int]]

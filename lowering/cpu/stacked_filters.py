@@ -12,7 +12,7 @@ from jax import Array, lax
 from lowering.cpu.products import product
 from lowering.cpu.sliding_filter import Window, cells, padded
 
-# Bytes of the sums that one product of all cells may have. Beyond the caches other kernels are
+# The most bytes of the result of one product for all cells: beyond the caches other kernels are
 # faster. Milliseconds by one product, by one for each cell, and by XLA's convolution: 64 channels
 # of bfloat16 at 56x56 0.56, 1.35 and 1.25; 8 items of these 22.6, 22.4 and 7.5; 256 channels at
 # 14x14 0.45, 0.61 and 1.44.
@@ -37,7 +37,7 @@ def stacked(x: Array, filter: Array, window: Window) -> Array:
     return functools.reduce(lax.add, parts)
 
 
-DEPTH = 16  # items that a 16-bit product sums at least, to pay for rounding its operands
+DEPTH = 16  # summed items; with fewer a 16-bit product does not pay for rounding its operands
 
 
 def is_narrow(x: Array, filter: Array, window: Window) -> bool:

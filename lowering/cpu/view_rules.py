@@ -21,7 +21,7 @@ from lowering.jaxprs import primitive
 from lowering.program import Program, Rules
 
 # A rule takes a program, its equation, and views of the operands. It returns views of the results,
-# or None: the equation takes tensors in their own layout.
+# or None if the equation needs tensors in their own layout.
 RULES = Rules()
 
 
@@ -41,7 +41,7 @@ def _elementwise(program: Program, equation: Equation, *views: View) -> View:
     order = common_order(views)
     arrays = [arranged(view, order) if view.order else view.array for view in views]
     full = [x.shape for x in arrays if x.ndim]
-    # These take operands of one shape, or scalars.
+    # These primitives need operands of one shape, or scalars.
     if primitive(equation) in ("add_any", "select_n", "clamp") and full:
         widest = tuple(map(max, zip(*full, strict=True)))
         arrays = [jnp.broadcast_to(x, widest) if x.ndim else x for x in arrays]
@@ -88,7 +88,7 @@ def _transpose(program: Program, equation: Equation, view: View) -> View:
 def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
-    if extents:  # open ones of jax.export
+    if extents:  # of the result, symbolic in jax.export
         return None
     rank, axes = len(equation.params["shape"]), equation.params["broadcast_dimensions"]
     new = tuple(axis for axis in range(rank) if axis not in axes)
@@ -117,10 +117,10 @@ def moved(program: Program, equation: Equation, *views: View) -> list[View] | No
     take = arranged if fact.shapes else full_array  # broadcast arrays may keep extent 1
     arrays = [take(view, order) if view.order else view.array for view in views]
     removed = equation.params[fact.removes] if fact.removes else ()
-    left = ranks(axis for axis in order if axis not in removed)
+    result_order = ranks(axis for axis in order if axis not in removed)
     results = jaxprs.bind(equation, arrays, **params)
     shapes = [tuple(v.aval.shape) for v in equation.outvars]
-    return [View(x, left, shape) for x, shape in zip(results, shapes, strict=True)]
+    return [View(x, result_order, shape) for x, shape in zip(results, shapes, strict=True)]
 
 
 def places_in(order: Order) -> list[tuple[int]]:
@@ -129,7 +129,7 @@ def places_in(order: Order) -> list[tuple[int]]:
 
 
 def ranks(axes: Iterable[int]) -> Order:
-    """Return the order of the axes that remain, numbered from 0."""
+    """Return the order of axes after they are numbered anew from 0: (5, 2, 3) to (2, 0, 1)."""
     axes = list(axes)
     return tuple(sorted(axes).index(axis) for axis in axes)
 
@@ -142,17 +142,17 @@ def _reshape(program: Program, equation: Equation, view: View, *extents: View) -
     groups = None if view.is_plain else runs_of(view.shape, shape)
     if groups is None:
         return plain(lax.reshape(tensor(view), shape))
-    # The axes of a run are gathered at the position of the last one.
+    # A run of axes is put where its last axis is.
     groups.sort(key=lambda group: view.position(group[0][-1]) if group[0] else -1)
     order = tuple(axis for _, new in groups for axis in new)
     array = full_array(view, tuple(axis for old, _ in groups for axis in old))
     return View(lax.reshape(array, [shape[axis] for axis in order]), order, shape)
 
 
-# If all operands are plain, these rules bind the equation unchanged.
-_FOLLOWING = None, _elementwise, _broadcast_in_dim, moved, _reshape
+# These rules, and no rule, bind an equation unchanged if all its operands are plain.
+_UNCHANGING = None, _elementwise, _broadcast_in_dim, moved, _reshape
 
 
 def stays(equation: Equation) -> bool:
     """Tell whether an equation is bound unchanged if all its operands are plain."""
-    return RULES.of(equation) in _FOLLOWING
+    return RULES.of(equation) in _UNCHANGING

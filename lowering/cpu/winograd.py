@@ -1,9 +1,9 @@
 """3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
 
 A tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36; all tiles together take
-16 matrix products. Factors are 1 and 1/2: the error is that of the direct sum. One batch of
-products would first copy its operands: ResNet-18 takes 40 ms instead of 35, ResNet-50 94 instead of
-85. F(4x4, 3x3) is slower within networks, and less exact.
+16 matrix products. Factors are 1 and 1/2: the error is that of the direct sum. As one batched
+product, XLA would copy the operands first: ResNet-18 would take 40 ms instead of 35, ResNet-50 94
+instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
 
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015).
 """
@@ -22,16 +22,16 @@ from lowering.cpu.memory import in_memory
 from lowering.cpu.sliding_filter import Window, padded
 from lowering.kernels.windows import extend
 
-# Bytes of transformed inputs and products at a time. Beyond the caches data move slowly: 3x3x64x64
+# The most bytes of transformed inputs and products of a part; more leave the caches. 3x3x64x64
 # windows on 128x128 positions take 24 ms in one part, 6.0 in four parts, 8.0 by `direct`.
 _BLOCK = 8 << 20
 
-# Bytes of sums of rows from which on these are kept in memory. The sums of columns then share
-# kernels: XLA compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s to
-# compile instead of 2.85, 105 ms to run instead of 107; U-Net of batch 8 1.8 s instead of 2.8, 148
-# ms instead of 151. If all were kept, ResNet-50 of batch 1 would take 1.0 s instead of 1.25, but
-# 44.5 ms instead of 43.2.
-_KEPT = 180_000
+# Sums of rows with more bytes are stored in memory. The sums of columns then share kernels: XLA
+# compiles 8 instead of 16, and each reads less. ResNet-18 of batch 8 takes 2.1 s to compile instead
+# of 2.85, 105 ms to run instead of 107; U-Net of batch 8 1.8 s instead of 2.8, 148 ms instead of
+# 151. If all were stored, ResNet-50 of batch 1 would take 1.0 s instead of 1.25, but 44.5 ms
+# instead of 43.2.
+_STORED = 180_000
 
 
 def is_winograd(filter: Array, window: Window) -> bool:
@@ -41,12 +41,12 @@ def is_winograd(filter: Array, window: Window) -> bool:
 
 
 def winograd(x: Array, filter: Array, window: Window) -> Array:
-    """Convolve an input (N,X,Y,C) with a filter (3,3,C,O): (N,x,y,O)."""
+    """Convolve an input (N,X,Y,C) with a filter (3,3,C,O) to (N,x,y,O)."""
     x, precision = padded(x, window), window.precision
     batch, rows, columns, depth = x.shape
     height, width = (rows - 1) // 2, (columns - 1) // 2  # tiles; the last may hang over
-    over = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
-    x = extend(x, over, "constant")
+    overhang = ((0, 0), (0, 2 * height + 2 - rows), (0, 2 * width + 2 - columns), (0, 0))
+    x = extend(x, overhang, "constant")
     transformed = _filter_transform(filter)
     volume = 16 * batch * height * width * (depth + filter.shape[3]) * 4
     count = min(height, -(-volume // _BLOCK))
@@ -94,7 +94,7 @@ def _input_transform(x: Array, height: int, width: int) -> list[Array]:
         return sub(a, c), add(b, c), sub(c, b), sub(b, d)
 
     by_rows = transform(*(rows(i) for i in range(4)))
-    if by_rows[0].nbytes > _KEPT:
+    if by_rows[0].nbytes > _STORED:
         by_rows = map(in_memory, by_rows)
     tiles = [tile for row in by_rows for tile in transform(*(columns(row, j) for j in range(4)))]
     return [tile.reshape(batch * height * width, depth) for tile in tiles]

@@ -17,20 +17,20 @@ from lowering.jaxprs import CONVOLUTION, PRODUCT, primitive
 from lowering.machine import profile
 from lowering.program import Program
 
-# Eigen instead of YNNPACK, XLA's other library for products and convolutions. Products alone by
-# YNNPACK are faster one by one at 32 to 800 rows (196x384x1536: 342 and 270 GFLOP/s), but ten
-# networks drawn at random, batch 1 and 8, take 0.91 to 1.15 of the time, 1.04 in the mean.
+# Eigen instead of YNNPACK, XLA's other library for products and convolutions. With YNNPACK for
+# products only, single products of 32 to 800 rows are faster (196x384x1536: 342 and 270 GFLOP/s),
+# but ten networks drawn at random, batch 1 and 8, take 0.91 to 1.15 of the time, 1.04 in the mean.
 CPU = {"xla_cpu_experimental_ynn_fusion_type": ""}
 
-# YNNPACK for products: it computes those of bfloat16 by the processor's units for them, Eigen in
+# YNNPACK for products: it uses the processor's units for bfloat16, Eigen computes such products in
 # float32. 6272x512x128 takes 0.52 ms instead of 5.4; in float32 3 by either. YNNPACK for all that
 # it supports (no options) is as fast in a transformer, slower in ResNet-50 (177 ms instead of 159).
 BFLOAT16 = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 # XLA widens an array of bfloat16 to write into it, and rounds all of it again: 1 ms for 12 heads of
-# 1024 keys of 64 items. Without the pass that asks for this the keys of a token are written in
-# place, in 2 us. XLA then has no product in 16 bits: the option is for functions that compute
-# nothing in 16 bits, as `widening` leaves them, and never for functions that users write.
+# 1024 keys of 64 items. Without XLA's pass for that, the keys of a token are written in place, in 2
+# us. But XLA then computes nothing in 16 bits: the option is only for functions that have no such
+# operation after `widening`, and never for functions that users write.
 _IN_PLACE = {"xla_disable_hlo_passes": "float-normalization-bf16"}
 
 # YNNPACK for products and convolutions of 8 bits, which Eigen computes by plain loops: 6272x512x128
@@ -40,17 +40,18 @@ BYTES = {
     "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
 }
 
-# Loops with vectors of 512 bits instead of LLVM's 256, where they are no slower: EfficientNet-B0
+# Loops with vectors of 512 bits instead of LLVM's 256, if they are no slower: EfficientNet-B0
 # takes 0.94 and 0.91 of the time (batch 1, 8), MobileNetV2 0.95 and 0.94, ConvNeXt-T 0.94, an LSTM
-# 0.97, an encoder 0.98, training steps 0.94 to 1.00. A processor without them uses its widest.
+# 0.97, an encoder 0.98, training steps 0.94 to 1.00. Other processors use their widest vectors.
 _WIDTH = {"xla_cpu_prefer_vector_width": "512"}
 
-# Operations in the order of the least memory, instead of as many as possible at once: arrays are
-# gathered from devices when they are read, not all at the start.
+# Operations in the order that needs least memory, instead of as many as possible at once: arrays
+# are gathered from devices when they are read, not all at the start.
 _IN_ORDER = {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 
-# YNNPACK starts faster: 100 products of 8 rows by 8x8 items take 0.20 ms, by Eigen 0.30.
-_TINY = 1 << 20  # multiply-adds
+# Functions with fewer multiply-adds use YNNPACK, which starts faster: 100 products of 8 rows by 8x8
+# items take 0.20 ms, by Eigen 0.30.
+_TINY = 1 << 20
 
 _PRODUCTS = (PRODUCT, CONVOLUTION)
 _BYTES = {np.dtype(np.int8), np.dtype(np.uint8)}
@@ -82,7 +83,7 @@ def compiler_options(
 
 
 def of_program(program: Program, call: ClosedJaxpr, is_alone: bool) -> dict[str, str]:
-    """Return `jax.jit`'s options for a call, and for the program that it was before passes.
+    """Return `jax.jit`'s options for `call`, to which passes have rewritten `program`.
 
     A call that is not alone is compiled with other functions, which may compute in 16 bits.
     """

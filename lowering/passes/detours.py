@@ -36,7 +36,7 @@ def _direct(closed: ClosedJaxpr, done: dict[int, tuple[ClosedJaxpr, ClosedJaxpr]
 
 
 def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the shapes of the only operand and result, or None for others or symbolic extents."""
+    """Return the shapes of the only operand and result; None for several or symbolic extents."""
     if len(equation.invars) != 1 or len(equation.outvars) != 1:
         return None
     before, after = (tuple(v.aval.shape) for v in (*equation.invars, *equation.outvars))
@@ -46,15 +46,15 @@ def _shapes(equation: Equation) -> tuple[tuple[int, ...], tuple[int, ...]] | Non
 def _keeps_items(equation: Equation) -> bool:
     """Tell whether the result has the items of the operand in the same order."""
     shapes, name = _shapes(equation), primitive(equation)
-    orders = name == "transpose" or equation.params.get("dimensions") is not None
-    if (orders and name != "squeeze") or not (facts(equation).shapes or name == "reduce_sum"):
+    reorders = name == "transpose" or equation.params.get("dimensions") is not None
+    if (reorders and name != "squeeze") or not (facts(equation).shapes or name == "reduce_sum"):
         return False
     return shapes is not None and volume(shapes[0]) == volume(shapes[1]) > 0
 
 
 @_RULES("broadcast_in_dim", "reduce_sum", "reshape", "squeeze")
 def _reshaped(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Merge two reshapes into one, or into none if the shape is the first one's again."""
+    """Merge two reshapes into one, or remove both if the second one reverses the first."""
     if not _keeps_items(equation):
         return _broadcast(matcher, equation) if primitive(equation) == "broadcast_in_dim" else None
     before = matcher.maker(equation.invars[0])
@@ -75,26 +75,25 @@ def _broadcast(matcher: Matcher, equation: Equation) -> Rewrite:
     before = matcher.maker(equation.invars[0])
     if before is None or not _keeps_items(before) or _shapes(equation) is None:
         return None
-    old, middle = _shapes(before) or ((), ())
+    source_shape, reshaped = _shapes(before) or ((), ())
+    if [n for n in source_shape if n != 1] != [n for n in reshaped if n != 1]:
+        return None
     axes = equation.params["broadcast_dimensions"]
-    places = [axis for axis, n in zip(axes, middle, strict=True) if n != 1]
-    if [n for n in old if n != 1] != [n for n in middle if n != 1]:
+    long_axes = iter([axis for axis, n in zip(axes, reshaped, strict=True) if n != 1])
+    new_axes: list[int] = []  # the result's axes for the source's; an axis of extent 1 comes next
+    for n in source_shape:
+        following = new_axes[-1] + 1 if new_axes else 0
+        new_axes.append(next(long_axes) if n != 1 else following)
+    rank = len(equation.params["shape"])
+    if sorted(set(new_axes)) != new_axes or new_axes[-1:] >= [rank]:
         return None
-    dimensions: list[int] = []
-    remaining = iter(places)
-    for n in old:
-        least = dimensions[-1] + 1 if dimensions else 0
-        dimensions.append(next(remaining) if n != 1 else least)
-    shape = equation.params["shape"]
-    if sorted(set(dimensions)) != dimensions or dimensions[-1:] >= [len(shape)]:
-        return None
-    changed = {**equation.params, "broadcast_dimensions": tuple(dimensions)}
+    changed = {**equation.params, "broadcast_dimensions": tuple(new_axes)}
     return equation.replace(invars=[before.invars[0]], params=changed)
 
 
 @_RULES("cond")
 def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Replace a choice by platform by its operand, if the branch for other than CPUs returns it."""
+    """Replace a choice by platform by an operand, if the branch for all but CPUs returns that."""
     choices = equation.params.get("branches_platforms") or ()
     if sorted(map(str, choices)) != ["('cpu',)", "None"]:
         return None
@@ -106,7 +105,7 @@ def _chosen(matcher: Matcher, equation: Equation) -> Rewrite:
 
 @_RULES("convert_element_type")
 def _converted(matcher: Matcher, equation: Equation) -> Rewrite:
-    """Remove a conversion to the same dtype, and one to 32 bits that is followed by its reverse."""
+    """Remove a conversion to the same dtype, and one from 32 bits that reverses the one before."""
     (operand,), (result,) = equation.invars, equation.outvars
     if is_literal(operand):
         return None
@@ -146,21 +145,21 @@ def _narrow(matcher: Matcher, equation: Equation) -> Rewrite:
 @_RULES(PRODUCT)
 def _product(matcher: Matcher, equation: Equation) -> Rewrite:
     """Merge transpositions of the operands into the dimension numbers of a product."""
-    ends = [
-        *zip(*equation.params["dimension_numbers"], strict=True)
-    ]  # for each operand: axes of sums, axes of the batch
+    # For each operand: the axes of sums, and the axes of the batch.
+    by_operand = [*zip(*equation.params["dimension_numbers"], strict=True)]
     operands = list(equation.invars)
     for side, operand in enumerate(operands):
         before = matcher.maker(operand, "transpose")
         if before is None:
             continue
-        permutation = before.params["permutation"]
-        taken = {axis for axes in ends[side] for axis in axes}
-        free = [old for axis, old in enumerate(permutation) if axis not in taken]
+        permutation, sums_and_batch = before.params["permutation"], by_operand[side]
+        named = {axis for axes in sums_and_batch for axis in axes}
+        free = [old for axis, old in enumerate(permutation) if axis not in named]
         if free == sorted(free):
             operands[side] = before.invars[0]
-            ends[side] = tuple(tuple(permutation[axis] for axis in axes) for axes in ends[side])
-    numbers = tuple(zip(*ends, strict=True))
+            renumbered = (tuple(permutation[axis] for axis in axes) for axes in sums_and_batch)
+            by_operand[side] = tuple(renumbered)
+    numbers = tuple(zip(*by_operand, strict=True))
     changed = {**equation.params, "dimension_numbers": numbers}
     return _narrow(matcher, equation.replace(invars=operands, params=changed))
 

@@ -22,7 +22,7 @@ from lowering.targets.target import Target
 @in_loops
 def run(program: Program, target: Target) -> Program:
     """Scale filters instead of results, and merge all offsets of a convolution into one."""
-    # A filter that is rounded to levels would lose them by the scale.
+    # A filter that is rounded to levels would have other levels after the scale.
     if any(primitive(equation) == NOTE for equation in program.equations):
         return program
 
@@ -30,9 +30,10 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | None:
-    """Return the convolution and the offset whose sum is an operand, or None if it is none.
+    """Return the convolution and the offset that an operand is the sum of; None for other operands.
 
-    The offset is None if there is no addition. Nothing else may read the convolution.
+    The offset is None if the operand is the convolution itself. The result of the convolution must
+    have no other reader.
     """
     if not matcher.is_read_once(operand):
         return None
@@ -48,16 +49,17 @@ def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | No
 
 
 def _factor(matcher: Matcher, convolution: Equation, operand: Atom) -> Atom | None:
-    """Return the variable with the operand's items along output channels, or its scalar.
+    """Return the source of a factor or offset of a convolution, one item for each output channel.
 
-    Return None if the operand has items along other axes, or depends on more than parameters.
+    The source may also be a scalar. Return None if the operand has items along other axes, or
+    depends on more than parameters.
     """
     channel = convolution.params["dimension_numbers"].out_spec[1]
     return _source(matcher, operand, channel) if matcher.is_known(operand) else None
 
 
 def _operands(matcher: Matcher, equation: Equation) -> tuple[Equation, Atom | None, Atom] | None:
-    """Return a convolution, its offset, and the other operand of an equation, by channels."""
+    """Return a convolution that an equation reads, its offset, and the other operand's source."""
     left, right = equation.invars
     pairs = [(left, right), (right, left)] if primitive(equation) in ("add", "mul") else []
     for product, other in pairs or [(left, right)]:
@@ -136,9 +138,9 @@ def _along(items: Array, x: Array, axis: int) -> Array:
 
 
 def _source(matcher: Matcher, operand: Atom, axis: int) -> Atom | None:
-    """Return the source of a broadcast operand, or the operand if it is no broadcast.
+    """Return the operand, or the source of its broadcasts, with several items along `axis` only.
 
-    Return None if the source has several items along another axis than `axis`.
+    Return None if there is no such source.
     """
     shape = operand.aval.shape
     maker = matcher.maker(operand, "broadcast_in_dim")

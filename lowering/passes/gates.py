@@ -22,15 +22,15 @@ def run(program: Program, target: Target) -> Program:
 
 def _gated(matcher: Matcher, equation: Equation) -> Computed | None:
     (result,) = equation.outvars
-    for gate, other in (equation.invars, equation.invars[::-1]):
+    for gate, factor in (equation.invars, equation.invars[::-1]):
         maker = matcher.maker(gate, "logistic")
         if maker is None or not matcher.is_read_once(gate) or matcher.is_known(gate):
             continue
         (x,) = maker.invars
-        # A gate that is broadcast has few items: its function is better computed before.
+        # A gate that is broadcast has few items: its function is cheaper before the broadcast.
         is_repeated = matcher.maker(x, "broadcast_in_dim") is not None
         if x.aval.dtype == jnp.float32 and x.aval.shape == result.aval.shape and not is_repeated:
-            return Computed(_quotient, [other, x])
+            return Computed(_quotient, [factor, x])
     return None
 
 

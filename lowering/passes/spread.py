@@ -1,13 +1,14 @@
 """Divides a program over a mesh, and keeps divided factors divided in all tensors.
 
 If a divided factor is not the first of its axis, the pass splits the axis before the factor: 3 *
-heads * items becomes two axes, 3 and heads * items. Each axis is then sharded or not, and nothing
-is gathered. Results of products with parameters get a sharding constraint; XLA's partitioner
-derives the shardings between them.
+heads * items becomes two axes, 3 and heads * items. Each axis is then sharded or not, and no array
+has to be gathered. Results of products with parameters get a sharding constraint; from these XLA's
+partitioner derives the shardings of all other arrays.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -45,32 +46,31 @@ def run(program: Program, target: Target) -> Program:
             unite(axis, [Factor(division.before), Factor(extent // division.before)])
     walk.through()
     divided: dict[Factor, Names] = {}
-    for along, name in ((plan.batch, _FREE), (plan.parameters, _along_one(plan.parameters.names))):
+    for along, item in ((plan.batch, _FREE), (plan.parameters, _spec_item(plan.parameters.names))):
         count = math.prod(plan.mesh.shape[name] for name in along.names)
         for i, division in along.divisions.items():
             factor = _at(walk.of(program.arguments[i])[division.axis], division.before)
             if division.follows and factor and factor.extent % count == 0:
-                divided[factor] = name
+                divided[factor] = item
     spread = _Spread(walk, divided, plan.mesh)
-    divided_arguments = {i: v for i, v in enumerate(program.arguments) if i in parameters}
 
     def evaluated(*arguments: Array) -> list[Array]:
         arrays = list(arguments)
-        for i, v in divided_arguments.items():
-            if parameters[i].follows:
+        for i, v in enumerate(program.arguments):
+            if i in parameters and parameters[i].follows:
                 arrays[i] = spread.sharded(v, arrays[i], range(v.aval.ndim))
         return spread.evaluated(arrays)
 
     return program.retraced(evaluated)
 
 
-def _along_one(names: Sequence[str]) -> Names:
-    """Return the item of a PartitionSpec for axes of a mesh."""
+def _spec_item(names: Sequence[str]) -> Names:
+    """Return the item of a PartitionSpec for an array's axis that axes of a mesh divide."""
     return names[0] if len(names) == 1 else tuple(names)
 
 
 def _at(axis: list[Factor], before: int) -> Factor | None:
-    """Return the factor behind leading factors whose product is `before`, or None."""
+    """Return the factor of an axis after factors whose product is `before`, or None."""
     extent = 1
     for factor in leaves(axis):
         if extent == before:
@@ -86,7 +86,7 @@ class _Spread:
         self.walk, self.divided, self.mesh = walk, divided, mesh
 
     def evaluated(self, arguments: Sequence[Array]) -> list[Array]:
-        """Evaluate the program on arguments, and to results, without split axes."""
+        """Evaluate the program; its arguments and results have no split axes."""
         program = self.walk.program
         results = program.evaluated(arguments, self._compute)
         return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
@@ -113,17 +113,17 @@ class _Spread:
     def sharded(self, variable: Variable, x: Array, fixed: Collection[int]) -> Array:
         """Constrain the sharding of an array.
 
-        It is sharded along divided factors, and not sharded along the other axes in `fixed`. XLA
-        chooses the sharding along the rest.
+        It is sharded along divided factors, and not sharded along other factors of the axes in
+        `fixed`. XLA chooses the sharding along the remaining axes.
         """
-        names: list[Names] = []
+        items: list[Names] = []
         for i, axis in enumerate(self._of(variable)):
             for group in axis:
-                name = self.divided.get(group[0]) if group else None
-                name = _FREE if name is None and i not in fixed else name
-                names.append(None if name is not _FREE and name in names else name)
-        place = NamedSharding(self.mesh, PartitionSpec(*names))
-        return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), place)
+                item = self.divided.get(group[0]) if group else None
+                item = _FREE if item is None and i not in fixed else item
+                items.append(None if item is not _FREE and item in items else item)
+        sharding = NamedSharding(self.mesh, PartitionSpec(*items))
+        return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
         variables = [*equation.invars, *equation.outvars]
@@ -173,9 +173,9 @@ def _shaped(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _places(groups: Groups) -> list[list[int]]:
-    """Return the numbers of the split axes of each axis."""
-    ends = [sum(map(len, groups[: i + 1])) for i in range(len(groups))]
-    return [[*range(end - len(axis), end)] for end, axis in zip(ends, groups, strict=True)]
+    """Return for each axis the numbers of the axes that it is split into."""
+    numbers = itertools.count()
+    return [[next(numbers) for _ in axis] for axis in groups]
 
 
 _RULES = Rules()
@@ -183,8 +183,8 @@ _RULES = Rules()
 
 @_RULES(PRODUCT, "transpose")
 @_RULES(removes=True, along=True, across=True, per_axis=True)
-def _at_other_places(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation with renumbered axes, if linked axes are split in the same way."""
+def _renumbered(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
+    """Evaluate an equation with renumbered axes, if its operands split linked axes alike."""
     groups = list(map(spread.groups, equation.invars))
     counts = {tuple(map(len, axes)) for axes in groups if axes}
     if len(counts) > 1 and primitive(equation) != PRODUCT:
@@ -199,16 +199,16 @@ def _at_other_places(spread: _Spread, equation: Equation, arrays: Sequence[Array
 
 @_RULES(by_item=True)
 def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Evaluate an equation; axes of one item are split into 1s as the result's axis is split."""
+    """Evaluate an equation; where an operand has extent 1, it gets as many axes as the result."""
     target = spread.groups(equation.outvars[0])
     operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
         groups = spread.groups(v)
-        pairs = zip(groups, target, strict=True) if groups else ()
-        fits = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]
-        if any(math.prod(a) > 1 and a != b for a, b in zip(fits, target, strict=False)):
+        pairs = [*zip(groups, target, strict=True)] if groups else []
+        if any(math.prod(axis) > 1 and axis != of_result for axis, of_result in pairs):
             return None
-        operands.append(_shaped(x, [n for axis in fits for n in axis]))
+        split = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]
+        operands.append(_shaped(x, [n for axis in split for n in axis]))
     return [equation.primitive.bind(*operands, **equation.params)]
 
 
@@ -236,13 +236,13 @@ def _broadcast(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> 
 
 @_RULES("slice", "split")
 def _slice(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Results:
-    """Slice the first of the split axes of each axis."""
+    """Slice each axis along the first of the axes that it is split into."""
     groups = spread.groups(equation.invars[0])
     results: list[Array] = []
     for result, starts in zip(equation.outvars, cuts(equation), strict=True):
-        part, x, place = spread.groups(result), arrays[0], 0
-        for axis, fits, start in zip(groups, part, starts, strict=True):
-            extent, size = math.prod(axis), math.prod(fits)
+        result_groups, x, place = spread.groups(result), arrays[0], 0
+        for axis, result_axis, start in zip(groups, result_groups, starts, strict=True):
+            extent, size = math.prod(axis), math.prod(result_axis)
             inner = math.prod(axis[1:])
             if size < extent:
                 if start is None or start % inner or size % inner:
