@@ -32,8 +32,8 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
     for axis, extents in enumerate(zip_longest(*shapes, fillvalue=1)):
         shape.append(1)
         for extent in extents:
-            both = common(shape[axis], extent)
-            if both is None:
+            broadcast = common(shape[axis], extent)
+            if broadcast is None:
                 one_rank = len({len(s) for s in shapes if s}) == 1
                 raise InvalidShape(
                     f"shapes {' and '.join(map(show, shapes))} do not broadcast: "
@@ -43,7 +43,7 @@ def broadcast_shapes(*shapes: Shape) -> Shape:
                     else "shapes are matched from the left, a shorter one is continued by 1s: "
                     "a value for each channel has shape [1,C]",
                 )
-            shape[axis] = both
+            shape[axis] = broadcast
     return tuple(shape)
 
 
@@ -89,7 +89,7 @@ def clamped(x: Operand, a: Operand, b: Operand) -> Array:
 
 
 def _number(x: Any, y: Operand) -> float | None:
-    """Return y if it is a finite number of at most the rank of x, and x is real; or None."""
+    """Return y as a float if it is one finite static number and x is real and traced; else None."""
     is_real = not is_static(x) and jnp.issubdtype(x.dtype, jnp.floating)
     if not (is_real and is_static(y) and np.size(y) == 1 and np.ndim(y) <= x.ndim):
         return None
@@ -114,8 +114,8 @@ def _bounded(x: Any, *bounds: tuple[Callable[..., Array], float]) -> Array:
         (x,), (change,) = primals, tangents
         one, half, zero = (np.array(factor, x.dtype) for factor in (1, 0.5, 0))
         inside = [x > bound if f is jnp.maximum else x < bound for f, bound in sides]
-        met = [x == bound for _, bound in sides]
-        factor = jnp.where(reduce(operator.or_, met), half, zero)
+        at_bound = [x == bound for _, bound in sides]
+        factor = jnp.where(reduce(operator.or_, at_bound), half, zero)
         return value(x), change * jnp.where(reduce(operator.and_, inside), one, factor)
 
     return value(x)

@@ -20,7 +20,7 @@ from jax import Array, lax
 from lowering.kernels import contraction
 from lowering.kernels.correlation import Slide
 
-_CELLS = 32  # cells of a window at a time; each is a copy of the input
+_CELLS = 32  # cells of a window that are multiplied at a time; each is a copy of the input
 _BYTE, _SUM = np.dtype(np.int8), np.dtype(np.int32)
 
 
@@ -42,7 +42,8 @@ def contract(
     def total(left: Array, right: Array) -> Array:
         return contraction.contract((left, right), terms, result, _SUM, None)
 
-    return total(p, q) - total(_laid(y, p), q.astype(_SUM) - z) - total(p.astype(_SUM), _laid(z, q))
+    of_left = total(_aligned(y, p), q.astype(_SUM) - z)
+    return total(p, q) - of_left - total(p.astype(_SUM), _aligned(z, q))
 
 
 def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:
@@ -83,5 +84,6 @@ def _signed(x: Array, zero: Array) -> tuple[Array, Array]:
     return lax.bitcast_convert_type(x ^ np.uint8(128), _BYTE), zero - 128
 
 
-def _laid(zero: Array, x: Array) -> Array:
+def _aligned(zero: Array, x: Array) -> Array:
+    """Return a zero point with the rank of x, from the right."""
     return zero.reshape((1,) * (x.ndim - zero.ndim) + zero.shape)

@@ -66,44 +66,47 @@ def _extents(shapes: Sequence[Shape], terms: Sequence[str]) -> dict[str, int]:
     extents: dict[str, int] = {}
     for shape, term in zip(shapes, terms, strict=True):
         for letter, extent in zip(term, shape, strict=True):
-            both = common(extents.get(letter, 1), extent)
-            if both is None:
+            broadcast = common(extents.get(letter, 1), extent)
+            if broadcast is None:
                 raise InvalidShape(
                     f"axis '{letter}' of 'expr' has the extents {extents[letter]} and {extent}, "
                     f"the inputs have the shapes {' and '.join(map(show, shapes))}",
                     hint="the extents of one letter must be equal, or 1",
                 )
-            extents[letter] = both
+            extents[letter] = broadcast
     return extents
 
 
 def multiply_adds(shapes: Sequence[Shape], terms: Sequence[str], output: str) -> int:
-    """Return the multiply-adds of `contract`, which multiplies pairs of operands in its order.
+    """Return the multiply-adds of `contract`, in the order in which it multiplies operands.
 
-    Axes of one operand alone are summed before and count nothing.
+    Letters of only one operand that the result lacks are summed first, and count nothing.
     """
     extents = _extents(shapes, terms)
-    left = [
+    remaining = [
         {x for x, extent in zip(term, shape, strict=True) if extent == extents[x]}
         for term, shape in zip(terms, shapes, strict=True)
     ]
     total = 0
-    for pair in _order(left, output, extents):
-        operands = [left.pop(place) for place in sorted(pair, reverse=True)]
-        needed = set(output).union(*left)
+    for pair in _order(remaining, output, extents):
+        operands = [remaining.pop(place) for place in sorted(pair, reverse=True)]
+        needed = set(output).union(*remaining)
         letters = set[str]()
         for k, operand in enumerate(operands):
             letters |= operand & needed.union(*operands[:k], *operands[k + 1 :])
         if len(operands) > 1:
             total += volume(extents[letter] for letter in letters)
-        left.append(letters & needed)
+        remaining.append(letters & needed)
     return total
 
 
 def _order(
     terms: Sequence[set[str]], output: str, extents: dict[str, int]
 ) -> list[tuple[int, ...]]:
-    """Return the pairs of operands that `jnp.einsum` multiplies, by index among those left."""
+    """Return the pairs of operands that `jnp.einsum` multiplies, by index.
+
+    A pair is removed from the operands, and its product is appended.
+    """
     shapes = ([extents[letter] for letter in term] for term in terms)
     arrays: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jnp.einsum_path(_equation(terms, output, extents), *arrays)[0]
@@ -150,7 +153,10 @@ def _product(
     accumulator: DType,
     precision: lax.PrecisionLike,
 ) -> Array:
-    """Multiply in the written order, for the barrier; `jnp.einsum` may swap the operands."""
+    """Multiply two operands in their order, since a barrier is put before the left one.
+
+    `jnp.einsum` may swap them.
+    """
     (left, right), (x, y) = terms, arrays
     batch = [letter for letter in left if letter in right and letter in output]
     sums = [letter for letter in left if letter in right and letter not in output]

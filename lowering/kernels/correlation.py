@@ -18,10 +18,10 @@ from lowering.kernels.windows import Padding, Windows, extend, spans
 
 @dataclass(frozen=True, slots=True)
 class Slide:
-    """How a filter slides over an input (B,C,X...).
+    """The positions of a filter on an input (B,C,X...).
 
-    Each tuple has an item for each axis X. First the input's items are spread `spread` apart, with
-    zeros between them, then it is padded. Negative padding cuts items off.
+    Each tuple has an item for each axis X. First zeros are put between the input's items, which are
+    then `spread` apart. Then the input is padded. Negative padding cuts items off.
     """
 
     stride: tuple[int, ...] = ()
@@ -33,8 +33,8 @@ class Slide:
     def spread_out(self, x: Array) -> Array:
         """Return an input with zeros around it and between its items."""
         steps = [(p, q, s - 1) for (p, q), s in zip(self.padding, self.spread, strict=True)]
-        none = np.array(0, x.dtype)
-        return lax.pad(x, none, [(0, 0, 0)] * 2 + steps) if any(map(any, steps)) else x
+        zero = np.array(0, x.dtype)
+        return lax.pad(x, zero, [(0, 0, 0)] * 2 + steps) if any(map(any, steps)) else x
 
     def places(self, extents: Sequence[int], size: Sequence[int]) -> tuple[int, ...]:
         """Return the number of positions of a filter of this size along each axis of an input."""
@@ -133,10 +133,10 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend the input of a reverse operation by the reach of the windows; return its padding too.
+    """Extend the input of a reverse operation by the reach of the windows; return it with padding.
 
-    The padding applies after items are spread `stride` apart. It is negative where the output is
-    cut.
+    The padding is that of the input after its items are spread `stride` apart. It is negative where
+    the output is cut.
     """
     first, padding, reach = x.ndim - len(windows.size), list[tuple[int, int]](), windows.reach
     if windows.border in ("constant", "ignore"):

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike
 from lowering.jaxprs import operation
 
 NOTE = "levels"
-MOST = 256  # levels; a byte has no more codes
+MOST = 256  # levels; a tensor with more has no codes of a byte
 
 _levels = operation(NOTE)
 
@@ -58,8 +58,8 @@ def noted(
     return result
 
 
-# Steps between 0 and the nearest level that counts as 0. The standard's formula in float32 has an
-# error of this size.
+# A level stands for 0 if it is so near, in steps. The standard's formula in float32 has an error of
+# this size.
 _NEAR = 3e-5
 
 
@@ -90,7 +90,7 @@ def _jvp(
 def _batched(
     operands: Sequence[Array], axes: Sequence[int | None], **params: object
 ) -> tuple[Any, list[int]]:
-    """Move the batch axis of all operands to the front; unbatched scalars have none."""
+    """Move the batch axis of all operands to the front; unbatched scalars stay scalars."""
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
     rank = operands[0].ndim + (axes[0] is None)
 

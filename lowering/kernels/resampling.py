@@ -56,15 +56,14 @@ SIMPLE = "simple"  # "ceil" along axes that shrink, "floor" along others
 ROUNDINGS = (*_ROUND, SIMPLE)
 CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 
-# Multiply-adds of a matrix product in the time of gathering an item: on CPUs about 25, and 200 in a
-# backward pass, where the gather becomes a scatter.
+# Multiply-adds of a matrix product that take as long as gathering an item: on CPUs about 25, and
+# 200 in a backward pass, where the gather becomes a scatter.
 _PRODUCTS = 32
 
 _WORK = 8  # arrays of 64 bits on the host: places, items, weights
 _UNROLLED = 32  # phases of an output; more are computed together
-_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # of neighbours, by shift
-# Whether upsampling has a shift, as in `upsample_linear`.
-_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}
+_OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # by shift: offsets of the neighbours
+_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}  # upsample_linear
 
 # Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23
@@ -97,9 +96,10 @@ def length(extent: int, scale: float) -> float:
 def places(
     extent: int, length: float, coordinates: str, region: Any, count: int | None = None
 ) -> Any:
-    """Return the places of items in an axis; `region` is (start, end) of a crop, or unused.
+    """Return the places of the result's items in an axis of the input.
 
-    `count` is the number of items, by default floor(length).
+    `region` is (start, end) of a crop, otherwise unused. `count` is the number of the result's
+    items, by default floor(length).
     """
     count, scale = int(length) if count is None else count, length / extent
     x = np.arange(count, dtype=np.float64)
@@ -131,8 +131,7 @@ def _corners(x: Places, extent: int, length: float) -> Places:
 def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -> Array:
     """Interpolate floats at places along an axis; "nearest" takes any dtype."""
     extent = x.shape[axis]
-    is_known = isinstance(where, np.ndarray) and len(where) == extent
-    if is_known and np.array_equal(where, np.arange(extent)):
+    if isinstance(where, np.ndarray) and np.array_equal(where, np.arange(extent)):
         return x
     if method.interpolator == "nearest":
         rounding = method.nearest_mode
@@ -140,8 +139,8 @@ def resample(x: Array, axis: int, where: Places, scale: float, method: Method) -
             rounding = "ceil" if scale < 1 else "floor"
         return _nearest(x, axis, where, rounding)
     shift = _SHIFTED.get(method.coordinates)
-    is_whole = scale > 1 and len(where) == extent * scale and scale == int(scale)
-    if method.interpolator == "linear" and is_whole and shift is not None:
+    is_by_integer = scale > 1 and len(where) == extent * scale and scale == int(scale)
+    if method.interpolator == "linear" and is_by_integer and shift is not None:
         return upsample_linear(x, axis, int(scale), shift, "replicate")
     return _weighted(x, axis, *_weights(where, extent, scale, method))
 
@@ -199,10 +198,12 @@ def _weights(where: Places, extent: int, scale: float, method: Method) -> tuple[
 
 
 def _shrink(scale: float, method: Method) -> float:
+    """Return the factor of distances: an antialiased kernel is wider where the axis shrinks."""
     return min(scale, 1.0) if method.antialias else 1.0
 
 
 def _taps(scale: float, method: Method) -> range:
+    """Return the offsets of input items from the item before a place."""
     reach = (1 if method.interpolator == "linear" else 2) / _shrink(scale, method)
     first = math.floor(-reach) + 1
     return range(first, 2 - first)

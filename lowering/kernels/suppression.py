@@ -32,11 +32,11 @@ def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True)
     shared = jnp.prod(jnp.maximum(high - low + offset, 0), axis=1)
     if not touches:
         shared = jnp.where(jnp.all(high >= low, axis=1), shared, 0)
-    return _share(shared, _area(box, offset) + _area(boxes, offset) - shared)
+    return _ratio(shared, _area(box, offset) + _area(boxes, offset) - shared)
 
 
-def _share(shared: Array, covered: Array) -> Array:
-    return jnp.where(shared > 0, shared / jnp.where(shared > 0, covered, 1.0), -jnp.inf)
+def _ratio(shared: Array, union: Array) -> Array:
+    return jnp.where(shared > 0, shared / jnp.where(shared > 0, union, 1.0), -jnp.inf)
 
 
 def _area(boxes: Array, offset: float) -> Array:
@@ -77,7 +77,7 @@ def rotated_overlap(box: Array, boxes: Array) -> Array:
     following = jnp.roll(path, -1, axis=1)
     turns = path[..., 0] * following[..., 1] - path[..., 1] * following[..., 0]
     shared = jnp.maximum(jnp.sum(turns, axis=1) / 2, 0)
-    return _share(shared, box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared)
+    return _ratio(shared, box[:, 2] * box[:, 3] + boxes[:, 2] * boxes[:, 3] - shared)
 
 
 def suppressed(

@@ -1,8 +1,8 @@
 """Computes shapes, padding and cells of sliding windows (spec 4.3).
 
-Basic operations (conv, box, max_pool) map the up-scaled shape to the down-scaled one, reverse
-operations map it back. Padding, stride and dilation count items of the up-scaled shape. The border
-is the values that extend the input.
+Basic operations (conv, box, max_pool) map an up-scaled shape to a down-scaled one, reverse
+operations (deconv, debox) the other way round. Padding, stride and dilation count items of the
+up-scaled shape. The border mode chooses the values that extend the input.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Windows:
         )
 
     def cell(self, x: Array, axis: int, index: Array | int) -> Array:
-        """Return cell `index` along an axis, of each window of an extended array."""
+        """Return the items of an extended array in cell `index` along an axis, for each window."""
         dilation, stride, start = self.dilation[axis], self.stride[axis], 0
         span = (self.downscaled[axis] - 1) * stride + 1
         if isinstance(index, int):
@@ -226,7 +226,7 @@ def _first_of_cells(
 
 
 def positions(index: Array, windows: Windows) -> tuple[Array, ...]:
-    """Return the coordinates in the extended input of the cell with each window's index."""
+    """Return the coordinates, in the extended input, of the cell that `index` names per window."""
     remaining = jnp.clip(index, 0, windows.volume - 1)
     cells: list[Array] = []
     for axis in reversed(range(index.ndim)):
@@ -282,20 +282,20 @@ def require_basic(windows: Windows, first_axis: int = 0) -> None:
 def require_reverse(windows: Windows, padding: Padding, first_axis: int = 0) -> None:
     """Raise InvalidShape for an output that is empty or does not map to the input's shape."""
     w = windows
-    again = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
-    axes = zip(w.upscaled, w.downscaled, again.downscaled, w.padding, strict=True)
+    mapped = basic(w.upscaled, w.size, w.border, padding, w.stride, w.dilation)
+    axes = zip(w.upscaled, w.downscaled, mapped.downscaled, w.padding, strict=True)
     for axis, (up, down, count, pads) in enumerate(axes, first_axis):
         if up < 1 and not up == down == 0:
             raise InvalidShape(
                 f"the output has extent {up} at axis {axis}: "
-                f"'padding' {pads} takes away all that the windows cover"
+                f"'padding' {pads} removes all items that the windows cover"
             )
         if differ(down, count):
             raise InvalidShape(
-                f"'output_shape' has extent {up} at axis {axis}, on which the windows have {count} "
-                f"positions, but the input has extent {down}",
-                hint="the output shape must be one that the basic operation with the same "
-                "attributes maps to the shape of the input",
+                f"'output_shape' has extent {up} at axis {axis}: the windows have {count} "
+                f"positions along it, but the input has extent {down}",
+                hint="the basic operation with the same attributes must map 'output_shape' to the "
+                "shape of the input",
             )
     _require_countable(windows)
     require_reflection(windows.downscaled, windows.reach, windows.border, first_axis)

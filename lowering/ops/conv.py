@@ -145,8 +145,8 @@ def deconv(
 
 
 def _deconv_groups(input: Shape, filter: Shape, output_shape: Shape, groups: int) -> int:
-    # 0 makes each output channel a group if `output_shape` tells their number, as the reverse of a
-    # plane-wise `conv` needs it, else each input channel.
+    # 0 makes each input channel a group. If `output_shape` has the number of output channels, each
+    # of these is a group: the reverse of a plane-wise `conv` needs that.
     if groups == 0:
         return output_shape[1] // filter[1] if output_shape else input[1]
     return groups

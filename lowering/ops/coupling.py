@@ -11,8 +11,8 @@ from lowering.graph import TensorType
 from lowering.kernels.precision import widened
 from lowering.ops import require, rules
 
-_MOST = 100  # steps; a step for each class if there are more
-_ERROR = 0.005  # over the number of classes: iteration ends below it
+_MOST = 100  # iterations; as many as classes if there are more
+_ERROR = 0.005  # iteration ends if the error is less than this divided by the number of classes
 
 
 def _type(shares: TensorType, count: int) -> TensorType:
@@ -36,12 +36,12 @@ def pairwise_coupling(shares: Array, count: int) -> Array:
 
 
 def _errors(shares: Array) -> Array:
-    """Return the matrix Q of the error p^T Q p by which probabilities p disagree with shares."""
+    """Return the matrix Q: p^T Q p is the error of probabilities p for these shares."""
     return jnp.diag(jnp.sum(shares**2, axis=0)) - shares * shares.T
 
 
 def _exact(shares: Array) -> Array:
-    """Return the probabilities p with the least error: those for which all items of Q p agree."""
+    """Return the probabilities p with the least error, for which all items of Q p are equal."""
     weights = jnp.linalg.solve(_errors(shares) + 1, jnp.ones(len(shares), shares.dtype))
     return weights / jnp.sum(weights)
 

@@ -73,9 +73,9 @@ def deformable_conv(
         cells = jnp.repeat(cells, columns) if axis == 0 else jnp.tile(cells, rows)
         grid = start.reshape((1, -1, 1) if axis == 0 else (1, 1, -1)) + cells[:, None, None]
         places.append(grid[None, None].astype(x.dtype) + moved[:, :, :, axis])
-    y, z = places  # [B,groups,cells,h,w]
+    row, column = places  # [B,groups,cells,h,w]
     parts = x.reshape(batch, offset_groups, channels // offset_groups, height * width)
-    values = _interpolated(parts, y, z, height, width, padded_bilinear)
+    values = _interpolated(parts, row, column, height, width, padded_bilinear)
     if mask is not False:
         shares = (batch, offset_groups, 1, rows * columns, out_h, out_w)
         values = values * jnp.asarray(mask).reshape(shares)

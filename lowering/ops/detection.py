@@ -1,6 +1,6 @@
 """Items selected by value, as int32 indices.
 
-A result has the largest number of rows that there can be; rows behind the last index hold -1.
+A result has as many rows as there can be at most; rows behind the last index hold -1.
 """
 
 from __future__ import annotations
@@ -209,15 +209,15 @@ def unique(ctx: Context, input: Array, axis: int, sorts: bool) -> tuple[Array, .
         none, zero = jnp.zeros((0,), jnp.int32), jnp.zeros((1,), jnp.int32)
         return x, none, none, none, zero
     ctx.unroll(rows.size // count)  # `jnp.unique` sorts by each item of a row in turn
-    _, first, inverse, often = jnp.unique(
+    _, first, inverse, counts = jnp.unique(
         rows, axis=0, size=count, return_index=True, return_inverse=True, return_counts=True
     )
-    inverse, filled = inverse.reshape(-1), often > 0
+    inverse, filled = inverse.reshape(-1), counts > 0
     if not sorts:
         order = jnp.argsort(jnp.where(filled, first, count))
-        first, often, filled = first[order], often[order], filled[order]
+        first, counts, filled = first[order], counts[order], filled[order]
         inverse = jnp.argsort(order)[inverse]
     number = jnp.sum(filled, keepdims=True)
     first = jnp.where(filled, first, first[number - 1])
     items = jnp.moveaxis(rows[first], 0, axis)
-    return items, *(array.astype(jnp.int32) for array in (first, inverse, often, number))
+    return items, *(array.astype(jnp.int32) for array in (first, inverse, counts, number))

@@ -97,8 +97,8 @@ def anchored_proposals(
 
     boxes, values, filled = jax.vmap(of_image)(info, moves, flat)
     rows = jnp.concatenate([boxes, values[..., None]], axis=-1).reshape(-1, 5)
-    rows, there = first(rows, filled.reshape(-1))
-    rows = jnp.where(there[:, None], rows, 0).astype(dtype)
+    rows, is_filled = first(rows, filled.reshape(-1))
+    rows = jnp.where(is_filled[:, None], rows, 0).astype(dtype)
     return rows[:, :4], rows[:, 4], jnp.sum(filled, axis=1, dtype=jnp.int32)
 
 
@@ -158,7 +158,7 @@ def refined_detections(
     by_score = jnp.lexsort((place, -values))
     order = jnp.where(too_many, by_score, jnp.argsort(~filled, stable=True))
     order = jnp.pad(order, (0, max(keep - len(order), 0)), constant_values=-1)[:keep]
-    there = filled[order] & (order >= 0)
-    box = jnp.where(there[:, None], boxes[place[order], label[order]], 0)
-    score = jnp.where(there, values[order], 0)
-    return box.astype(dtype), jnp.where(there, label[order], 0), score.astype(dtype)
+    is_filled = filled[order] & (order >= 0)
+    box = jnp.where(is_filled[:, None], boxes[place[order], label[order]], 0)
+    score = jnp.where(is_filled, values[order], 0)
+    return box.astype(dtype), jnp.where(is_filled, label[order], 0), score.astype(dtype)

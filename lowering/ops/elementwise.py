@@ -27,7 +27,7 @@ def _is_real(x: Array) -> bool:
 
 
 def like(check: Callable[..., None]) -> Callable[[TensorType], TensorType]:
-    """Return an `infer` function that returns the type of the operand, which `check` accepts."""
+    """Return an `infer` function that checks the operand, and returns its type for the result."""
 
     def infer(x: TensorType) -> TensorType:
         check(x=x)
@@ -52,7 +52,8 @@ def _non_finite_type(x: TensorType) -> TensorType:
     return TensorType(real_type(x).shape, "bool")
 
 
-def _whole(kind: str, function: Callable[[Array], Array]) -> None:
+def _rounding(kind: str, function: Callable[[Array], Array]) -> None:
+    """Register a rule that rounds real numbers, and leaves integers as they are."""
     _unary(kind, lambda x: function(x) if _is_real(x) else x, ordered_type)
 
 
@@ -79,8 +80,8 @@ _unary("sqrt", jnp.sqrt)
 _unary("rsqr", lambda x: 1 / jnp.square(x))
 _unary("rsqrt", lax.rsqrt)
 _unary("log2", jnp.log2)
-_whole("floor", jnp.floor)
-_whole("ceil", jnp.ceil)
+_rounding("floor", jnp.floor)
+_rounding("ceil", jnp.ceil)
 _unary("copy", jnp.asarray, lambda x: x)
 _unary("not", jnp.logical_not, like(require.logical), _LOGICAL)
 _unary("bitwise_not", jnp.bitwise_not, like(require.bits), _BITS)
@@ -89,7 +90,7 @@ _unary("is_nan", jnp.isnan, _non_finite_type, _LOGICAL)
 
 def rounded(x: Array, ties: str) -> Array:
     """Return real numbers rounded to integers; `ties` is the direction of halves, as in `round`."""
-    if ties == "up":  # in floor(x + 0.5) the sum is rounded just below 0.5 and from 2**23 on
+    if ties == "up":  # not floor(x + 0.5), whose sum is inexact just below 0.5 and from 2**23 on
         floor = jnp.floor(x)
         return jnp.where(x - floor >= 0.5, floor + 1, floor)
     away = lax.RoundingMethod.AWAY_FROM_ZERO
@@ -205,8 +206,8 @@ def power(x: Array, y: Array) -> Array:
 
 def _integer_power(x: Array, y: Array) -> Array:
     power = jnp.power(x, jnp.maximum(y, 0))
-    sign = jnp.where(y % 2 == 0, x * x, x)  # 1 and -1 to a negative power
-    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, sign, 0))
+    of_one = jnp.where(y % 2 == 0, x * x, x)  # the power, if x is 1 or -1 and y is negative
+    return jnp.where(y >= 0, power, jnp.where(jnp.abs(x) == 1, of_one, 0))
 
 
 def _shift_bounds(x: Array, y: Array) -> tuple[Array, Array, Array, int]:

@@ -27,7 +27,7 @@ def _constant_type(shape: Shape, value: tuple[Scalar, ...], dtype: str) -> Tenso
     if len(value) not in (1, volume(shape)):
         raise InvalidShape(
             f"a constant of shape {show(shape)} takes 1 or {volume(shape)} values, "
-            f"given are {len(value)}"
+            f"it has {len(value)}"
         )
     if value and is_integer(dtype):
         numbers: Any = value

@@ -42,10 +42,10 @@ def _require_elements(input: TensorType, indices: TensorType, axis: int) -> None
             )
 
 
-def _require_same_rank(name: str, shape: Shape, other: str, target: Shape) -> None:
+def _require_same_rank(name: str, shape: Shape, target_name: str, target: Shape) -> None:
     if len(shape) != len(target):
         raise InvalidShape(
-            f"'{name}' {show(shape)} must have as many axes as '{other}' {show(target)}"
+            f"'{name}' {show(shape)} must have as many axes as '{target_name}' {show(target)}"
         )
 
 
@@ -75,7 +75,7 @@ def _gather_nd_type(input: TensorType, indices: TensorType, batch_dims: int) -> 
 
 
 def _require_batch(input: Shape, indices: Shape, batch_dims: int, most: int) -> None:
-    """Refuse more batch axes than `most`, and batch extents in which the indices differ."""
+    """Refuse more batch axes than `most`, and indices whose batch extents are not the input's."""
     both = f"'input' {show(input)} and 'indices' {show(indices)}"
     if not 0 <= batch_dims <= most:
         message = f"'batch_dims' must lie in [0,{most}] for {both}, it is {batch_dims}"
@@ -136,7 +136,7 @@ def _scatter_elements_type(
     if not updates.shape:
         return input
     _require_same_rank("updates", updates.shape, "indices", indices.shape)
-    if any(have < want for have, want in zip(updates.shape, indices.shape, strict=True)):
+    if any(m < n for m, n in zip(updates.shape, indices.shape, strict=True)):
         raise InvalidShape(
             f"'updates' {show(updates.shape)} must have an item for each of 'indices' "
             f"{show(indices.shape)}"
@@ -204,8 +204,8 @@ def _multiply_jvp(
     primals: tuple[Array, tuple[Array, ...], Array], tangents: tuple[Array, object, Array]
 ) -> tuple[Array, Array]:
     # jax differentiates products only if indices are unique. The derivative by an update is the
-    # product of the other updates at its index: the product of the non-zero updates divided by this
-    # one, or 0 if another update is 0.
+    # product of the other updates at its index. If one of these is 0, it is 0, otherwise the
+    # product of the non-zero updates, divided by this one if it is not 0.
     x, places, updates = primals
     dx, _, du = tangents
     zero = updates == 0

@@ -56,7 +56,7 @@ def reverse_lookup(input: Array, keys: Array, fallback: int) -> Array:
 
 _TABLES = {"trees": "[?]", "nodes": "[?,5]", "leaves": "[?,2]"}
 _AGGREGATES = ("SUM", "AVERAGE", "MIN", "MAX")
-# By the code of a comparison: whether less, equal and greater satisfy it. Code 0 is a leaf.
+# For each code of a comparison: whether less, equal and greater satisfy it. Code 0 is a leaf.
 _COMPARISONS = np.array(
     [
         [False, False, False],

@@ -119,11 +119,13 @@ def loop(
         (_, last), stacks = lax.scan(step, (begins, first), jnp.arange(limit, dtype=bound.dtype))
     else:
         stacks = []
-        _, _, last = lax.while_loop(
-            lambda carry: carry[0],
-            lambda carry: (*(after := turn(carry[1], carry[2]))[:1], carry[1] + 1, after[1]),
-            (begins, jnp.zeros((), bound.dtype), first),
-        )
+
+        def next_turn(carry: tuple[Array, Array, list[Array]]) -> tuple[Array, Array, list[Array]]:
+            goes_on, after, _ = turn(carry[1], carry[2])
+            return goes_on, carry[1] + 1, after
+
+        start = begins, jnp.zeros((), bound.dtype), first
+        _, _, last = lax.while_loop(lambda carry: carry[0], next_turn, start)
         reason = "the number of its iterations is known only at run time"
         hint = (
             "make its largest number of iterations a constant, by load(..., values=...) if an "

@@ -49,7 +49,7 @@ def _type(
         raise InvalidShape(
             f"'boxes' {show(boxes.shape)} must have the boxes of 'scores' {show(scores.shape)}"
         )
-    rows = batch * _kept(classes, count, top_k, keep_top_k)
+    rows = batch * _rows(classes, count, top_k, keep_top_k)
     return (
         TensorType((rows, 6), scores.dtype),
         TensorType((rows, 1), "int32"),
@@ -57,7 +57,8 @@ def _type(
     )
 
 
-def _kept(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
+def _rows(classes: int, boxes: int, top_k: int, keep_top_k: int) -> int:
+    """Return the largest number of rows of an image."""
     return _most(classes * _most(boxes, top_k), keep_top_k)
 
 
@@ -97,9 +98,9 @@ def _ranked(
     chosen = jnp.lexsort(tuple(reversed(flat)))
     rows = jnp.concatenate([label[..., None].astype(values.dtype), values[..., None], sides], -1)
     rows, indices = rows.reshape(-1, 6)[chosen], indices.reshape(-1, 1)[chosen]
-    there = filled.reshape(-1, 1)[chosen]
+    is_filled = filled.reshape(-1, 1)[chosen]
     count = jnp.sum(filled, axis=1, dtype=jnp.int32)
-    return jnp.where(there, rows, -1).astype(dtype), jnp.where(there, indices, -1), count
+    return jnp.where(is_filled, rows, -1).astype(dtype), jnp.where(is_filled, indices, -1), count
 
 
 def _matrix_type(
@@ -146,14 +147,14 @@ def matrix_suppression(
         return place, jnp.where(eligible & (value > post_threshold), value, -jnp.inf)
 
     place, values = lax.map(
-        lambda both: of_class(boxes[both[0]], both[1]),
+        lambda pair: of_class(boxes[pair[0]], pair[1]),
         (jnp.repeat(jnp.arange(batch), classes), scores.reshape(-1, count)),
     )
     place, values = (x.reshape(batch, classes, most) for x in (place, values))
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
     values = jnp.where(label == background, -jnp.inf, values)
     indices = place + count * lax.broadcasted_iota(jnp.int32, place.shape, 0)
-    keep = _kept(classes, count, top_k, keep_top_k)
+    keep = _rows(classes, count, top_k, keep_top_k)
     return _ranked(boxes[:, None], place, label, values, indices, keep, order, across, dtype)
 
 
@@ -180,8 +181,8 @@ def multiclass_suppression(
     if counts is not False:
         ends = jnp.cumsum(jnp.asarray(counts))[:, None]
         number = jnp.arange(count)[None, :]
-        mine = (number < ends) & (number >= ends - jnp.asarray(counts)[:, None])
-        eligible = eligible[None] & mine[:, None]
+        is_of_image = (number < ends) & (number >= ends - jnp.asarray(counts)[:, None])
+        eligible = eligible[None] & is_of_image[:, None]
         boxes, scores = (jnp.broadcast_to(x, (len(ends), *x.shape)) for x in (boxes, scores))
     else:
         boxes = boxes[:, None]
@@ -198,10 +199,10 @@ def multiclass_suppression(
     sides = boxes[:, 0] if counts is False else boxes
     place = jax.vmap(by_class)(sides, scores, eligible)  # [batch,classes,most]
     label = lax.broadcasted_iota(jnp.int32, place.shape, 1)
-    there = (place >= 0) & (label != background)
+    is_filled = (place >= 0) & (label != background)
     place = jnp.maximum(place, 0)
-    values = jnp.where(there, jnp.take_along_axis(scores, place, axis=2), -jnp.inf)
+    values = jnp.where(is_filled, jnp.take_along_axis(scores, place, axis=2), -jnp.inf)
     image = lax.broadcasted_iota(jnp.int32, place.shape, 0)
     indices = place + count * image if counts is False else place * classes + label
-    keep = _kept(classes, count, top_k, keep_top_k)
+    keep = _rows(classes, count, top_k, keep_top_k)
     return _ranked(boxes, place, label, values, indices, keep, order, across, dtype)

@@ -39,8 +39,8 @@ def _root(squares: Array) -> Array:
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:
-    # Input, bias and epsilon in another unit have the same result: no derivative goes through the
-    # unit. In units of the largest magnitude, norms neither overflow nor underflow.
+    # In units of the largest magnitude norms neither overflow nor underflow. The result does not
+    # depend on the unit of input, bias and epsilon, so no derivative goes through the unit.
     largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     unit = lax.stop_gradient(jnp.maximum(largest, max(abs(bias), epsilon)))
     return jnp.where(unit == 0, 1.0, unit)

@@ -52,12 +52,12 @@ def _detection_type(
         if differ(operand.shape[0], batch):
             raise InvalidShape(f"'{name}' {show(operand.shape)} must have {batch} images")
     if differ(priors.shape[0], 1) and differ(priors.shape[0], batch):
-        raise InvalidShape(f"'priors' {show(priors.shape)} must be of 1 or {batch} images")
+        raise InvalidShape(f"'priors' {show(priors.shape)} must have 1 or {batch} images")
     if differ(priors.shape[1], 1 if variance_encoded else 2):
         kinds = "boxes alone" if variance_encoded else "boxes and variances"
         raise InvalidShape(f"'priors' {show(priors.shape)} must have {kinds}")
     require.int32(top_k=top_k, keep_top_k=keep_top_k, background_label=background_label)
-    rows = batch * _kept(boxes, num_classes, top_k, keep_top_k)
+    rows = batch * _rows(boxes, num_classes, top_k, keep_top_k)
     return TensorType((1, 1, rows, 7), locations.dtype)
 
 
@@ -65,7 +65,8 @@ def _priors(shape: tuple[int, ...], normalized: bool) -> int:
     return shape[-1] // (4 if normalized else 5)
 
 
-def _kept(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
+def _rows(boxes: int, classes: int, top_k: int, keep_top_k: int) -> int:
+    """Return the largest number of rows of an image."""
     return keep_top_k if keep_top_k > 0 else classes * (min(top_k, boxes) if top_k > 0 else boxes)
 
 
@@ -95,10 +96,10 @@ def detection_output(
     offsets = locations.reshape(batch, count, sets, 4)
     scores = confidences.reshape(batch, count, num_classes)
     if anchor_confidences is not False:
-        sure = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
-        none = jnp.arange(num_classes) == background_label
-        without = none.astype(scores.dtype)[None, None, :]
-        scores = jnp.where((sure < objectness_threshold)[..., None], without, scores)
+        objectness = widened(jnp.asarray(anchor_confidences)).reshape(batch, count, 2)[..., 1]
+        is_background = jnp.arange(num_classes) == background_label
+        background = is_background.astype(scores.dtype)[None, None, :]
+        scores = jnp.where((objectness < objectness_threshold)[..., None], background, scores)
     boxes, variances = (jnp.broadcast_to(x, (batch, *x.shape[1:])) for x in (boxes, variances))
     if anchor_locations is not False:
         moves = widened(jnp.asarray(anchor_locations)).reshape(batch, count, 1, 4)
@@ -107,7 +108,7 @@ def detection_output(
     if clip_before:
         decoded = jnp.clip(decoded, 0, 1)
     most = min(top_k, count) if top_k > 0 else count
-    keep = _kept(count, num_classes, top_k, keep_top_k)
+    keep = _rows(count, num_classes, top_k, keep_top_k)
 
     def of_image(decoded: Array, scores: Array) -> tuple[Array, Array]:
         eligible = scores > confidence_threshold
@@ -121,17 +122,17 @@ def detection_output(
         if background_label >= 0:
             eligible = eligible & (jnp.arange(num_classes) != background_label)[None, :]
 
-        def of_class(score: Array, may: Array, place: Array) -> Array:
-            sides = decoded[:, jnp.minimum(place, sets - 1)]
-            may = _best(score, may, most)
-            return suppressed(sides, score, may, most, nms_threshold)
+        def of_class(score: Array, eligible: Array, label: Array) -> Array:
+            sides = decoded[:, jnp.minimum(label, sets - 1)]
+            eligible = _best(score, eligible, most)
+            return suppressed(sides, score, eligible, most, nms_threshold)
 
-        places = jnp.arange(num_classes)
-        chosen = jax.vmap(of_class)(scores.T, eligible.T, places)  # [classes,most]
-        is_there = chosen >= 0
+        classes = jnp.arange(num_classes)
+        chosen = jax.vmap(of_class)(scores.T, eligible.T, classes)  # [classes,most]
+        is_box = chosen >= 0
         values = jnp.take_along_axis(scores.T, jnp.maximum(chosen, 0), axis=1)
-        filled = _best(values.reshape(-1), is_there.reshape(-1), keep)
-        labels = jnp.broadcast_to(places[:, None], chosen.shape).reshape(-1)
+        filled = _best(values.reshape(-1), is_box.reshape(-1), keep)
+        labels = jnp.broadcast_to(classes[:, None], chosen.shape).reshape(-1)
         box = decoded[jnp.maximum(chosen.reshape(-1), 0), jnp.minimum(labels, sets - 1)]
         labels = labels - 1 if decrease_label else labels
         rows = jnp.concatenate(
@@ -229,8 +230,8 @@ def proposal(
     scores, deltas = (widened(jnp.asarray(x)) for x in (scores, deltas))
     info = widened(jnp.asarray(image)).reshape(-1)
     batch, _, height, width = scores.shape
-    around = jnp.asarray(np.array(anchors, np.float32).reshape(1, 1, -1, 4), scores.dtype)
-    count = around.shape[2]
+    anchor_boxes = jnp.asarray(np.array(anchors, np.float32).reshape(1, 1, -1, 4), scores.dtype)
+    count = anchor_boxes.shape[2]
     shift_y, shift_x = (
         lax.broadcasted_iota(scores.dtype, (height, width, 1), axis) * feature_stride
         for axis in (0, 1)
@@ -238,7 +239,7 @@ def proposal(
     shifts, limits = [shift_x, shift_y], info[1::-1]
     if swaps:
         shifts, limits = shifts[::-1], info[:2]
-    boxes = jnp.stack([*shifts, *shifts], axis=-1) + around  # [h,w,anchors,4]
+    boxes = jnp.stack([*shifts, *shifts], axis=-1) + anchor_boxes  # [h,w,anchors,4]
     limits = jnp.concatenate([limits, limits])
     least = jnp.stack([info[2], info[3 if info.shape[0] > 3 else 2]]) * min_size
 
@@ -260,16 +261,16 @@ def proposal(
         large = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest, axis=-1)
         value = score[count:].transpose(1, 2, 0)
         flat, sides = value.reshape(-1), regions.reshape(-1, 4)
-        may = large.reshape(-1)
+        fits = large.reshape(-1)
         if truncates:
-            may = may & (flat > 0)
+            fits = fits & (flat > 0)
         if later_ties:
-            flat, sides, may = flat[::-1], sides[::-1], may[::-1]
-        ranked = flat if truncates else jnp.where(may, flat, 0.0)
-        allowed = may if truncates else jnp.ones_like(may)
-        allowed = _best(ranked, allowed, pre_nms) if pre_nms > 0 else allowed
+            flat, sides, fits = flat[::-1], sides[::-1], fits[::-1]
+        ranked = flat if truncates else jnp.where(fits, flat, 0.0)
+        eligible = fits if truncates else jnp.ones_like(fits)
+        eligible = _best(ranked, eligible, pre_nms) if pre_nms > 0 else eligible
         shared = partial(overlap, offset=pixel_offset)
-        chosen = suppressed(sides, ranked, allowed, post_nms, nms_threshold, shared)
+        chosen = suppressed(sides, ranked, eligible, post_nms, nms_threshold, shared)
         filled = chosen >= 0
         box = sides[jnp.maximum(chosen, 0)]
         box = clipped(box, 0.0) if clips_after else box
@@ -303,16 +304,16 @@ def ctc_greedy_decoder(probabilities: Array, mask: Array, merges: bool) -> Array
     x, mask = jnp.asarray(probabilities), jnp.asarray(mask)
     time, _, classes = x.shape
     best = jnp.argmax(x, axis=2).astype(jnp.int32)
-    runs = jnp.where(jnp.arange(time)[:, None] == 0, True, mask != 0)
-    runs = jnp.cumprod(runs.astype(jnp.int32), axis=0) > 0
+    is_inside = jnp.where(jnp.arange(time)[:, None] == 0, True, mask != 0)
+    is_inside = jnp.cumprod(is_inside.astype(jnp.int32), axis=0) > 0
     before = jnp.concatenate([jnp.full_like(best[:1], -1), best[:-1]])
-    shown = runs & (best != classes - 1)
+    is_label = is_inside & (best != classes - 1)
     if merges:
-        shown = shown & (best != before)
+        is_label = is_label & (best != before)
 
-    def packed(best: Array, shown: Array) -> Array:
-        rows, filled = first(best, shown)
+    def packed(best: Array, is_label: Array) -> Array:
+        rows, filled = first(best, is_label)
         return jnp.where(filled, rows, -1)
 
-    paths = jax.vmap(packed, (1, 1))(best, shown)
+    paths = jax.vmap(packed, (1, 1))(best, is_label)
     return paths.astype(x.dtype)[:, :, None, None]

@@ -3,10 +3,10 @@
 `ties` chooses between two levels that are equally near, as in `round`. The derivative of rounding
 is 0. The standard library expands `linear_quantize` to `min_max_linear_quantize`.
 
-With `Context.straight_through` the derivative is that of x clamped to the range of levels. By x it
-is 1 inside the range and at its ends, and 0 outside; there the derivative by the end is 1. Sources:
-Krishnamoorthi 2018, arXiv:1806.08342, section 2.4; for the ends PACT, Choi et al. 2018,
-arXiv:1805.06085.
+With `Context.straight_through` the derivative is that of x clamped to the range of levels. The
+derivative by x is 1 inside the range and at its ends, and 0 outside. Outside the derivative by the
+nearer end is 1. Sources: Krishnamoorthi 2018, arXiv:1806.08342, section 2.4; for the ends PACT,
+Choi et al. 2018, arXiv:1805.06085.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def min_max_linear_quantize(
     symmetric: bool,
     ties: str = "up",
 ) -> Array:
-    """Return the nearest of 2^bits levels that divide [min, max] evenly; min if that is empty.
+    """Return the nearest of 2^bits levels that divide [min, max] evenly; min if min equals max.
 
-    There is a level less if `signed` and `symmetric`.
+    There is one level less if `signed` and `symmetric`.
     """
     x, low, high = align(jnp.asarray(x), min, max)
     dtype = x.dtype

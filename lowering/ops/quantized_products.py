@@ -5,10 +5,10 @@ int32, with a bias in units of the product of both scales. The result is
 
     saturated(round(sum * scale * scale / output_scale) + output_zero_point)
 
-where halves go to even integers. The factor is applied in float32. A result of 8 or 16 bits is
-therefore exact, or the neighbour of the exact one if the real number is within 2**-21, relatively,
-of the middle between both. A factor of 1 leaves an int32 sum unrounded. Zero points and scales have
-one item, or an item for each channel where the operation allows it.
+where halves go to even integers. The factor of the sum is applied in float32. A result of 8 or 16
+bits is exact, unless the real number lies within a relative 2**-21 of the middle between two
+integers: then it may be the other integer. With a factor of 1 the int32 sum is not rounded. Zero
+points and scales have one item, or an item for each channel where the operation allows it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lowering.tracing import Context
 _INTEGERS = "its operands are integers"
 _PARAMETERS = (
     "bias",
-    *(f"{of}_{what}" for of in ("a", "b", "output") for what in ("zero_point", "scale")),
+    *(f"{tensor}_{x}" for tensor in ("a", "b", "output") for x in ("zero_point", "scale")),
 )
 
 
@@ -178,7 +178,7 @@ def _result_type(shape: Shape, dtype: str) -> TensorType:
     if not is_integer(dtype):
         raise InvalidOperation(
             f"the result must be of integers, it is of {dtype}",
-            hint="`cast` makes real numbers of a result of type int32",
+            hint="`cast` converts a result of type int32 to real numbers",
         )
     return TensorType(shape, dtype)
 

@@ -76,7 +76,7 @@ def _sequence_type(
     hidden = recurrent_weight.shape[1]
     why = "it has a row for each gate and unit"
     if weight == ABSENT:
-        gates = "without 'weight' its items are the products of all gates and units"
+        gates = "without 'weight' the input holds the products for all gates and units"
         require.shape("input", input, (batch, time, 3 * hidden), gates)
     else:
         require.shape("weight", weight, (3 * hidden, items), why)

@@ -48,7 +48,7 @@ def _extremum_type(input: TensorType, axes: Ints) -> TensorType:
     if any(input.shape[axis] == 0 for axis in axes):
         raise InvalidShape(
             f"'input' {show(input.shape)} has no greatest or least item along axes {list(axes)}: "
-            "it has none at all"
+            "it is empty"
         )
     return reduced
 

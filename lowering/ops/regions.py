@@ -44,8 +44,8 @@ def _pool_type(
         kinds = offsets.shape[1] // 2
         if offsets.shape[1] % 2 or not kinds or output_channels % kinds:
             raise InvalidShape(
-                f"'offsets' {show(offsets.shape)} must have 2 channels for each of some classes of "
-                f"the {output_channels} channels"
+                f"'offsets' {show(offsets.shape)} must have 2 channels for each class, and the "
+                f"number of classes must divide the {output_channels} channels"
             )
     return TensorType((rois.shape[0], output_channels, group_size, group_size), input.dtype)
 
@@ -63,7 +63,7 @@ def position_sensitive_roi_pool(
     columns), which have the channels. "deformable" rounds corners, and averages those of `bins`
     samples in a bin that are inside. Samples are moved by `offsets` [N,2K,h,w] (x, y for each of K
     classes of channels) times `offset_scale`, in units of the region's extents (Dai et al. 2017,
-    arXiv:1703.06211). From the first region of image -1 on results are 0.
+    arXiv:1703.06211). Results are 0 from the first region on whose image is -1.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
     batch, _, height, width = x.shape

@@ -87,8 +87,8 @@ def _resize_type(
     )
     if any((count == 0) != (extent == 0) for count, extent in zip(shape, input.shape, strict=True)):
         raise InvalidShape(
-            f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an axis "
-            "without items stays without, and no other loses all of its items"
+            f"'input' {show(input.shape)} cannot be resized to {show(shape)}: an empty axis "
+            "must stay empty, and no other axis may become empty"
         )
     return TensorType(shape, input.dtype)
 
@@ -155,12 +155,12 @@ def resize(
             x = jnp.where(outside, jnp.asarray(fill, x.dtype), x)
     if x.dtype == dtype:
         return x
-    nearest = jnp.round(x)  # float32 weights sum to 1 only nearly, and a cast truncates
-    is_whole = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
-    return cast(jnp.where(is_whole, nearest, x) if dtype.kind in "iu" else x, dtype.name)
+    nearest = jnp.round(x)  # a cast truncates, and float32 weights sum to 1 only nearly
+    is_integer = jnp.abs(x - nearest) <= (jnp.abs(nearest) + 1) * _ROUNDING
+    return cast(jnp.where(is_integer, nearest, x) if dtype.kind in "iu" else x, dtype.name)
 
 
-# The index of an item along an axis and its weight, for each point.
+# For each point, the index of an item along an axis, and the item's weight.
 _Tap = tuple[Array, Array]
 
 

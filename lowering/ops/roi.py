@@ -138,7 +138,7 @@ def _pool(
 def _bins(start: Array, end: Array, count: int, extent: int) -> Array:
     """Return the mask (count,extent) of the indices in each bin of a region."""
     length = jnp.maximum(end - start + 1, 1)
-    quotient, remainder = length // count, length % count  # of separate products, which fit int32
+    quotient, remainder = length // count, length % count  # their products with `step` fit int32
     step = jnp.arange(count, dtype=np.int32)
     first = start + step * quotient + step * remainder // count
     last = start + (step + 1) * quotient - (-(step + 1) * remainder) // count

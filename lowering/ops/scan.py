@@ -73,7 +73,7 @@ def _scan_type(
     if any(count < counts[0] for count in counts):
         raise InvalidShape(
             f"the tensors that 'scan' cuts have {', '.join(map(str, counts))} chunks: "
-            "none must have less than the first one",
+            "none must have fewer than the first one",
             hint=f"their shapes are {', '.join(show(x.shape) for x in scanned)}, "
             f"the chunks {list(chunks)} along the axes {list(axes)}",
         )

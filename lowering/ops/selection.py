@@ -177,16 +177,16 @@ def gather(input: Array, indices: Array, axis: int) -> Array:
 def _broadcast_type(input: TensorType, shape: Ints) -> TensorType:
     if any(extent < 0 for extent in shape):
         raise InvalidOperation(f"'shape' must not be negative, it is {list(shape)}")
-    return TensorType(_whole_shape(input.shape, shape), input.dtype)
+    return TensorType(_right_aligned_shape(input.shape, shape), input.dtype)
 
 
-def _whole_shape(input: Shape, shape: Shape) -> Shape:
+def _right_aligned_shape(input: Shape, shape: Shape) -> Shape:
     rank = max(len(input), len(shape))
     return broadcast_shapes(*((1,) * (rank - len(s)) + tuple(s) for s in (input, shape)))
 
 
 @rules.rule("broadcast", _broadcast_type)
 def broadcast(input: Array, shape: Ints) -> Array:
-    """Broadcast to a shape, aligned at the last axis; an extent 1 of it leaves the input's."""
+    """Broadcast to a shape, aligned at the last axis; 1 in `shape` leaves the input's extent."""
     x = jnp.asarray(input)
-    return jnp.broadcast_to(x, _whole_shape(x.shape, shape))
+    return jnp.broadcast_to(x, _right_aligned_shape(x.shape, shape))

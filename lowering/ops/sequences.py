@@ -44,9 +44,9 @@ def ctc_loss(
 ) -> Array:  # fmt: skip
     """Return -log p of each sequence, for the probability p of its labels; infinite if p is 0.
 
-    p is the sum over all paths of classes that become the labels when equal neighbours are merged,
-    if `merges`, and blanks are removed. Before, `collapses` merges equal neighbours of the labels,
-    and `unique` removes all labels that are equal to an earlier one.
+    p is the sum over all paths of classes that become the labels after two steps: equal neighbours
+    are merged, if `merges`, and blanks are removed. The labels themselves are changed first:
+    `collapses` merges equal neighbours, `unique` removes labels that are equal to an earlier one.
 
     Source: Graves et al. 2006, Connectionist temporal classification, section 4.1.
     """
@@ -66,19 +66,21 @@ def ctc_loss(
         count = jnp.sum(valid)
         states = jnp.arange(2 * count_of_labels + 1)
         is_blank = states % 2 == 0
-        of = jnp.where(is_blank, blank, labels[jnp.minimum(states // 2, count_of_labels - 1)])
+        label = labels[jnp.minimum(states // 2, count_of_labels - 1)]
+        class_of = jnp.where(is_blank, blank, label)
         may_stay = is_blank | merges
         # A path may skip the blank between two labels, unless these are equal and would merge.
-        before = jnp.roll(of, 2)
-        may_skip = ~is_blank & (states > 1) & ((of != before) | (not merges))
-        start = jnp.where(states < 2, x[0, of], _NEVER)
+        before = jnp.roll(class_of, 2)
+        may_skip = ~is_blank & (states > 1) & ((class_of != before) | (not merges))
+        start = jnp.where(states < 2, x[0, class_of], _NEVER)
 
         def step(sums: Array, now: tuple[Array, Array]) -> tuple[Array, None]:
             time, row = now
-            one = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
-            two = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
-            stay = jnp.where(may_stay, sums, _NEVER)
-            joined = jax.nn.logsumexp(jnp.stack([stay, one, two]), axis=0) + row[of]
+            advanced = jnp.where(states > 0, jnp.roll(sums, 1), _NEVER)
+            skipped = jnp.where(may_skip, jnp.roll(sums, 2), _NEVER)
+            stayed = jnp.where(may_stay, sums, _NEVER)
+            ways = jnp.stack([stayed, advanced, skipped])
+            joined = jax.nn.logsumexp(ways, axis=0) + row[class_of]
             return jnp.where(time < steps, joined, sums), None
 
         sums, _ = lax.scan(step, start, (jnp.arange(1, x.shape[0]), x[1:]))

@@ -19,7 +19,7 @@ from lowering.tracing import Context
 
 
 def _merged(shapes: Sequence[Shape]) -> Shape:
-    """Return the common shape of shapes that do not differ; an extent is known if one knows it."""
+    """Return the common shape of shapes that differ at most in extents that one leaves UNKNOWN."""
     return tuple(
         next((e for e in extents if e is not UNKNOWN), UNKNOWN)
         for extents in zip(*shapes, strict=True)
@@ -55,29 +55,26 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
 
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
+    """Return the new extents `items` of the replaced axes, with the computed extent for -1."""
     # Unknown and empty extents that are copied are on both sides: compare without them.
     free = {axis for axis in replaced if _is_free(input[axis])}
-    is_copied = free == {axis for axis in copied if _is_free(input[axis])} and len(free) == sum(
-        map(_is_free, items)
-    )
+    copied_free = {axis for axis in copied if _is_free(input[axis])}
+    is_copied = free == copied_free and len(free) == sum(map(_is_free, items))
     is_unknown = any(input[axis] is UNKNOWN for axis in replaced)
     compared = [input[axis] for axis in replaced if not (is_copied and axis in free)]
-    have = UNKNOWN if is_unknown and not is_copied else volume(compared)
-    want = volume(n for n in items if n != -1 and n is not UNKNOWN and not (is_copied and n == 0))
+    count = UNKNOWN if is_unknown and not is_copied else volume(compared)
+    due = volume(n for n in items if n != -1 and n is not UNKNOWN and not (is_copied and n == 0))
     source = show(tuple(input[axis] for axis in replaced))
+    hint = "0 copies an extent of the input, -1 is the extent that the other extents leave"
     if -1 not in items:
-        if differ(have, want):
-            raise InvalidShape(
-                f"{source} cannot be reshaped to {show(items)}: {have} items are not {want}",
-                hint="0 copies an extent of the input, -1 stands for what is left",
-            )
+        if differ(count, due):
+            message = f"{source} cannot be reshaped to {show(items)}: {count} items are not {due}"
+            raise InvalidShape(message, hint)
         return items
-    if want == 0 or differ(have % want, 0):
-        raise InvalidShape(
-            f"{source} cannot be reshaped to {show(items)}: {have} items are no multiple of {want}",
-            hint="0 copies an extent of the input, -1 stands for what is left",
-        )
-    return tuple(have // want if extent == -1 else extent for extent in items)
+    if due == 0 or differ(count % due, 0):
+        message = f"{count} items are no multiple of {due}"
+        raise InvalidShape(f"{source} cannot be reshaped to {show(items)}: {message}", hint)
+    return tuple(count // due if extent == -1 else extent for extent in items)
 
 
 def _is_free(extent: int) -> bool:

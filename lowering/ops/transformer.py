@@ -118,9 +118,9 @@ def attention(
     if mask is not False:
         scores = _masked(scores, _grouped(mask, scores.ndim, groups))
     if is_causal:
-        later = 0 if from_first else scores.shape[-1] - times
-        seen = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), later)
-        scores = _masked(scores, seen)
+        diagonal = 0 if from_first else scores.shape[-1] - times
+        visible = jnp.tril(jnp.ones(scores.shape[-2:], jnp.bool_), diagonal)
+        scores = _masked(scores, visible)
     exponentials, total = _exponentials(scores)
     divides_last = exponentials.dtype == scores.dtype  # 16 bits would overflow
     weights = exponentials if divides_last else (exponentials / total).astype(scores.dtype)

@@ -187,7 +187,10 @@ def _sample_type(input: TensorType, index: TensorType, **pool: Unpack[Pool]) -> 
 
 @rules.rule("sample", _sample_type)
 def sample(input: Array, index: Array, **pool: Unpack[Pool]) -> Array:
-    """Return the cell of each window at its index; 0 outside for border 'constant' or 'ignore'."""
+    """Return the item in the cell of each window that `index` names.
+
+    Items outside the input are 0 for the borders 'constant' and 'ignore'.
+    """
     windows = basic(input.shape, **pool)
     x = jnp.asarray(extend(input, windows.padding, windows.border))
     return x.at[positions(index, windows)].get(mode="clip")
@@ -228,7 +231,7 @@ def _require_index(index: TensorType, shape: Shape, whose: str) -> None:
         )
 
 
-_WORK = 8  # bytes for an index of a window: whether it is inside, and its weight in the mean
+_WORK = 8  # host items for an index of a window: whether it is inside, and its weight in the mean
 
 
 def _adaptive_type(input: TensorType, output_size: Shape) -> TensorType:

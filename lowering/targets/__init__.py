@@ -41,7 +41,7 @@ def target_of(
 
 
 def mesh_target(platform: str, divided: Divided | None = None) -> Target:
-    """Return the target for a mesh of devices, for `differentiable` as in the example of `Divided`.
+    """Return the target for a mesh of devices, for `differentiable`; see the example of `Divided`.
 
     The resulting program is called under `jax.jit`. Choices by platform are inlined first: the pass
     `spread` cannot follow axes through them.

@@ -43,8 +43,8 @@ CPU = Target(
 class Choice(NamedTuple):
     """The purpose and the gain of a kernel or pass.
 
-    The gain is the time of a call without it, divided by the time with all, on two cores with
-    AVX-512. A second figure for a network is from another machine.
+    The gain is the time of a call without it, divided by the time with all kernels and passes, on
+    two cores with AVX-512. A second figure for a network is from another machine.
     """
 
     does: str

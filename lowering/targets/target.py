@@ -22,8 +22,8 @@ class Target:
     Args:
         platform: jax's name; None if the platform is unknown.
         passes: functions `run(program, target)`, in order.
-        options: returns the compiler's options, given the program before its passes, the call that
-            is split from it, and whether the call is compiled alone; None for no options.
+        options: returns the compiler's options for the program before its passes, the call that is
+            split from it, and whether the call is compiled alone; None for no options.
         keeps_derivatives: whether the program is differentiated after the passes.
         has_kernels: whether the platform has kernels of its own. They read prepared parameters, and
             need extents that are numbers, and arguments with items.
@@ -32,8 +32,7 @@ class Target:
             matrices in the stored layout, since each other layout is one more copy.
         divided: the division of arguments over a mesh of these devices; None for no division.
         candidates: returns all sets of compiler options that may be the fastest for a network.
-        in_order: returns the compiler's options for parameters that are gathered when they are
-            read.
+        in_order: returns the compiler's options to gather parameters when they are read.
         in_integers: returns the names of a graph's operations that are computed in integers; the
             flag tells whether products of 8 bits are faster than those of float32.
         measure: measures the rates of the process's machine, with this number of threads.

@@ -337,7 +337,7 @@ UPDATES = {
     "y = §variable(shape = [2,3], label = '');": "'label' of a variable must not be empty",
     "y = §variable(shape = [2,0], label = 'v');": "'shape' of a variable must be "
     "positive, it is [2, 0]",
-    "y = neg(x); z = §constant(shape = [2], value = []);": "takes 1 or 2 values, given are 0",
+    "y = neg(x); z = §constant(shape = [2], value = []);": "takes 1 or 2 values, it has 0",
 }
 
 
