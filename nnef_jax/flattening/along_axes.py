@@ -24,15 +24,15 @@ REDUCTIONS: Mapping[str, tuple[str, str, str]] = {
     "SumSquare": ("sqr", "sum_reduce", ""), "LogSum": ("", "sum_reduce", "log"),
     "LogSumExp": ("exp", "sum_reduce", "log"),
 }  # fmt: skip
-Part = tuple[int | None, int | None, int]  # begin, end and step, as those of Python's slices
+Part = tuple[int | None, int | None, int]  # begin, end and step of a Python slice
 
 
 def sliced(
     site: Site[TensorGraph], x: Tensor, parts: Mapping[int, Part], *, final: bool = True
 ) -> Any:
-    """Return the slices `parts`, by axis, of a tensor. Bounds are clipped to the axis.
+    """Slice a tensor; `parts` has the begin, end and step for axes. Bounds are clipped to the axis.
 
-    The slice is the last operation of the layer or node if it is `final`.
+    If `final`, the slice is the last operation of the layer or node.
     """
     if isinstance(x, Constant) and x.array.size <= LARGEST:
         slices = [slice(*parts[a]) if a in parts else slice(None) for a in range(site.rank(x))]
@@ -47,13 +47,14 @@ def sliced(
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
             begin = 0 if begin is None else begin
-            is_known = end is not None and not is_symbolic(end)
-            if is_known and end == 0 and step > 0:
+            is_number = end is not None and not is_symbolic(end)
+            if is_number and end == 0 and step > 0:
                 lengths[axis] = 0
                 continue
             if step < 0 or not (is_symbolic(begin) or begin >= 0):
-                site.known_shape(x)
-            bounds.append((begin, 0 if end is None or (is_known and end >= FAR) else end, step))
+                site.known_shape(x)  # raises ExtentNeeded for an open extent
+            to_end = end is None or (is_number and end >= FAR)
+            bounds.append((begin, 0 if to_end else end, step))
         else:
             items = range(extent)[begin:end:step]
             lengths[axis] = len(items)
@@ -128,10 +129,10 @@ def reduced(
     keeps: bool,
     back: str = "",
 ) -> Any:
-    """Add a reduction, the kinds `steps` as in `REDUCTIONS`, as the last operations.
+    """Add a reduction as the last operations; `steps` are its kinds, an item of `REDUCTIONS`.
 
-    The result is cast to the dtype `back`, unless that is "". If it `keeps` the axes, they have
-    extent 1. Otherwise they are removed.
+    The result is cast to the dtype `back`, unless that is "". The reduced axes have extent 1 if
+    `keeps` is set, otherwise they are removed.
     """
     before, kind, after = steps
     attributes: dict[str, Any] = {"axes": axes}

@@ -1,4 +1,4 @@
-"""A shorthand to add operations by their kind, as `step.mul(x, y)`."""
+"""A shorthand to add an operation by its kind: `step.mul(x, y)`."""
 
 from __future__ import annotations
 

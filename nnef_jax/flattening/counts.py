@@ -21,7 +21,7 @@ class Count:
     Args:
         axis: the padded axis.
         items: a tensor of integers [1].
-        marked: whether the values of the padding tell it from items.
+        marked: whether the padding has values that no item has.
     """
 
     axis: int
@@ -32,16 +32,17 @@ class Count:
 def refusal(name: str, count: Count, reader: str) -> InvalidOperation:
     """Return the error of `reader`, which would read the padding of a tensor."""
     return InvalidOperation(
-        f"axis {count.axis} of '{name}' has as many items as values say, and is padded: "
+        f"axis {count.axis} of '{name}' is padded, since its number of items depends on values: "
         f"{reader} would take padding for items",
         "cut the network before it",
     )
 
 
 class PaddedOperation:
-    """An operation before it is added to the graph. Its `counts` are those of padded operands.
+    """An operation before it is added to the graph.
 
-    A count has the operand's name; for an item of an operand array, that is "values[0]".
+    `counts` maps the names of padded operands to their counts. An item of an operand array has a
+    name such as "values[0]".
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class Emission:
         self._most = float(jnp.finfo(options.real).max)
         self.meter = options.meter
         self.limits = options.meter.limits
-        # None unless `jax.export` keeps extents open.
+        # None, unless `jax.export` gives extents as symbols.
         self.symbolic = SymbolicShapes(self.builder) if options.symbolic_shapes else None
         self.is_body = False  # True for the body of a loop, scan or branch
         self._within: set[Shape] = set()  # shapes within the limits
@@ -123,12 +123,12 @@ class Emission:
     def fold(
         self, constants: Iterable[str], steps: Iterable[tuple[Iterable[str], Sequence[str]]]
     ) -> None:
-        """Note the names of folded constants, each with the tensors that are computed from it.
+        """Note the names of folded constants, and for each the tensors that are computed from it.
 
-        A step is the names of the tensors that a node reads, and of its results.
+        A step has the names of the tensors that a node reads, and the names of its results.
         """
-        taken = self.builder.is_taken
-        readers: dict[str, list[str]] = {name: [] for name in constants if not taken(name)}
+        is_taken = self.builder.is_taken
+        readers: dict[str, list[str]] = {name: [] for name in constants if not is_taken(name)}
         for reads, results in steps:
             for name in reads:
                 if name in readers:
@@ -136,10 +136,10 @@ class Emission:
         self.builder.folded.update((name, tuple(x)) for name, x in readers.items())
 
     def fixing(self, *values: Value) -> str:
-        """Return the hint to fix the inputs of the network that tensors are computed from.
+        """Return the hint to fix the inputs of the network from which tensors are computed.
 
-        It is "" in a body, and where one of the origins is a variable, or an input with two axes or
-        more that is not among `values`.
+        It is "" in a body, or if the tensors are also computed from a variable, or from an input
+        with two or more axes that is not among `values`.
         """
         origins = self.origins(values)
         inputs = (x for x in origins if self.builder.is_input(x))
@@ -149,7 +149,7 @@ class Emission:
         return f"load(..., values={{{names[0]!r}: ...}}) makes it known"
 
     def origins(self, values: Iterable[Value]) -> set[Value]:
-        """Return the inputs and variables that tensors are computed from."""
+        """Return the inputs and variables from which tensors are computed."""
         origins = set(values)
         for operation in reversed(self.builder.operations):
             if not origins.isdisjoint(operation.writes()):
@@ -159,7 +159,7 @@ class Emission:
     def beyond(
         self, message: str, limit: str, span: Span | None, calls: tuple[Call, ...] = ()
     ) -> LimitError:
-        """Return the error of a limit that is exceeded, with a hint how to raise it."""
+        """Return the error for an exceeded limit, with a hint how to raise the limit."""
         endless = "is the recursion endless? " if limit == "call_depth" else ""
         return LimitError(message, span=span, calls=calls, hint=endless + raising(limit))
 
@@ -188,7 +188,7 @@ def refused(
     calls: tuple[Call, ...],
     translate: Callable[[str], str] = str,
 ) -> NnefError:
-    """Return the error of an operation that refuses its operands. The message shows these."""
+    """Return the error of an operation that refuses its operands, with their types or values."""
     pairs = ", ".join(f"{name} {show_operand(x)}" for name, x in operands.items())
     return located(error, f"'{kind}'", span, calls, translate, f" ({pairs})" if pairs else "")
 
@@ -207,8 +207,8 @@ def show_operand(operand: object) -> str:
 class placed:  # a class: a quarter of the time of a generator's context
     """A context that gives errors of a layer, a node or an input their place in the source.
 
-    An error of Python counts as an error of the file. Meanings of operators do not check for fewer
-    inputs, axes or items than any writer makes.
+    A Python error, such as a TypeError, counts as an error of the file: meanings of operators do
+    not check for inputs, axes and items that every writer of files provides.
 
     Raises NnefError, ExtentNeeded.
     """

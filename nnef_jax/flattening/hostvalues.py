@@ -1,11 +1,11 @@
 """Host values (shapes, indices, ranges that are known before a run) and operations on them.
 
 A host value is a numpy array of Python integers (dtype object), real numbers or bool. Integers
-never wrap. An open extent is `UNKNOWN`, a symbolic one an object of jax.export. A real number that
-depends on an open extent is NaN.
+never wrap. An open extent is `UNKNOWN`, a symbolic extent an object of jax.export. A real number
+that depends on an open extent is NaN.
 
 The rules of `lowering.ops` cannot replace these operations: they compute integers in 32 bits, and
-have no results for open or symbolic extents. Their dispatch takes ten times as long, their
+have no results for open or symbolic extents. A call of such a rule takes ten times as long, its
 compilation ten thousand times.
 """
 
@@ -43,7 +43,7 @@ def host(value: Any) -> Host:
     if isinstance(value, np.ndarray):
         kind = value.dtype.kind
         if kind == "c":
-            raise InvalidOperation("a real number is due, these are complex ones")
+            raise InvalidOperation("a real number is due, these numbers are complex")
         return value if kind in "Ob" else value.astype(object if kind in "iu" else np.float64)
     if isinstance(value, bool | np.bool_):
         return np.array(bool(value))
@@ -75,7 +75,7 @@ def is_integer(value: Host) -> bool:
 
 
 def integers(value: Host) -> list[int]:
-    """Return the items in order as integers. Raises InvalidOperation for one that is not whole."""
+    """Return the items in order as integers. Raises InvalidOperation for a fraction."""
     if is_integer(value):
         return list(value.ravel())
     items: list[int] = []
@@ -107,7 +107,7 @@ def is_open(items: Iterable[object]) -> bool:
 
 
 def weight(value: object) -> int:
-    """Return the number of items in nested lists and host values, and some for letters."""
+    """Return the number of items in nested lists and host values; letters of texts count a part."""
     if isinstance(value, np.ndarray):
         return value.size
     if isinstance(value, str):
@@ -227,8 +227,8 @@ def _aligned(*operands: Host) -> list[Host]:
 def _unified(*operands: Host) -> list[Host]:
     """Return the operands as one kind.
 
-    The kind is integer if no operand is real, or if real operands beside integers have whole items.
-    Otherwise it is real.
+    The kind is integer if no operand is real, or if there are integer operands and no fraction
+    among the items of the real ones. Otherwise it is real.
     """
     kinds = {x.dtype.kind for x in operands}
     if len(kinds) == 1:

@@ -1,6 +1,6 @@
-"""Adds unsupported operators to a graph that is shown and not run, as operations without a rule.
+"""Adds unsupported operators as operations without a rule to a graph that is only shown.
 
-Results have no type, and neither have results of operations that read these.
+Their results have no type. Operations that read such results have results without a type too.
 """
 
 from __future__ import annotations

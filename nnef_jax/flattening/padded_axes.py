@@ -1,9 +1,10 @@
 """Follows padded axes through a graph: axes whose number of items depends on values.
 
-The axis is padded to the largest possible number of items. The meaning that makes such a tensor
-notes its count in `counts`. Each operation that reads the tensor passes the axis on to its results,
-by its kind, or raises InvalidOperation if it would take padding for items. The values of padding
-are arbitrary. In outputs of the network they are -1 for integers and NaN for real numbers.
+A padded axis has the largest possible number of items. The meaning of an operator that adds such a
+tensor notes the count of its items in `counts`. An operation that reads the tensor passes the axis
+on to its results, by the rule for its kind, or raises InvalidOperation if it would take padding for
+items. The values of padding are arbitrary; in outputs of the network they are -1 for integers and
+NaN for real numbers.
 """
 
 from __future__ import annotations
@@ -96,10 +97,10 @@ class CountedEmission(Emission):
         return [_DIVISIBLE if n is UNKNOWN else n for n in x.type.shape]
 
     def ended(self, x: Value, name: str, span: Span) -> Value:
-        """Return an output of the network, whose padding has values that tell it from items.
+        """Return an output of the network with padding of NaN, or of -1 for signed integers.
 
-        The padding is NaN, or -1 in signed integers. It is 0 in dtypes without such a value. The
-        count can be captured by the name that `length_name` returns.
+        The padding is 0 in dtypes that have neither. The count can be captured by the name that
+        `length_name` returns.
         """
         count = self.counts.get(x)
         if count is None:

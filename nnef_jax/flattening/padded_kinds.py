@@ -1,6 +1,6 @@
-"""Rules for padded axes by kind of operation: kinds that work along such an axis, or index it.
+"""Rules for padded axes, for kinds of operations that work along such an axis or index it.
 
-All other kinds are traced, and `batch_axes` follows the axis.
+Operations of all other kinds are traced, and `batch_axes` follows the axis through them.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _FAR = 2**31 - 1  # an index beyond any axis
 def followed(step: PaddedOperation) -> Place:
     """Return the count of an operation's results, None if they are not padded.
 
-    It is `TABLE` if the operation's rule must be traced. Operands may be replaced in `step`.
+    Return `TABLE` if the operation's rule must be traced. Operands may be replaced in `step`.
 
     Raises InvalidOperation if the operation would read padding.
     """
     follow = _FOLLOWED.get(step.kind)
-    differ = any(count.items is not step.first.items for count in step.counts.values())
-    if differ and follow is not _gathered:
+    counts_differ = any(count.items is not step.first.items for count in step.counts.values())
+    if counts_differ and follow is not _gathered:
         raise step.refusal()
     return follow(step) if follow else TABLE
 
@@ -113,10 +113,10 @@ def _reduced(step: PaddedOperation) -> Place:
     step.mask("input", neutral[step.kind])
     if step.kind == "mean_reduce":  # it divides by the padded extent
         x = step.operands["input"]
-        share = step.insert("cast", {"input": count.items}, dtype=x.type.dtype)
+        items = step.insert("cast", {"input": count.items}, dtype=x.type.dtype)
         constant = {"shape": (1,), "value": (float(x.type.shape[count.axis]),)}
         extent = step.insert("constant", {}, **constant, dtype=x.type.dtype)
-        factor = step.spread(step.insert("div", {"x": extent, "y": share}), len(x.type.shape))
+        factor = step.spread(step.insert("div", {"x": extent, "y": items}), len(x.type.shape))
         step.operands["input"] = step.insert("mul", {"x": x, "y": factor})
     return None
 

@@ -17,7 +17,7 @@ from nnef_jax.flattening.site import Site, Tensor
 from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 
 Activation = Callable[[Site[TensorGraph], Tensor], Any]
-# state, first gate, end of the gates -> [batch,gates*hidden]
+# Takes a state, the first gate and the end of the gates; returns [batch,gates*hidden].
 Product = Callable[[Any, int, int], Tensor]
 DEFAULTS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn": ("tanh",)}
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
@@ -72,10 +72,11 @@ class Cell:
     Args:
         kind: "lstm", "gru" or "rnn".
         order: the gates of an LSTM by letter: i(nput), o(utput), f(orget), c(ell).
-        activations: those of the gates, then that of an LSTM's memory.
+        activations: those of the gates, of the candidate for the state, and of an LSTM's memory, as
+            in `DEFAULTS`; an RNN has only one.
         clip: the bound on absolute values before activations, 0 for none.
-        resets_after: whether the reset gate of a GRU multiplies the product of the state, not the
-            state.
+        resets_after: whether the reset gate of a GRU multiplies the product of the state with the
+            weights, instead of the state.
         couples: whether the forget gate of an LSTM is 1 - the input gate.
     """
 
@@ -168,16 +169,16 @@ class Cell:
         after = self.next(body.at, now, before, partial(product, body), factors)
         output = after[0]
         if mask is not None:
-            runs = body.item(mask, axis, reverse=reverse)
-            output = step.select(runs, output, 0.0)
-            after = [step.select(runs, a, b) for a, b in zip(after, before, strict=True)]
+            is_within = body.item(mask, axis, reverse=reverse)
+            output = step.select(is_within, output, 0.0)
+            after = [step.select(is_within, a, b) for a, b in zip(after, before, strict=True)]
         how = [("full", axis, -1 if reverse else 1), *[LAST] * len(after)]
         output = step.unsqueeze(output, axes=(axis,))
         return body.add(site.insert, [], after, [output, *after], how)
 
 
 def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axis: int) -> Any:
-    """Return the mask of steps within sequences of some lengths [batch], None if all steps are.
+    """Return the mask of the steps within sequences of `lengths` [batch]; None if all are within.
 
     The mask is [time,batch,1] with `axis` 0, and [batch,time,1] with `axis` 1.
     """
@@ -185,5 +186,5 @@ def steps_within(site: Site[TensorGraph], time: int, lengths: Tensor | None, axi
         return None
     ends = site.cast(site.tensor(lengths), site.graph.builder.integer)
     ends = site.step.unsqueeze(ends, axes=(axis,))
-    runs = site.step.lt(site.places(time, axis, 2), ends)
-    return site.step.unsqueeze(runs, axes=(2,))
+    is_within = site.step.lt(site.places(time, axis, 2), ends)
+    return site.step.unsqueeze(is_within, axes=(2,))

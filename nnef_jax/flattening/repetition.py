@@ -39,7 +39,7 @@ class RepeatedBody:
         return self.graph.builder.input(name, TensorType(tuple(shape), dtype))
 
     def seen(self, x: Operand | None) -> Any:
-        """Return the input that stands for an outer tensor, anything else unchanged."""
+        """Return the body's input for a tensor of the graph around it; constants are unchanged."""
         return self.graph.entered(x) if isinstance(x, Value) else x
 
     def part(self, x: Tensor, axis: int, chunk: int, name: str = "") -> Value:
@@ -122,7 +122,8 @@ class RepeatedBody:
 def both(makes: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
     """Make the bodies of both branches of a choice.
 
-    If one of them cannot be made, its error has the hint `fixing`, which makes the condition known.
+    If only one of them can be made, the error of the other one has the hint `fixing`: how to make
+    the condition known.
 
     Raises InvalidOperation, NnefError.
     """

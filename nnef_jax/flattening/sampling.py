@@ -67,6 +67,6 @@ def suppressed(
 
 
 def note_count(site: Site[TensorGraph], count: Tensor, *lists: Value) -> None:
-    """Note the `count` of boxes in lists whose values tell padding from boxes."""
+    """Note the `count` of boxes in lists whose padding has values that no box has."""
     items = site.cast(count, site.graph.builder.integer)
     site.graph.counts.update(dict.fromkeys(lists, Count(0, items, marked=True)))

@@ -234,11 +234,11 @@ class Site(OperatorSite[_Graph]):
 
     def fitted(self, x: Tensor, axis: int, size: int, value: float = 0.0) -> Any:
         """Return a tensor with `size` items along an axis. It is cut, or padded with `value`."""
-        axis, more = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
-        if more <= 0:
+        axis, missing = self.axis(axis, self.rank(x)), size - self.known_shape(x)[axis]
+        if missing <= 0:
             return self.part(x, axis, 0, size)
-        around = [(0, more if i == axis else 0) for i in range(self.rank(x))]
-        return self.step.pad(x, padding=around, border="constant", value=value)
+        padding = [(0, missing if i == axis else 0) for i in range(self.rank(x))]
+        return self.step.pad(x, padding=padding, border="constant", value=value)
 
     def places(self, count: int, axis: int = 0, rank: int = 1) -> Value:
         """Return the integers 0 to count - 1 along an axis of a tensor of some rank.
@@ -252,9 +252,9 @@ class Site(OperatorSite[_Graph]):
 
 
 def decides(operands: Operands, reals: int = 1) -> bool:
-    """Tell whether an operation is folded. Its operands must be known, and may decide shapes.
+    """Tell whether an operation is folded: its operands are known, and are likely part of a shape.
 
-    One of them is derived, or each has few integers or at most `reals` real numbers. Other
+    An operand is derived, or each operand has few integers or at most `reals` real numbers. Other
     operations on weights stay in the graph.
     """
     flat = [*_listed(operands)]
@@ -290,7 +290,8 @@ def _exact(x: Operand | Sequence[Operand] | None) -> Any:
 def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
     """Return a host value as a known tensor of element type `type`.
 
-    Items of another kind (bool, integer, real) have the graph's type for that kind.
+    If its items are of another kind (bool, integer, real) than `type`, it has the graph's type for
+    its kind.
     """
     kind = {"b": "b", "O": "i"}.get(x.dtype.kind, "f")
     held = graph.held(type)
@@ -298,8 +299,8 @@ def _derived(graph: TensorGraph, x: NDArray[Any], type: str) -> Constant:
         type = graph.TYPES[kind]
         held = graph.held(type)
     if kind == "i":
-        fixed = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, held)
-        return Constant(fixed, type, derived=True)
+        array = x if any(map(is_symbolic, x.ravel())) else _wrapped(x, held)
+        return Constant(array, type, derived=True)
     return Constant(x.astype(held), type, derived=True)
 
 

@@ -46,9 +46,9 @@ def _read_behind(
     *,
     begins_inside: bool,
 ) -> list[int]:
-    """Return how many items more padding each axis needs if the number of windows rounds up.
+    """Return the items to add to the padding behind each axis, to round the number of windows up.
 
-    If it `begins_inside`, the last window begins before the padding behind the axis.
+    With `begins_inside` no window begins in the padding behind the axis.
     """
     shape, strides = site.shape()[2:], window["stride"]
     if any(n is UNKNOWN and s > 1 for n, s in zip(shape, strides, strict=True)):
@@ -56,11 +56,11 @@ def _read_behind(
     reach = windows.spans(kernel, window["dilation"])
     more: list[int] = []
     for n, (p, q), span, s in zip(shape, window["padding"], reach, strides, strict=True):
-        left = n + p + q - span
-        positions = -(-left // s) + 1
+        last_start = n + p + q - span  # the largest start of a window
+        positions = -(-last_start // s) + 1
         if s > 1 and begins_inside and (positions - 1) * s >= n + p:
             positions -= 1
-        more.append(max((positions - 1) * s - left, 0) if s > 1 else 0)
+        more.append(max((positions - 1) * s - last_start, 0) if s > 1 else 0)
     return more
 
 
@@ -74,13 +74,13 @@ def pooled(
     Args:
         site: the layer or node.
         x: a tensor [batch,channels,*spatial].
-        add: the kind of pool, as `site.last.max_pool`.
+        add: the kind of pool: `site.last.max_pool`, for example.
         kernel: the size of a window.
         window: "stride", "dilation" and "padding", an item for each spatial axis.
         rounding: how the number of windows is rounded: "floor", "ceil", or "ceil_torch", where no
             window begins in the padding behind an axis.
         includes: whether means include padding.
-        counts_more: whether they include the items that rounding up adds to the padding.
+        counts_more: whether means include the items that rounding up adds to the padding.
         attributes: further attributes of the kind.
     """
     padding, more, border = window["padding"], [0] * len(kernel), "ignore"
@@ -107,7 +107,7 @@ def add_patches(
     """Sum patches at their positions in an image of a size (torch's `fold`).
 
     Input 0 is [batch,channels*cells,patches] or [channels*cells,patches], where a cell is an item
-    of a patch. `zero` is the bias of a deconvolution.
+    of a patch. `zero` is 0 as an operand, for the bias of a deconvolution.
     """
     *batch, channels, patches = site.known_shape()
     reach = windows.spans(kernel, window["dilation"])
@@ -141,10 +141,10 @@ def depth_to_space(site: Site[TensorGraph], block: int, *, depth_first: bool) ->
     k = len(extents)
     depth, blocks = channels // block**k, [block] * k
     if depth_first:
-        split, first, at = [depth, *blocks], 1, 2
+        split, depth_axis, first_block = [depth, *blocks], 1, 2
     else:
-        split, first, at = [*blocks, depth], k + 1, 1
-    order = [0, first, *(axis for i in range(k) for axis in (k + 2 + i, at + i))]
+        split, depth_axis, first_block = [*blocks, depth], k + 1, 1
+    order = [0, depth_axis, *(axis for i in range(k) for axis in (k + 2 + i, first_block + i))]
     x = site.reshaped(site.operand(0), [batch, *split, *extents])
     return site.last_reshape(
         site.transposed(x, order), [batch, depth, *(n * block for n in extents)]

@@ -18,12 +18,12 @@ from lowering.graph import Graph, Operation, TensorType, Value
 
 @dataclass(slots=True)
 class SymbolicShapes:
-    """Infers shapes of a graph's tensors. Their types have UNKNOWN where the shape is symbolic."""
+    """Infers shapes of a graph's tensors. Types have UNKNOWN in the place of symbolic extents."""
 
     builder: GraphBuilder
-    # The shape and dtype of a tensor, or its array if tracing computes that on the host.
+    # The shape and dtype of each tensor, or its array if tracing computes it on the host.
     _structs: dict[Value, Any] = field(default_factory=dict[Value, Any])
-    _traced: int = 0  # operations
+    _traced: int = 0  # the number of traced operations
 
     def declare(self, value: Value, shape: Sequence[int]) -> None:
         """Set the shape of an input or a variable."""

@@ -1,6 +1,6 @@
-"""Known tensors (weights, shapes, indices) and the graph that takes them as operands.
+"""Known tensors (weights, shapes, indices), and the graph that takes them as operands.
 
-They are for formats whose networks are layers or nodes on tensors.
+Formats whose networks are layers or nodes on tensors use this module.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class TensorGraph(CountedEmission, ABC):
         return self.computed_in(self.options, type)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether operations may have the only item of a known tensor as a literal."""
+        """Tell whether a known tensor with one item may be a literal of an operation."""
         return self.computed(constant.type) in (self.builder.real, self.builder.integer, "bool")
 
     def body(self) -> Self:
@@ -138,13 +138,13 @@ class TensorGraph(CountedEmission, ABC):
     def entered(self, value: Value, name: str = "") -> Value:
         """Return the input of this graph that stands for a tensor of the outer graph.
 
-        A tensor that an operation passes to its body has a `name`. Any other raises
-        InvalidOperation if it is padded.
+        `name` is for a tensor that an operation passes to its body. Without it, a padded tensor
+        raises InvalidOperation.
         """
         if not name and self.outer is not None and value in self.outer.counts:
             raise InvalidOperation(
-                f"how many items '{value.name}' has depends on values: a graph in a node cannot "
-                "take it",
+                f"the number of items of '{value.name}' depends on values: a graph in a node "
+                "cannot take it",
                 "cut the network before it",
             )
         inner = self._entered.get(value)

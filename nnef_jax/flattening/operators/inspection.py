@@ -117,16 +117,16 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
     A string may be a kind that is an argument.
     """
-    before = ""
+    before = ""  # the name that the instruction before loads
     for instruction in dis.get_instructions(code):
-        name, step = instruction.opname, instruction.argval
+        name, argument = instruction.opname, instruction.argval
         if name in _METHODS and before in _BUILDERS:
-            yield step.removesuffix("_")
+            yield argument.removesuffix("_")
         if name == "CALL" and not _CALLED.isdisjoint(code.co_names):
             before = "step_or_last"
         elif name not in ("CACHE", "PRECALL", "PUSH_NULL"):
             # An instruction may load two names.
-            before = step[-1] if step and isinstance(step, tuple) else step
+            before = argument[-1] if argument and isinstance(argument, tuple) else argument
     yield from _texts(code.co_consts)
 
 

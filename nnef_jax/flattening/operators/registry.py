@@ -11,9 +11,9 @@ A meaning is a function of the site, of the first inputs, and of attributes by n
 
 - Positional parameters are inputs. An input with the default None may be left out. `*` takes all
   further inputs.
-- Keyword parameters are attributes. The default is a value or a function of the site, as those of
-  `flattening.operators.attributes` are. An argument of the decorator replaces it where operators
-  differ. `**` takes arguments of the decorator that have no parameter.
+- Keyword parameters are attributes. The default is a value or a function of the site;
+  `flattening.operators.attributes` has such functions. If operators differ, an argument of the
+  decorator replaces the default. `**` takes arguments of the decorator that have no parameter.
 
 Functions of the site are called in order, after the inputs are read. A meaning returns the tensor
 of the first output, or a tuple of outputs.
@@ -194,7 +194,7 @@ class OperatorRow:
 
 
 def operation(kind: str, *inputs: int | Callable[..., object], **attributes: object) -> OperatorRow:
-    """Return the row of an operator that becomes one operation, by default on input 0."""
+    """Return the row of an operator that becomes one operation, by default with input 0 only."""
     return OperatorRow(kind, inputs or (0,), attributes)
 
 

@@ -88,7 +88,7 @@ class OperatorSite(ABC, Generic[_Graph]):
         """Return an attribute that is an element type."""
 
     def wrong(self, name: str, due: str, value: object) -> InvalidOperation:
-        """Return the error of an attribute with a wrong value. `due` is as "a whole number"."""
+        """Return the error of an attribute with a wrong value; `due` may be "a whole number"."""
         return InvalidOperation(f"attribute '{name}': {due} is due, this is {reprlib.repr(value)}")
 
     def word(self, name: str, *allowed: str) -> str:

@@ -19,7 +19,7 @@ class AttributeEntry:
     """An attribute of an operator.
 
     Args:
-        type: its type, as "integer" or "integers".
+        type: its type, such as "integer" or "integers".
         default: its default. None if there is none, or if the default is computed.
         words: the allowed words, if the type is "word".
         is_required: whether every file must have the attribute.
@@ -38,8 +38,8 @@ class OperatorEntry:
 
     Args:
         until: the last version, None if there is none.
-        role: "operation"; "structure" for a part of the graph, as an input is; "definition" for an
-            operator that other operators define; or "refused".
+        role: "operation"; "structure" for a part of the graph, such as an input; "definition" for
+            an operator that other operators define; or "refused".
         kinds: the kinds of the operations that it may become.
         refusal: the reason why it is refused.
     """
