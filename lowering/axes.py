@@ -41,7 +41,7 @@ def number(axis: int | AxisPart) -> int:
 Run = tuple[int | AxisPart, ...]  # consecutive axes, or parts of axes
 Fate = Literal["apart", "sum", "lookup"]  # see `AxisLink.does`
 Pair = tuple[Sequence[int], Sequence[int]]  # axes of the left and of the right operand
-ProductNumbers = tuple[Pair, Pair]  # of a dot_general: axes of sums, axes of the batch
+ProductNumbers = tuple[Pair, Pair]  # dimension numbers of a dot_general: axes of sums, of the batch
 
 
 class AxisLink(NamedTuple):

@@ -136,10 +136,10 @@ def _axes_alike(equation: Equation, alike: Alike) -> set[int]:
     """Return the axes along which all items of the first result are equal."""
     table = axes_of(equation) or UNLINKED
     axes = {*table.alike}
-    for starts, ends in filter(None, (link.single() for link in table.links)):
-        linked = [(equation.invars[i], axis) for i, axis in starts.items()]
+    for operand_axes, result_axes in filter(None, (link.single() for link in table.links)):
+        linked = [(equation.invars[i], axis) for i, axis in operand_axes.items()]
         if all(not is_literal(v) and axis in alike.get(v, ()) for v, axis in linked):
-            axes.update(axis for i, axis in ends.items() if i == 0)
+            axes.update(axis for i, axis in result_axes.items() if i == 0)
     return axes
 
 

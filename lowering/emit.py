@@ -250,7 +250,7 @@ def _jvp(
         return results, _bind(Program(jaxpr, role="backward"), changes, about, linear=linear)
     operands, changes = operands[:count], [tangents[i] for i in moving]
     are_real = [jnp.issubdtype(aval.dtype, jnp.inexact) for aval in avals]
-    trees: list[Any] = []  # the tree of the linear function
+    trees: list[Any] = []  # tracing `with_residuals` appends the tree of the linear function
 
     def with_residuals(*operands: Array) -> tuple[list[Any], list[Any], list[Any]]:
         def parted(*moved: Array) -> tuple[list[Any], list[Any]]:
@@ -306,6 +306,7 @@ def _transpose(
     about: About,
     **_: object,
 ) -> list[Any]:
+    """Compute the cotangents of the linear operands by one primitive, linear in `cotangents`."""
     operands, count = (*constants.arrays, *operands), len(jaxpr.in_avals)
     linear = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     fixed = [i for i in range(count) if i not in linear]

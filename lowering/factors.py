@@ -55,24 +55,28 @@ def block(axis: Iterable[Factor]) -> None:
 
 
 def unite(one: Iterable[Factor], other: Iterable[Factor]) -> None:
-    """Make the factors of two axes equal; factors that do not line up are blocked."""
-    left, right = leaves(one)[::-1], leaves(other)[::-1]
+    """Make the factors of two axes equal, from the left.
+
+    Of two factors with different extents the larger one is split. If that is impossible, these and
+    all later factors are blocked.
+    """
+    left, right = leaves(one), leaves(other)
     while left and right:
-        x, y = left.pop(), right.pop()
+        x, y = left.pop(0), right.pop(0)
         if x is y:
             continue
         if x.extent == y.extent:
             y.parts, x.is_blocked = [x], x.is_blocked or y.is_blocked
-            # The remaining factors may contain y, whose place x has now.
-            left, right = leaves(left[::-1])[::-1], leaves(right[::-1])[::-1]
-            continue
-        small, large = sorted((x, y), key=lambda factor: factor.extent)
-        if large.extent % small.extent:
-            block([x, y, *left, *right])
-            return
-        extents = small.extent, large.extent // small.extent
-        large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
-        left, right = leaves([*left, x][::-1])[::-1], leaves([*right, y][::-1])[::-1]
+        else:
+            small, large = sorted((x, y), key=lambda factor: factor.extent)
+            if large.extent % small.extent:
+                block([x, y, *left, *right])
+                return
+            extents = small.extent, large.extent // small.extent
+            large.parts = [Factor(n, is_blocked=large.is_blocked) for n in extents]
+            left, right = [x, *left], [y, *right]
+        # The remaining factors may contain the one that has parts now.
+        left, right = leaves(left), leaves(right)
 
 
 UseKind = Literal["sum", "lookup", "gather"]

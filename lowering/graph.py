@@ -34,7 +34,7 @@ class TensorType:
         return f"{self.dtype}{show(self.shape)}"
 
 
-# The type of the results of an operation without a rule.
+# The type of the results of an unsupported operation, in a graph that is only shown.
 UNTYPED = TensorType((), "unknown")
 
 

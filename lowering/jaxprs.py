@@ -83,7 +83,7 @@ def low_level(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Expand jax's high-level primitives, for which no pass has rules, to low-level equations.
 
     `jnp.searchsorted`, `nonzero`, `frexp` and others trace to high-level primitives since jax 0.12.
-    Their derivative rules are lost by this: differentiate first.
+    Their derivative rules are lost here: differentiate first.
     """
     if not getattr(closed.jaxpr, "is_high", False):
         return closed

@@ -243,8 +243,8 @@ Rewrite = Equation | Atom | Computed | None  # a rule's result, see `rewritten`
 class Matcher:
     """Answers a rule's questions about the part of a program that is already rewritten.
 
-    `notes` maps variables to notes, in which a rule tells later rules of the same pass what it
-    knows about a variable. `original` is the current equation before its operands were rewritten.
+    `notes` maps variables to notes that rules of the pass leave for later rules. `original` is the
+    current equation before its operands were rewritten.
     """
 
     original: Equation

@@ -78,9 +78,8 @@ def _parted(program: Program) -> tuple[list[Variable], list[Equation]]:
     for equation in reversed(program.equations):
         is_late = program.is_late(equation)
         results = needed.intersection(equation.outvars)
-        for v in equation.outvars:
-            is_candidate = v in results and not is_late and not _is_free(equation)
-            if is_candidate and _is_worth_storing(v, *sources[v]):
+        for v in equation.outvars if not (is_late or _is_free(equation)) else ():
+            if v in results and _is_worth_storing(v, *sources[v]):
                 prepared[v] = None
         if is_late or not results <= prepared.keys():
             later.append(equation)

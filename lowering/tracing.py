@@ -110,7 +110,7 @@ def trace(
         except Exception as error:
             for value in operation.reads():
                 shape = np.shape(arrays[value])
-                if 0 in shape:  # as a maximum of no items
+                if 0 in shape:  # no items have no maximum, for example
                     fault = f"is empty, it is {show(shape)}"
                 elif value.type.dtype in NARROW:  # jax supports few operations in these dtypes
                     fault = f"is {value.type.dtype}"
@@ -141,8 +141,8 @@ def compute(operation: Operation, context: Context, values: Mapping[Value, Any])
         returned = returned if isinstance(returned, tuple) else (returned,)
         return list(_checked(operation, operation.results, returned, "results"))
 
-    static = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
-    if static:
+    is_constant = is_static(tuple(operands.values())) and not _is_staged(operation.attributes)
+    if is_constant:
         types = [value.type for value in (*operation.reads(), *operation.writes())]
         items = sum([volume(with_ones(type.shape)) for type in types])
         context.fold(items + multiply_adds(operation) // _PRODUCTS)
@@ -247,7 +247,7 @@ def _leave_out_packages() -> None:
 
     The import takes 15 ms; processes that find all executables in a cache do without it.
     """
-    # A later jax may lack the names: then it names files of these packages.
+    # If a later jax lacks these names, it names files of these packages.
     with suppress(ImportError, AttributeError):
         from lowering.jaxprs import leave_out
 

@@ -170,7 +170,10 @@ def _function(
 
 
 def _product(equation: Equation, left: Array, right: Array, along: int) -> Array:
-    """Multiply along the last axis of `left`; if it has many rows, they are last in memory."""
+    """Multiply the last axis of `left` by axis `along` of `right`.
+
+    If `left` has many rows, they are the last axis of the result in memory.
+    """
     count, kind = right.ndim - 2, kind_of(equation)
     batch = tuple(range(count)), tuple(range(count))
     last, other = (left.ndim - 1,), (right.ndim + along,)

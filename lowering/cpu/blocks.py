@@ -21,9 +21,9 @@ from lowering.cpu.pending_view import View, full_array
 from lowering.jaxpr_types import Variable
 from lowering.program import Program
 
-# A call reads the first quarters of the keys, as many as it needs of these numbers; each number is
-# a branch of the program. A loop over blocks has all numbers. With few queries, as in a GPT's step,
-# there is no loop, and each branch takes 0.1 s to compile in each layer: the numbers are fewer.
+# The numbers of quarters of the keys that a program can read. A call takes the least number that
+# has all visible keys. Each number is a branch of the program, compiled once in a loop over blocks.
+# With few queries, as in a GPT's step, there is no loop: a branch takes 0.1 s to compile per layer.
 _QUARTERS = (1, 2, 3, 4)
 _QUARTERS_OF_FEW = (1, 2, 4)
 
@@ -98,7 +98,7 @@ def _loops(program: Program) -> list[_Loop]:
         return []
     count = len(keys.aval.shape) - 2 if program.is_alone else 0  # leading axes with loops: heads
     row_items = math.prod((*shape[count:-2], keys.aval.shape[-2]))
-    rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # that a block may still have
+    rows = max(1, _BLOCK // (row_items * scores.dtype.itemsize))  # rows of scores in a block
     seeds = [({queries: len(shape) - 2}, _QUERIES)]
     for axis in reversed(range(count)):
         seeds.append((dict.fromkeys((queries, keys, values), axis), rows))

@@ -136,7 +136,7 @@ def _stages(
 
 
 def _narrowest(equations: Sequence[Equation], start: int) -> int:
-    """Return the index, up to _NEAR behind `start`, before which the fewest bytes are handed on."""
+    """Return the end of a stage, from `start` to `start + _NEAR`, that the fewest bytes cross."""
     last_read = {v: index for index, e in enumerate(equations) for v in variables(e.invars)}
     computed = {v: index for index, e in enumerate(equations) for v in e.outvars}
 

@@ -98,7 +98,7 @@ def of_bytes(x: Array) -> Codes:
 
 
 def moved(equation: Equation, x: Codes) -> Codes | None:
-    """Return the codes after an equation that moves items; None if steps may not move with them."""
+    """Apply an equation that moves items to codes; None if steps or starts may move otherwise."""
     parts = x.codes, x.step, x.start
     if primitive(equation) != "transpose" and any(map(np.ndim, parts[1:])):
         return None

@@ -69,7 +69,7 @@ def kernel_for(x: Array, filter: Array, window: Window, *, varies: bool = False)
     if window.is_single(x) and not (varies and has_few_positions(x, filter, window)):
         if is_winograd(filter, window):
             kernels["winograd"] = costs.winograd
-        if not varies and fits(x, filter, window):  # a training step takes up to 1.1 of the time
+        if not varies and fits(x, filter, window):  # training steps would take 1.1 times as long
             kernels["stacked"] = costs.stacked
     possible = [name for name in kernels if name is None or runs(name)]
     extents = costs.extents(x, filter, window)

@@ -77,7 +77,7 @@ def _spread_out(x: Array, filter: Array, window: Window) -> Array:
     *size, _, count = filter.shape
     wide = _accumulator(x, window)
     x = _repeated(x, count)
-    # The strided convolution whose derivative this one is has these windows.
+    # The windows of the strided convolution that is differentiated.
     reach = [(k - 1) * d for k, d in zip(size, window.dilation, strict=True)]
     edges = [(r - p, r - q) for r, (p, q) in zip(reach, window.padding, strict=True)]
     original = replace(window, padding=edges, stride=window.input_dilation)

@@ -23,7 +23,7 @@ from lowering.machine import profile
 from lowering.program import Matcher, Program, Rules, in_loops, rewritten
 from lowering.targets.target import Target
 
-_RULES = Rules()  # their notes on a variable are its `Codes`, whose fields are variables
+_RULES = Rules()  # a rule notes the `Codes` of a variable; their fields are variables
 
 
 @in_loops

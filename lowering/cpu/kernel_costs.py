@@ -27,7 +27,7 @@ class Extents(NamedTuple):
     """Counts of a convolution's work; symbolic extents count as 1."""
 
     positions: int
-    tiles: int  # of two positions along each axis
+    tiles: int  # a tile has two positions along each axis
     padded: int
     cells: int
     depth: int

@@ -55,7 +55,7 @@ def _orders(program: Program) -> dict[Variable, tuple[int, ...]]:
     both transpositions.
     """
     orders: dict[Variable, tuple[int, ...]] = {}
-    groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)  # with the same axes
+    groups_of: dict[Variable, list[Sequence[Variable]]] = defaultdict(list)  # of the same axes
     pending: list[tuple[Atom, tuple[int, ...]]] = []
     for equation in program.equations:
         if primitive(equation) == jaxprs.CONVOLUTION:
@@ -94,7 +94,7 @@ def evaluated(
         arrays = [(x, in_memory(full_array(x)) if v in stored else x.array) for v, x in pairs]
         return [replace(x, array=array, is_early=is_early) for x, array in arrays]
 
-    # Early variables are first: the matrices of products are then computed already.
+    # Early equations go first: rules for products then have the matrices.
     return program.early_first().evaluated(arguments, compute, lambda x: plain(x, True))
 
 
@@ -157,7 +157,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
 
 
 def _are_sliced(body: Program, count: int) -> list[bool]:
-    """Tell which of the last `count` arguments are sliced, or summands of a value that is sliced.
+    """Tell for each of the last `count` arguments whether it, or a sum with it, is sliced.
 
     XLA computes a sliced value by a function that looks up the number of the step for each item,
     and LLVM does not vectorise it. 128 steps of an LSTM of 256 with one stack for its gates take 79

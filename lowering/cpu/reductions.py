@@ -23,7 +23,7 @@ _ITEMS = 64 << 10  # the fewest items of an array
 
 
 def is_by_lanes(x: Array) -> bool:
-    """Tell whether rows are long enough, and items enough, to be summed by parts."""
+    """Tell whether rows are long enough, and the array large enough, for sums by parts."""
     return (
         x.dtype == jnp.float32
         and x.ndim > 1

@@ -88,7 +88,7 @@ def _transpose(program: Program, equation: Equation, view: View) -> View:
 def _broadcast_in_dim(
     program: Program, equation: Equation, view: View, *extents: View
 ) -> View | None:
-    if extents:  # of the result, symbolic in jax.export
+    if extents:  # symbolic extents of the result, in jax.export
         return None
     rank, axes = len(equation.params["shape"]), equation.params["broadcast_dimensions"]
     new = tuple(axis for axis in range(rank) if axis not in axes)

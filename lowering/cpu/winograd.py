@@ -1,9 +1,9 @@
 """3x3 convolutions of stride 1 by Winograd's minimal filtering F(2x2, 3x3).
 
 A tile of 4x4 inputs gives 2x2 outputs by 16 multiplications instead of 36; all tiles together take
-16 matrix products. Factors are 1 and 1/2: the error is that of the direct sum. As one batched
-product, XLA would copy the operands first: ResNet-18 would take 40 ms instead of 35, ResNet-50 94
-instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
+16 matrix products. The transforms multiply by 1 and 1/2 only, so the error is that of the direct
+sum. If the products were one batch, XLA would copy the operands first: ResNet-18 would take 40 ms
+instead of 35, ResNet-50 94 instead of 85. F(4x4, 3x3) is slower within networks, and less exact.
 
 Source: Lavin and Gray, Fast Algorithms for Convolutional Neural Networks (2015).
 """

@@ -42,8 +42,9 @@ def contract(
     def total(left: Array, right: Array) -> Array:
         return contraction.contract((left, right), terms, result, _SUM, None)
 
-    of_left = total(_aligned(y, p), q.astype(_SUM) - z)
-    return total(p, q) - of_left - total(p.astype(_SUM), _aligned(z, q))
+    products = total(p, q)
+    of_y = total(_aligned(y, p), q.astype(_SUM) - z)
+    return products - of_y - total(p.astype(_SUM), _aligned(z, q))
 
 
 def correlate(x: Array, filter: Array, zero_points: Sequence[Array], slide: Slide) -> Array:

@@ -133,10 +133,10 @@ def bordered(x: Array, windows: Windows) -> tuple[Array, Padding]:
 
 
 def spread(x: Array, windows: Windows) -> tuple[Array, Padding]:
-    """Extend the input of a reverse operation by the reach of the windows; return it with padding.
+    """Extend the input of a reverse operation by the reach of the windows.
 
-    The padding is that of the input after its items are spread `stride` apart. It is negative where
-    the output is cut.
+    Return the input, and its padding after its items are spread `stride` apart. The padding is
+    negative where the output is cut.
     """
     first, padding, reach = x.ndim - len(windows.size), list[tuple[int, int]](), windows.reach
     if windows.border in ("constant", "ignore"):

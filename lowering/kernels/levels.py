@@ -58,8 +58,8 @@ def noted(
     return result
 
 
-# A level stands for 0 if it is so near, in steps. The standard's formula in float32 has an error of
-# this size.
+# Steps between 0 and the nearest level that still stands for 0. The standard's formula in float32
+# has an error of this size.
 _NEAR = 3e-5
 
 

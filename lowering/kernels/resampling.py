@@ -166,6 +166,7 @@ def host_work(extent: int, length: float, method: Method) -> tuple[int, int]:
 
 
 def _nearest(x: Array, axis: int, where: Places, mode: str) -> Array:
+    """Return the items nearest to places, by a repetition or slice if possible, else a gather."""
     xp, extent = where.__array_namespace__(), x.shape[axis]
     items = _ROUND[mode](xp, where, (xp.abs(where) + 1) * _PRECISION)
     items = xp.clip(items, 0, extent - 1).astype(np.int32)
@@ -218,6 +219,7 @@ def cubic_kernel(distance: Places, a: float) -> Any:
 
 
 def _weighted(x: Array, axis: int, items: Places, weights: Places) -> Array:
+    """Return weighted sums of items (count,taps) along an axis, by a product or by gathers."""
     extent, taps = x.shape[axis], items.shape[1]
     if extent <= _PRODUCTS * taps:
         rows = np.arange(len(items), dtype=np.int32)[:, None]

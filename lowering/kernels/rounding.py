@@ -28,7 +28,7 @@ def straight_through(result: Array, x: Array) -> Array:
 def _straight_through_jvp(
     primals: tuple[Array, Array], tangents: tuple[Array, Array]
 ) -> tuple[Array, Array]:
-    return straight_through(*primals), tangents[1]  # by the call, second derivatives are right too
+    return straight_through(*primals), tangents[1]  # it calls itself for second derivatives
 
 
 def rounded_to(x: Array, dtype: DType) -> Array:

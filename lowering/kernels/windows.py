@@ -101,12 +101,13 @@ def basic(
     Axes without padding get automatic padding.
     """
     size, stride, dilation = (padded(values, len(shape)) for values in (size, stride, dilation))
-    automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     dilated = spans(size, dilation)
-    pads = _complete(padding, shape, automatic, dilated, stride)
+    # The numbers of positions with automatic padding, and with the explicit padding.
+    automatic = tuple([-(-extent // s) for extent, s in zip(shape, stride, strict=True)])
     axes = zip(shape, padding, dilated, stride, strict=False)
-    counted = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
-    down = (*counted, *automatic[len(padding) :])
+    explicit = [(p + extent + q - span) // s + 1 for extent, (p, q), span, s in axes]
+    down = (*explicit, *automatic[len(padding) :])
+    pads = _complete(padding, shape, automatic, dilated, stride)
     return Windows(size, pads, stride, dilation, shape, down, border)
 
 
@@ -118,10 +119,11 @@ def reverse(shape: Shape, output: Shape, size: Shape, **sliding: Unpack[Sliding]
     tuples, padding = (size, sliding["stride"], sliding["dilation"]), sliding["padding"]
     size, stride, dilation = (padded(values, len(shape)) for values in tuples)
     dilated = spans(size, dilation)
+    # The extents of the result with automatic padding, and with the explicit padding.
     automatic = [extent * s for extent, s in zip(shape, stride, strict=True)]
     axes = zip(shape, stride, dilated, padding, strict=False)
-    counted = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes]
-    up = output or (*counted, *automatic[len(padding) :])
+    explicit = [(extent - 1) * s + span - p - q for extent, s, span, (p, q) in axes]
+    up = output or (*explicit, *automatic[len(padding) :])
     pads = _complete(padding, up, shape, dilated, stride)
     return Windows(size, pads, stride, dilation, up, shape, sliding["border"])
 
@@ -132,6 +134,7 @@ def spans(size: Sequence[int], dilation: Sequence[int]) -> Shape:
 
 
 def _complete(padding: Padding, up: Shape, down: Shape, dilated: Shape, stride: Shape) -> Padding:
+    """Return the padding with automatic padding for the axes that lack it."""
     axes = list(zip(up, down, dilated, stride, strict=True))[len(padding) :]
     totals = [max((n - 1) * s + span - extent, 0) for extent, n, span, s in axes]
     return (*padding, *((total // 2, total - total // 2) for total in totals))

@@ -48,23 +48,26 @@ def _exact(shares: Array) -> Array:
 
 @jax.custom_jvp
 def _coupled(shares: Array) -> Array:
-    form, count = _errors(shares), len(shares)
+    """Return the probabilities [count] for shares [count,count], improved class by class."""
+    Q, count = _errors(shares), len(shares)
 
     def better(t: Array, state: tuple[Array, ...]) -> tuple[Array, ...]:
-        p, moved, error = state  # p, Q p, p^T Q p
-        step = (error - moved[t]) / form[t, t]
-        error = (error + step * (step * form[t, t] + 2 * moved[t])) / (1 + step) ** 2
-        return p.at[t].add(step) / (1 + step), (moved + step * form[t]) / (1 + step), error
+        p, Qp, error = state  # error: p^T Q p
+        step = (error - Qp[t]) / Q[t, t]
+        error = (error + step * (step * Q[t, t] + 2 * Qp[t])) / (1 + step) ** 2
+        return p.at[t].add(step) / (1 + step), (Qp + step * Q[t]) / (1 + step), error
 
     def is_far(state: tuple[Array, Array]) -> Array:
-        moved = form @ state[1]
-        error = jnp.max(jnp.abs(moved - state[1] @ moved))
-        return (state[0] < max(_MOST, count)) & (error >= _ERROR / count)
+        iterations, p = state
+        Qp = Q @ p
+        error = jnp.max(jnp.abs(Qp - p @ Qp))
+        return (iterations < max(_MOST, count)) & (error >= _ERROR / count)
 
     def improved(state: tuple[Array, Array]) -> tuple[Array, Array]:
-        moved = form @ state[1]
-        start = state[1], moved, state[1] @ moved
-        return state[0] + 1, lax.fori_loop(0, count, better, start)[0]
+        iterations, p = state
+        Qp = Q @ p
+        start = p, Qp, p @ Qp
+        return iterations + 1, lax.fori_loop(0, count, better, start)[0]
 
     start = jnp.full(count, 1 / count, shares.dtype)
     return lax.while_loop(is_far, improved, (jnp.int32(0), start))[1]

@@ -53,8 +53,8 @@ def deformable_conv(
     """Correlate with a filter whose cells are moved by offsets (y, x), interpolating linearly.
 
     `offsets` is [B,offset_groups*cells*2,h,w], `mask` [B,offset_groups*cells,h,w]. With
-    `padded_bilinear` items outside of the input are 0. Without it a position is 0 unless it is
-    inside, 0 <= y < H and 0 <= x < W, and the last row and column extend to that bound.
+    `padded_bilinear` items outside of the input are 0. Without it values at positions outside of
+    0 <= y < H, 0 <= x < W are 0; inside, the last row and column extend to that bound.
     """
     x, moved, weights = jnp.asarray(input), jnp.asarray(offsets), jnp.asarray(filter)
     batch, channels, height, width = x.shape
@@ -67,9 +67,9 @@ def deformable_conv(
     shape = (batch, offset_groups, rows * columns, 2, out_h, out_w)
     moved = moved.reshape(shape)
     places: list[Array] = []
-    for axis, (count, cell) in enumerate(((out_h, rows), (out_w, columns))):
+    for axis, (count, size) in enumerate(((out_h, rows), (out_w, columns))):
         start = jnp.arange(count) * windows.stride[axis] - windows.padding[axis][0]
-        cells = jnp.arange(cell) * windows.dilation[axis]
+        cells = jnp.arange(size) * windows.dilation[axis]
         cells = jnp.repeat(cells, columns) if axis == 0 else jnp.tile(cells, rows)
         grid = start.reshape((1, -1, 1) if axis == 0 else (1, 1, -1)) + cells[:, None, None]
         places.append(grid[None, None].astype(x.dtype) + moved[:, :, :, axis])

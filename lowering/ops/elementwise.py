@@ -173,8 +173,8 @@ def divide(x: Array, y: Array) -> Array:
     if _is_real(jnp.asarray(x)) or _is_real(jnp.asarray(y)):
         return jnp.divide(x, y)
     x, y = jnp.broadcast_arrays(x, y)
-    zero = y == 0
-    return jnp.where(zero, 0, lax.div(x, jnp.where(zero, 1, y)))
+    is_zero = y == 0
+    return jnp.where(is_zero, 0, lax.div(x, jnp.where(is_zero, 1, y)))
 
 
 @rules.rule("rem", _pair(require.ordered))
@@ -183,8 +183,8 @@ def remainder(x: Array, y: Array) -> Array:
     x, y = jnp.broadcast_arrays(*align(x, y))
     if _is_real(x):
         return lax.rem(x, y)
-    zero = y == 0
-    return jnp.where(zero, 0, lax.rem(x, jnp.where(zero, 1, y)))
+    is_zero = y == 0
+    return jnp.where(is_zero, 0, lax.rem(x, jnp.where(is_zero, 1, y)))
 
 
 @rules.rule("pow", _numbers_type)

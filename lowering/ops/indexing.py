@@ -204,16 +204,16 @@ def _multiply_jvp(
     primals: tuple[Array, tuple[Array, ...], Array], tangents: tuple[Array, object, Array]
 ) -> tuple[Array, Array]:
     # jax differentiates products only if indices are unique. The derivative by an update is the
-    # product of the other updates at its index. If one of these is 0, it is 0, otherwise the
-    # product of the non-zero updates, divided by this one if it is not 0.
+    # product of the other updates at its index: 0 if one of them is 0, else the product of all
+    # non-zero updates at the index, divided by this update unless this is 0.
     x, places, updates = primals
     dx, _, du = tangents
-    zero = updates == 0
-    factors = jnp.where(zero, 1.0, updates)
+    is_zero = updates == 0
+    factors = jnp.where(is_zero, 1.0, updates)
     product = _multiply(jnp.ones_like(x), places, factors)
-    zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(zero.astype(jnp.int32), mode="drop")
+    zeros = jnp.zeros(x.shape, jnp.int32).at[places].add(is_zero.astype(jnp.int32), mode="drop")
     other_products = jnp.where(
-        zeros.at[places].get(mode="fill") == zero.astype(jnp.int32),
+        zeros.at[places].get(mode="fill") == is_zero.astype(jnp.int32),
         product.at[places].get(mode="fill", fill_value=0) / factors,
         0.0,
     )

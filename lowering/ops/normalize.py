@@ -34,8 +34,8 @@ def _over(x: Array, norm: Array, bias: Array | float, epsilon: Array | float) ->
 
 def _root(squares: Array) -> Array:
     # The derivative of sqrt at 0 is infinite: a selection of another value would make it NaN.
-    zero = squares == 0
-    return jnp.where(zero, 0.0, jnp.sqrt(jnp.where(zero, 1.0, squares)))
+    is_zero = squares == 0
+    return jnp.where(is_zero, 0.0, jnp.sqrt(jnp.where(is_zero, 1.0, squares)))
 
 
 def _unit(x: Array, axes: Ints, bias: float, epsilon: float) -> Array:

@@ -80,20 +80,20 @@ def quantized_einsum(
     The axis is one of the result, but for `a_zero_point` one of a, for `b_zero_point` one of b.
     """
     terms, result = contraction.parse(expr, [len(a.shape), len(b.shape)])
-    of_bias, of_a0, of_a, of_b0, of_b, of_c0, of_c = terms[2:] or [""] * 7
-    zeros = [_along(_wide(a_zero_point), of_a0, terms[0])]
-    zeros += [_along(_wide(b_zero_point), of_b0, terms[1])]
+    letters = dict(zip(_PARAMETERS, terms[2:] or [""] * 7, strict=True))
+    zeros = [_along(_wide(a_zero_point), letters["a_zero_point"], terms[0])]
+    zeros += [_along(_wide(b_zero_point), letters["b_zero_point"], terms[1])]
     if byte_products.is_byte(a, b):
         total = byte_products.contract((a, b), zeros, terms[:2], result)
     else:
         centred = [_wide(x) - zero for x, zero in zip((a, b), zeros, strict=True)]
         total = contraction.contract(centred, terms[:2], result, jnp.dtype("int32"), None)
     return _requantised(
-        total + _along(_wide(bias), of_bias, result),
-        _along(a_scale, of_a, result),
-        _along(b_scale, of_b, result),
-        _along(output_scale, of_c, result),
-        _along(_wide(output_zero_point), of_c0, result),
+        total + _along(_wide(bias), letters["bias"], result),
+        _along(a_scale, letters["a_scale"], result),
+        _along(b_scale, letters["b_scale"], result),
+        _along(output_scale, letters["output_scale"], result),
+        _along(_wide(output_zero_point), letters["output_zero_point"], result),
         dtype,
     )
 

@@ -1,4 +1,4 @@
-"""Pools of regions whose bins have channels each (R-FCN, Dai et al. 2016, arXiv:1605.06409)."""
+"""Pools of regions whose bins have channels of their own (R-FCN, Dai et al., arXiv:1605.06409)."""
 
 from __future__ import annotations
 
@@ -58,12 +58,15 @@ def position_sensitive_roi_pool(
 ) -> Array:  # fmt: skip
     """Return the mean of each bin of regions (image, x1, y1, x2, y2) in the channels of the bin.
 
-    "average" rounds corners, and averages the items whose cells a bin touches. "bilinear" has
-    regions in parts of the extents, from 0 to 1, interpolates, and averages over `bins` (rows,
-    columns), which have the channels. "deformable" rounds corners, and averages those of `bins`
-    samples in a bin that are inside. Samples are moved by `offsets` [N,2K,h,w] (x, y for each of K
-    classes of channels) times `offset_scale`, in units of the region's extents (Dai et al. 2017,
-    arXiv:1703.06211). Results are 0 from the first region on whose image is -1.
+    - "average" rounds corners, and averages the items whose cells a bin touches.
+    - "bilinear" takes regions in parts of the extents, from 0 to 1. It interpolates, and averages
+      over `bins` (rows, columns), each in channels of its own.
+    - "deformable" rounds corners. A bin has `bins` (rows, columns) samples, and those inside the
+      input are averaged. Samples are moved by `offsets` [N,2K,h,w] (x, y for each of K classes of
+      channels) times `offset_scale`, in units of the region's extents (Dai et al. 2017,
+      arXiv:1703.06211).
+
+    Results are 0 from the first region on whose image is -1.
     """
     x, regions = jnp.asarray(input), jnp.asarray(rois)
     batch, _, height, width = x.shape
@@ -125,16 +128,17 @@ def position_sensitive_roi_pool(
         def shares(axis: int, count: int, extent: int) -> tuple[Array, Array]:
             """Return each item's weight in the sum of samples, and the number of samples inside."""
             bin = size[axis] / group_size
-            low = start[axis] + place * bin
-            low = low[None, None, :] if axis == 0 else low[None, :, None]
+            first = start[axis] + place * bin
+            first = first[None, None, :] if axis == 0 else first[None, :, None]
             if shift is not None:
-                low = low + shift[:, axis] * size[axis]
+                first = first + shift[:, axis] * size[axis]
             step = jnp.arange(count, dtype=x.dtype) * bin / count
-            at = low[..., None] + step[None, None, None]  # [channels,rows,columns,samples]
-            inside = ((at >= -0.5) & (at <= extent - 0.5)).astype(x.dtype)
+            samples = first[..., None] + step[None, None, None]  # [channels,rows,columns,samples]
+            inside = ((samples >= -0.5) & (samples <= extent - 0.5)).astype(x.dtype)
             items = jnp.arange(extent, dtype=x.dtype)
-            near = jnp.abs(jnp.clip(at, 0, extent - 1)[..., None] - items[None, None, None, None])
-            weight = jnp.sum(jnp.maximum(1 - near, 0) * inside[..., None], axis=-2)
+            nearest = jnp.clip(samples, 0, extent - 1)
+            distance = jnp.abs(nearest[..., None] - items[None, None, None, None])
+            weight = jnp.sum(jnp.maximum(1 - distance, 0) * inside[..., None], axis=-2)
             grid = (output_channels, group_size, group_size)
             return jnp.broadcast_to(weight, (*grid, extent)), jnp.sum(inside, axis=-1)
 

@@ -56,7 +56,7 @@ def _reshape_type(input: TensorType, shape: Ints, axis_start: int, axis_count: i
 
 def _fill(input: Shape, replaced: range, items: Shape, copied: set[int]) -> Shape:
     """Return the new extents `items` of the replaced axes, with the computed extent for -1."""
-    # Unknown and empty extents that are copied are on both sides: compare without them.
+    # If exactly the unknown and empty extents are copied, the other ones are compared alone.
     free = {axis for axis in replaced if _is_free(input[axis])}
     copied_free = {axis for axis in copied if _is_free(input[axis])}
     is_copied = free == copied_free and len(free) == sum(map(_is_free, items))

@@ -212,10 +212,10 @@ def desample(input: Array, index: Array, output_shape: Shape, **pool: Unpack[Poo
     windows = _reverse(input.shape, output_shape, **pool)
     spans = zip(windows.downscaled, windows.stride, windows.dilated, strict=True)
     covered = tuple((extent - 1) * s + span for extent, s, span in spans)
-    named = (index >= 0) & (index < windows.volume)
+    is_cell = (index >= 0) & (index < windows.volume)
     zero = np.array(0, input.dtype)
     cells = jnp.zeros(covered, input.dtype)
-    cells = cells.at[positions(index, windows)].add(jnp.where(named, input, zero))
+    cells = cells.at[positions(index, windows)].add(jnp.where(is_cell, input, zero))
     edges = [
         (-p, up + p - extent, 0)
         for up, extent, (p, _) in zip(windows.upscaled, covered, windows.padding, strict=True)

@@ -93,8 +93,8 @@ def _shifted(matcher: Matcher, equation: Equation) -> Computed | None:
 def _scaled(matcher: Matcher, equation: Equation) -> Computed | None:
     """Scale the filter and the offset instead of the result.
 
-    If parameters are not prepared, the filter is scaled in each call; it must then have fewer items
-    than the result.
+    If parameters are not prepared, the filter is scaled in each call. Then it must not have more
+    items than the result.
     """
     operands = _operands(matcher, equation)
     if operands is None:

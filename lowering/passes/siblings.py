@@ -75,6 +75,7 @@ def _equal(program: Program) -> dict[Atom, Variable]:
 
 
 def _joined(equation: Equation, group: Sequence[Equation]) -> Computed:
+    """Return one product with all matrices of a group, which computes the results of the group."""
     ((sums, _), _) = equation.params["dimension_numbers"]
     summed = [e.params["dimension_numbers"][0][1][0] for e in group]  # axes of the matrices
 

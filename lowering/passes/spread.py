@@ -29,7 +29,7 @@ from lowering.targets.target import Target
 _FREE = PartitionSpec.UNCONSTRAINED
 Names = Any  # an item of a PartitionSpec: a name, a tuple of names, None or UNCONSTRAINED
 Groups = list[list[int]]  # for each axis of a variable, the extents of its split axes
-Results = Sequence[Array] | None  # of a rule; None if it cannot evaluate the split equation
+Results = Sequence[Array] | None  # a rule's results; None if it cannot evaluate split operands
 
 
 def run(program: Program, target: Target) -> Program:
@@ -126,6 +126,7 @@ class _Spread:
         return lax.with_sharding_constraint(_shaped(x, self.shape(variable)), sharding)
 
     def _compute(self, equation: Equation, operands: list[Array]) -> Sequence[Array]:
+        """Evaluate an equation on split operands, or on unsplit ones if no rule takes these."""
         variables = [*equation.invars, *equation.outvars]
         arrays = [_shaped(x, self.shape(v)) for v, x in zip(equation.invars, operands, strict=True)]
         if primitive(equation) == SCAN:

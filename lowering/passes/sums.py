@@ -76,12 +76,12 @@ def _applied(equations: Sequence[Equation], x: Array) -> Array:
 def _chain(program: Program, variable: Atom) -> tuple[Equation | None, list[Equation]]:
     """Return the equation that computes a variable before reshapes, and the reshapes.
 
-    None in the place of the equation: there is none, or another equation reads its result too.
+    The equation is None if there is none, or if another equation reads its result too.
     """
     after: list[Equation] = []
     while True:
-        single = not is_literal(variable) and program.uses.get(variable) == 1
-        maker = program.makers.get(variable) if single else None
+        is_read_once = not is_literal(variable) and program.uses.get(variable) == 1
+        maker = program.makers.get(variable) if is_read_once else None
         if maker is None or not facts(maker).shapes or len(maker.invars) != 1:
             return maker, after
         after.insert(0, maker)

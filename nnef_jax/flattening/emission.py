@@ -25,7 +25,7 @@ ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
 _ARRAYS = frozenset({list, tuple})
 _SEQUENCES = _ARRAYS | {str}
 _CHECKED = _ARRAYS | {float}
-_MOST_RESULTS = 4  # results of a node that are named for each folded tensor that it reads
+_MOST_RESULTS = 4  # results of a node that are noted as readers of a folded tensor
 _NARROW = {"int64": "int32", "uint64": "uint32", "complex128": "complex64"}
 
 
@@ -204,7 +204,7 @@ def show_operand(operand: object) -> str:
             return repr(operand)
 
 
-class placed:  # a class: a quarter of the time of a generator's context
+class placed:  # a class takes a quarter of the time of a generator's context
     """A context that gives errors of a layer, a node or an input their place in the source.
 
     A Python error, such as a TypeError, counts as an error of the file: meanings of operators do

@@ -211,7 +211,7 @@ def _each(function: Callable[..., int], *operands: Host) -> Host:
 
 
 def _decided(function: Callable[..., bool], *operands: Host) -> Host:
-    """Return truth values. They are integers 0, 1 and UNKNOWN if one is unknown."""
+    """Return truth values as bool, or as integers 0, 1 and UNKNOWN if one of them is unknown."""
     result = _each(lambda *items: int(function(*items)), *operands)
     return result if is_open(result.ravel()) else result.astype(bool)
 

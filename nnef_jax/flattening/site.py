@@ -135,8 +135,8 @@ class Site(OperatorSite[_Graph]):
         values = function(*map(_exact, operands))
         types = (x.type for x in constants if x.type != graph.TYPES["b"])
         type = next(types, graph.TYPES["b"])
-        several = cast("list[Any]", values) if isinstance(values, list) else [values]
-        results = [_derived(graph, x, type) for x in several]
+        arrays = cast("list[Any]", values) if isinstance(values, list) else [values]
+        results = [_derived(graph, x, type) for x in arrays]
         self.spend(sum(x.array.size for x in results))
         return results if isinstance(values, list) else results[0]
 

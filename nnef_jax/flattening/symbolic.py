@@ -41,6 +41,7 @@ class SymbolicShapes:
         return _struct(value, value.type.shape) if struct is None else struct
 
     def _trace(self, operation: Operation) -> None:
+        """Note the shapes of an operation's results, and the results that the host computes."""
         reads, writes = tuple(dict.fromkeys(operation.reads())), tuple(operation.writes())
         graph = Graph("", reads, writes, tuple(x.name for x in writes), (operation,))
         structs = [self._struct_of(value) for value in reads]

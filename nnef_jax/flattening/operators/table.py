@@ -76,7 +76,7 @@ def _entry(operator: Operator, last: int, site: type) -> OperatorEntry:
 
 
 def _registered(operator: Operator) -> Iterator[Attribute]:
-    """Yield the attributes of a registration. They are always read."""
+    """Yield the attributes of a registration, which are always read."""
     readers = [*operator.attributes.values()]
     if isinstance(meaning := operator.meaning, OperatorRow):
         readers += [*meaning.inputs, *meaning.attributes.values()]
