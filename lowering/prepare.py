@@ -108,8 +108,8 @@ class Split:
     ) -> jax.stages.Compiled:
         """Return an executable for the chosen values, for parameters of these types.
 
-        `jax.ensure_compile_time_eval` is no alternative: it would turn values that are traced in it
-        into constants, and each ReLU would read its zeros from memory.
+        `jax.ensure_compile_time_eval` is no alternative: values that are traced under it become
+        constants, and each ReLU would read its zeros from memory.
         """
         key = tuple(chosen)
         if key not in self._compiled:

@@ -84,7 +84,7 @@ def _attention(
     (scores,), (weights, values), (result,) = first.outvars, last.invars, last.outvars
     (((left,), (right,)), _) = first.params["dimension_numbers"]
     (((summed,), (along,)), _) = last.params["dimension_numbers"]
-    dependent = {scores}
+    dependent = {scores}  # variables that depend on the scores
     between: list[Equation] = []
     for equation in inner:
         if not dependent.isdisjoint(variables(equation.invars)):
@@ -100,21 +100,21 @@ def _attention(
         or not any(primitive(e) == "reduce_max" for e in between)
     ):
         return None
-    end = division_of.get(result)
-    if end is None or end.invars[1] not in dependent or program.uses[result] != 1:
-        end = last
-    else:
+    end, division = last, division_of.get(result)
+    if division is not None and division.invars[1] in dependent and program.uses[result] == 1:
+        end = division
         dependent.add(result)
         between.append(end)
     reads = Counter(variables([weights, *(v for e in between for v in e.invars)]))
     if any(reads[v] != program.uses[v] for v in dependent):
-        return None
+        return None  # an equation outside reads one of them
     masks = [v for v in reads if v not in dependent]
     operands = [*first.invars, values, *masks]
 
     def laid_out(queries: Array, keys: Array, values: Array, *masks: Array) -> list[Array]:
-        ends = jnp.moveaxis(queries, left, -1), jnp.moveaxis(keys, right, -1)
-        return [*ends, jnp.moveaxis(values, along, -2), *masks]
+        """Return the operands with their axes in the order that `ATTENTION` takes."""
+        queries, keys = jnp.moveaxis(queries, left, -1), jnp.moveaxis(keys, right, -1)
+        return [queries, keys, jnp.moveaxis(values, along, -2), *masks]
 
     part = program.part([*dict.fromkeys(operands)], end.outvars)
     run = _function(part, masks, first, last, *_division(program, last, dependent))

@@ -153,15 +153,13 @@ def _row(equation: Equation, left: View, right: View) -> View | None:
     ((_, right_sums), (batch, _)) = equation.params["dimension_numbers"]
     if len(right.shape) != 2 or len(right_sums) != 1 or batch or right.is_early:
         return None
-    (axis,), params = right_sums, equation.params
+    (axis,), sums = right_sums, equation.params["preferred_element_type"]
     depth, columns = right.shape[axis], right.shape[1 - axis]
-    sums = params["preferred_element_type"]
     is_row = math.prod(left.shape) == depth and is_real(left.array)
     if not is_row or not is_turned(1, depth, columns, narrow=is_narrow(left.array, sums)):
         return None
-    kind = {name: params[name] for name in ("precision", "preferred_element_type")}
     row, order = full_array(left).reshape(-1), right.order
-    array = row_product(row, full_array(right), order.index(axis), kind)
+    array = row_product(row, full_array(right), order.index(axis), kind_of(equation))
     return plain(array.reshape(equation.outvars[0].aval.shape))
 
 

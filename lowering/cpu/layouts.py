@@ -137,7 +137,7 @@ def _scan(program: Program, equation: Equation, *views: View) -> list[View] | No
     parts = split(body.with_closed(closed))
     prepared = parts.prepare(constants)
     options = {name: equation.params[name] for name in ("length", "reverse", "unroll")}
-    read_first = [False] * len(stacks)  # items that a step reads from the stack into memory
+    read_first = [False] * len(stacks)  # stacks whose items a step first reads into memory
     if recurs and options["length"]:
         read_first = _are_sliced(body, len(stacks))
     scanned = [None if x else stack.array for stack, x in zip(stacks, read_first, strict=True)]

@@ -138,7 +138,7 @@ def test_gradients_and_batches() -> None:
 
 
 def test_causal_blocks_read_what_comes_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_WHOLE", "_BLOCK"):
+    for name in ("_AT_ONCE", "_BLOCK"):
         monkeypatch.setattr(blocks, name, 40_000)
     draw = np.random.default_rng(0).standard_normal
     x = [jnp.asarray(draw((1, 2, 600, 8)), jnp.float32) for _ in range(3)]

@@ -145,7 +145,7 @@ def _run(meaning: Meaning, attributes: Mapping[str, Any]) -> Callable[[_Site], A
     code = getattr(meaning, "__code__", None)
     if code is None:  # a row
         if attributes:
-            raise TypeError(f"a row has its attributes itself, not {[*attributes]}")
+            raise TypeError(f"a row takes no attributes of a registration, here {[*attributes]}")
         return meaning
     names = inputs_of(meaning)
     keywords = {*code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]}
