@@ -47,7 +47,7 @@ def batch_axes(
     alike = {} if resizes else _alike(program, size)
 
     def has_items(v: Atom, axis: int) -> bool:
-        """Tell whether an operand follows and has the batch size there, or all items are equal."""
+        """Tell whether an operand follows and has the batch size there, or repeats one item."""
         follows = v in following and v.aval.shape[axis] == size
         return follows or axis in alike.get(v, ())
 

@@ -196,7 +196,7 @@ def _joined(
     totals: Sequence[Array],
     depth: int,
 ) -> Array:
-    """Return sums of real products by the formula above.
+    """Return sums of real products by the formula at the top of this module.
 
     `total` has the sums of products of codes, `totals` the sums of codes for each operand.
     """

@@ -18,7 +18,7 @@ from lowering.extents import is_symbolic
 from lowering.machine import profile
 
 _LANES = 16  # items of a vector; products compute full vectors
-_SHALLOW = 8  # channels; a product with fewer takes as long
+_SHALLOW = 8  # channels; a product with fewer takes as long as with 8
 _ROWS = 16  # a product of fewer rows lays out only a part of the matrix
 _CACHED = 1 << 19  # items of inputs and results; more leave the caches
 

@@ -63,7 +63,7 @@ _PRODUCTS = 32
 _WORK = 8  # arrays of 64 bits on the host: places, items, weights
 _UNROLLED = 32  # phases of an output; more are computed together
 _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # by shift: offsets of the neighbours
-_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}  # upsample_linear
+_SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}  # of upsampling
 
 # Scales have single precision: 1.7 is rounded up, and 17 / 1.7 is less than 10.
 _PRECISION = 2.0**-23

@@ -205,7 +205,7 @@ def _by_item(spread: _Spread, equation: Equation, arrays: Sequence[Array]) -> Re
     operands: list[Array] = []
     for v, x in zip(equation.invars, arrays, strict=True):
         groups = spread.groups(v)
-        pairs = [*zip(groups, target, strict=True)] if groups else []
+        pairs = list(zip(groups, target, strict=True) if groups else ())
         if any(math.prod(axis) > 1 and axis != of_result for axis, of_result in pairs):
             return None
         split = [[1] * len(b) if math.prod(a) == 1 else a for a, b in pairs]

@@ -43,7 +43,7 @@ def sliced(
         if step == 0:
             raise InvalidOperation("a step is 0")
         if any(n is not None and not is_symbolic(n) and n < 0 for n in (begin, end)):
-            site.graph.require_items(x, [axis])  # bounds count from the end of the axis
+            site.graph.require_items(x, [axis])  # padding would shift bounds from the end
         extent = site.shape(x)[axis]
         if extent is UNKNOWN or is_symbolic(begin) or is_symbolic(end):
             begin = 0 if begin is None else begin
