@@ -223,10 +223,7 @@ class FactorWalk:
                     unite(axis, other)
 
     def _item(self, variable: Atom, steps: int) -> Axes:
-        """Return the axes without the first `steps` ones, which the steps of a loop go over.
-
-        The factors of these are blocked.
-        """
+        """Block the first `steps` axes, which the steps of a loop go over; return the others."""
         axes = self.of(variable)
         for axis in axes[:steps]:
             block(axis)

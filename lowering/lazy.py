@@ -9,8 +9,8 @@ from collections.abc import Mapping
 def imported(package: str, homes: Mapping[str, str], name: str) -> object:
     """Import a name from its home module, and set it in the package.
 
-    A home without the name is a package; then the name is a module in it. Raises AttributeError for
-    a name that `homes` lacks.
+    If its home lacks the name, it is the name of a module within that package. Raises
+    AttributeError for a name that `homes` lacks.
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

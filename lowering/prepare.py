@@ -44,7 +44,7 @@ class Preparing(Protocol):
         ...
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the chosen values, by index among the computed values, outside of any trace."""
+        """Compute the values with these indices among the computed ones, outside of any trace."""
         ...
 
 
@@ -94,7 +94,7 @@ class Split:
         return assemble(self.sources, parameters, self.first(*parameters) if self.first else ())
 
     def computed(self, chosen: Sequence[int], parameters: Sequence[jax.Array]) -> list[jax.Array]:
-        """Compute the chosen values, by index among the computed values, outside of any trace."""
+        """Compute the values with these indices among the computed ones, outside of any trace."""
         if self.is_by_numpy(parameters):
             return self.recipe.computed(chosen, parameters)
         return list(self.compiled(chosen, parameters)(list(parameters)))

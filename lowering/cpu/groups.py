@@ -41,7 +41,7 @@ def is_by_depthwise(filter: Array, groups: int) -> bool:
     """Tell whether groups are best computed as a sum of depthwise convolutions.
 
     These read a channel once for each result of its group, so there must be few results: 2 groups
-    of 4 channels to 256 each take 6.3 ms, by products 1.0.
+    from 4 to 256 channels each take 6.3 ms by depthwise convolutions, 1.0 by products.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS

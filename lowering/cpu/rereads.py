@@ -53,13 +53,12 @@ def reread(program: Program) -> set[Variable]:
             (result,) = equation.outvars
             if role == "value":
                 readers.update(operands)
-            aval = result.aval
-            if (
-                readers[result] > 1
-                and result in products
-                and aval.dtype == jnp.float32
-                and not any(map(is_symbolic, aval.shape))
-                and math.prod(aval.shape) >= _ITEMS
-            ):
+            if readers[result] > 1 and result in products and _is_large(result):
                 chosen.add(result)
     return chosen
+
+
+def _is_large(variable: Variable) -> bool:
+    aval = variable.aval
+    is_known = not any(map(is_symbolic, aval.shape))
+    return aval.dtype == jnp.float32 and is_known and math.prod(aval.shape) >= _ITEMS

@@ -162,10 +162,11 @@ def _product(
     sums = [letter for letter in left if letter in right and letter not in output]
     free = [letter for letter in left if letter not in right]
     order = [*batch, *free, *sums]
-    x = left_operand_anywhere(x.transpose([left.index(x) for x in order]), accumulator)
+    x = x.transpose([left.index(letter) for letter in order])
+    x = left_operand_anywhere(x, accumulator)
     numbers = (
-        ([order.index(x) for x in sums], [right.index(x) for x in sums]),
-        ([order.index(x) for x in batch], [right.index(x) for x in batch]),
+        ([order.index(letter) for letter in sums], [right.index(letter) for letter in sums]),
+        ([order.index(letter) for letter in batch], [right.index(letter) for letter in batch]),
     )
     result = lax.dot_general(x, y, numbers, precision, preferred_element_type=accumulator)
     letters = [*batch, *free, *(letter for letter in right if letter not in left)]

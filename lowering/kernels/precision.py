@@ -69,7 +69,7 @@ def narrowed(
 ) -> tuple[Array, Array, lax.PrecisionLike]:
     """Return the operands of a convolution, rounded to bfloat16 if the precision says that.
 
-    Return also the precision for XLA, whose convolutions do not take such a precision themselves.
+    Return also the precision to give XLA, whose convolutions do not round operands themselves.
     """
     if is_bfloat16(precision) and x.dtype == jnp.float32:
         return x.astype(jnp.bfloat16), filter.astype(jnp.bfloat16), None

@@ -179,13 +179,12 @@ def _require_divisor(groups: int, filter: Shape) -> None:
 
 
 def _require_bias(bias: Shape, channels: int, rank: int) -> None:
-    allowed = (1, channels)
     fits = len(bias) <= rank and all(
-        not differ(extent, 1) or (axis == 1 and not differ(extent, allowed[1]))
+        not differ(extent, 1) or (axis == 1 and not differ(extent, channels))
         for axis, extent in enumerate(bias)
     )
     if not fits:
         raise InvalidShape(
             f"'bias' {show(bias)} does not fit {channels} output channels",
-            hint=f"it must be a scalar or have the shape {show(allowed)}",
+            hint=f"it must be a scalar or have the shape {show((1, channels))}",
         )

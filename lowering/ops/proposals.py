@@ -241,13 +241,14 @@ def proposal(
         shifts, limits = shifts[::-1], info[:2]
     boxes = jnp.stack([*shifts, *shifts], axis=-1) + anchor_boxes  # [h,w,anchors,4]
     limits = jnp.concatenate([limits, limits])
-    least = jnp.stack([info[2], info[3 if info.shape[0] > 3 else 2]]) * min_size
+    smallest = jnp.stack([info[3 if info.shape[0] > 3 else 2], info[2]]) * min_size
 
     def clipped(boxes: Array, offset: float = pixel_offset) -> Array:
         ends = (limits - offset).reshape((1,) * (boxes.ndim - 1) + (4,))
         return jnp.minimum(jnp.maximum(boxes, 0), ends)
 
-    def of_image(score: Array, delta: Array) -> tuple[Array, Array, Array]:
+    def moved(delta: Array) -> Array:
+        """Return the boxes moved by the deltas of an image [h,w,anchors,4]."""
         moves = delta.reshape(count, 4, height, width).transpose(2, 3, 0, 1)
         start = clipped(boxes) if clips_anchors else boxes
         extent = start[..., 2:] - start[..., :2] + pixel_offset
@@ -255,28 +256,29 @@ def proposal(
         centre = moves[..., :2] / coordinate_scale * extent + centre
         extent = jnp.exp(moves[..., 2:] / size_scale) * extent
         regions = jnp.concatenate([centre - extent / 2, centre + extent / 2], axis=-1)
-        regions = clipped(regions) if clips_before else regions
-        sizes = regions[..., 2:] - regions[..., :2] + pixel_offset
-        smallest = least[::-1].reshape(1, 1, 1, 2)
-        large = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest, axis=-1)
-        value = score[count:].transpose(1, 2, 0)
-        flat, sides = value.reshape(-1), regions.reshape(-1, 4)
-        fits = large.reshape(-1)
+        return clipped(regions) if clips_before else regions
+
+    def of_image(score: Array, delta: Array) -> tuple[Array, Array, Array]:
+        """Return the best regions of an image, their scores, and whether each row has a region."""
+        regions = moved(delta).reshape(-1, 4)
+        values = score[count:].transpose(1, 2, 0).reshape(-1)
+        sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
+        fits = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest, axis=-1)
         if truncates:
-            fits = fits & (flat > 0)
+            fits = fits & (values > 0)
         if later_ties:
-            flat, sides, fits = flat[::-1], sides[::-1], fits[::-1]
-        ranked = flat if truncates else jnp.where(fits, flat, 0.0)
+            regions, values, fits = regions[::-1], values[::-1], fits[::-1]
+        ranked = values if truncates else jnp.where(fits, values, 0.0)
         eligible = fits if truncates else jnp.ones_like(fits)
         eligible = _best(ranked, eligible, pre_nms) if pre_nms > 0 else eligible
         shared = partial(overlap, offset=pixel_offset)
-        chosen = suppressed(sides, ranked, eligible, post_nms, nms_threshold, shared)
+        chosen = suppressed(regions, ranked, eligible, post_nms, nms_threshold, shared)
         filled = chosen >= 0
-        box = sides[jnp.maximum(chosen, 0)]
-        box = clipped(box, 0.0) if clips_after else box
-        if normalizes:
-            box = box / limits[None, :]
-        return jnp.where(filled[:, None], box, 0.0), jnp.where(filled, ranked[chosen], 0.0), filled
+        best = regions[jnp.maximum(chosen, 0)]
+        best = clipped(best, 0.0) if clips_after else best
+        best = best / limits if normalizes else best
+        best = jnp.where(filled[:, None], best, 0.0)
+        return best, jnp.where(filled, ranked[chosen], 0.0), filled
 
     regions, values, filled = jax.vmap(of_image)(scores, deltas)
     images = jnp.broadcast_to(jnp.arange(batch, dtype=regions.dtype)[:, None], filled.shape)

@@ -162,7 +162,7 @@ def _update_type(
 
 @rules.rule("causal_conv1d_update", _update_type, work=lambda input: volume(input.shape) * _TAPS)
 def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> tuple[Array, Array]:
-    """Return silu of one time step of a convolution of each channel, and the next state.
+    """Convolve each channel for one time step; return silu of the results, and the next state.
 
     Each item of the input is a channel, whatever its shape. `weight` has four taps for each
     channel, the last tap for the input. The state has the last four inputs of each channel.
@@ -171,11 +171,11 @@ def causal_conv1d_update(input: Array, weight: Array, initial_state: Array) -> t
     """
     x, state = jnp.asarray(input), jnp.asarray(initial_state)
     dtype = wide_dtype(x, weight, state)
-    past = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
-    seen = jnp.concatenate([past, x.astype(dtype).reshape(-1, 1)], axis=1)
-    total = jnp.sum(seen * jnp.asarray(weight, dtype).reshape(-1, _TAPS), axis=1)
+    previous = state.astype(dtype).reshape(-1, _TAPS)[:, 1:]
+    inputs = jnp.concatenate([previous, x.astype(dtype).reshape(-1, 1)], axis=1)
+    total = jnp.sum(inputs * jnp.asarray(weight, dtype).reshape(-1, _TAPS), axis=1)
     output = jax.nn.silu(total).reshape(x.shape).astype(x.dtype)
-    return output, seen.reshape(state.shape).astype(state.dtype)
+    return output, inputs.reshape(state.shape).astype(state.dtype)
 
 
 def _delta_type(

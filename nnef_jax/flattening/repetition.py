@@ -139,8 +139,8 @@ def both(makes: Sequence[Callable[[], _Body]], fixing: str) -> list[_Body]:
     if bodies and errors and fixing:
         why = f"the other branch fits, and the condition is computed: {fixing}"
         errors[0].hint = f"{why}; {errors[0].hint}" if errors[0].hint else why
-    for error in errors:
-        raise error
+    if errors:
+        raise errors[0]
     return bodies
 
 
