@@ -118,7 +118,7 @@ Result = Value | tuple[Value, ...]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One of the nested calls of fragments in the document that an operation comes from."""
+    """One of the nested calls of fragments that an operation comes from."""
 
     fragment: str
     span: Span | None
@@ -137,7 +137,7 @@ class Operation:
     rule: Rule | None = None  # a user's rule; `kind` is then the document's name
 
     def reads(self) -> Iterator[Value]:
-        """Yield the tensors that it reads, in order, with repetitions."""
+        """Yield the tensors that the operation reads, in order, with repetitions."""
         for _, operand in self.operands:
             if isinstance(operand, Value):  # as most are
                 yield operand
@@ -145,7 +145,7 @@ class Operation:
                 yield from values_of(operand)
 
     def writes(self) -> Iterator[Value]:
-        """Yield the tensors that it writes, in order."""
+        """Yield the tensors that the operation writes, in order."""
         for result in self.results:
             if isinstance(result, Value):
                 yield result

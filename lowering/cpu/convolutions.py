@@ -24,7 +24,7 @@ def convolution(program: Program, equation: Equation, input: View, filter: View)
     numbers, shape = params["dimension_numbers"], tuple(equation.outvars[0].aval.shape)
     window = Window(*map(params.__getitem__, WINDOW))
     if program.role == "backward" or params["batch_group_count"] > 1:
-        gradient = filter_gradient(equation, input, filter, window, alone=program.is_alone)
+        gradient = filter_gradient(equation, input, filter, window, is_alone=program.is_alone)
         if gradient is not None:
             return gradient
     outputs, inputs, *cells = numbers.rhs_spec

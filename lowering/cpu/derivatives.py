@@ -27,12 +27,12 @@ from lowering.jaxprs import bind
 
 
 def filter_gradient(
-    equation: Equation, input: View, gradient: View, window: Window, *, alone: bool
+    equation: Equation, input: View, gradient: View, window: Window, *, is_alone: bool
 ) -> View | None:
-    """Return the result of a convolution whose window has more cells than positions, or None.
+    """Compute a convolution that is the gradient of another one by its filter.
 
-    The batch axis of its input is the feature axis of the convolution that was differentiated, and
-    the reverse. Return None if XLA's convolution should compute it.
+    The batch axis of its input is the feature axis of the other convolution's input, and the
+    reverse. Return None for any other convolution, and if XLA should compute this one.
     """
     params = equation.params
     numbers = params["dimension_numbers"]
@@ -41,31 +41,31 @@ def filter_gradient(
     out_batch, out, *cell_axes = numbers.out_spec
     shape = tuple(equation.outvars[0].aval.shape)
     size = [shape[axis] for axis in cell_axes]
-    positions = math.prod(gradient.shape[axis] for axis in places)
     groups = params["batch_group_count"]
-    if groups == 1 and (
-        not runs("gradients") or positions <= math.prod(size) or window.groups != 1
-    ):
-        return None
+    is_early = input.is_early and gradient.is_early
+    if groups == 1:
+        window_is_large = math.prod(gradient.shape[axis] for axis in places) > math.prod(size)
+        if not runs("gradients") or not window_is_large or window.groups != 1:
+            return None
+    elif not runs("gradients") or window.is_spread or 0 in input.shape:
+        (result,) = bind(equation, [tensor(input), tensor(gradient)])
+        return plain(result, is_early)
     x = full_array(input, (feature, *spatial, batch))
     g = full_array(gradient, (in_feature, *places, out_feature))
     # The convolution that was differentiated has the strides as dilations, and the reverse.
     original = replace(window, stride=window.dilation, dilation=window.stride, groups=groups)
-    if groups > 1 and (window.is_spread or not runs("gradients") or not x.size):
-        (result,) = bind(equation, [tensor(input), tensor(gradient)])
-        return plain(result, input.is_early and gradient.is_early)
     if groups > 1 and groups == x.shape[-1]:
         result = depthwise.filter_gradient(g, x, size, original)
     elif groups > 1 or (math.prod(size) == 1 and not window.is_spread):
-        result = _by_cells(g, x, size, original, alone=alone)
+        result = _by_cells(g, x, size, original, is_alone=is_alone)
     else:
         result = direct(x, g, window, ("C{}N", "I{}O", "{}NC"))
     order = (*cell_axes, out_batch, out)
-    return View(result, order, shape, input.is_early and gradient.is_early)
+    return View(result, order, shape, is_early)
 
 
 def _by_cells(
-    gradient: Array, x: Array, size: Sequence[int], window: Window, *, alone: bool
+    gradient: Array, x: Array, size: Sequence[int], window: Window, *, is_alone: bool
 ) -> Array:
     """Sum products of the gradient and the items that each cell covers, to (f...,C/G,O)."""
     groups, count = window.groups, gradient.shape[-1]
@@ -76,9 +76,9 @@ def _by_cells(
     if groups == 1:  # then there is one cell
         ((_, part),) = cells(x, size, window, positions)
         left, right = part.reshape(-1, depth), gradient.reshape(-1, count)
-        total = over_rows(left, right, window.precision, alone=alone)
+        total = over_rows(left, right, window.precision, is_alone=is_alone)
         return total.reshape(*size, depth, count)
-    if alone and depth < WIDEST:
+    if is_alone and depth < WIDEST:
         return _of_narrow_groups(gradient, x, size, window)
     right = gradient.reshape(-1, groups, count // groups)
     parts = [

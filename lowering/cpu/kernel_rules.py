@@ -213,7 +213,7 @@ def _matrix_gradient(equation: Equation, left: View, right: View) -> View | None
     ):
         return None
     x, y = (full_array(view).reshape(-1, view.shape[view.order[-1]]) for view in (left, right))
-    return plain(over_rows(x, y, precision, alone=True))
+    return plain(over_rows(x, y, precision, is_alone=True))
 
 
 @RULES("reduce_window_max", "reduce_window_sum")

@@ -168,14 +168,14 @@ _SMALL = 256 << 10  # items; larger results are not worth transposing back
 _DIVISORS = (2, 3, 4, 5, 7)
 
 
-def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, alone: bool) -> Array:
+def over_rows(x: Array, y: Array, precision: lax.PrecisionLike = None, *, is_alone: bool) -> Array:
     """Return the sum (K,N) of the outer products of rows of two matrices (R,K) and (R,N).
 
-    Rows may be sharded unless the program runs `alone` on one device.
+    Rows may be sharded, unless the program runs on one device (`is_alone`).
     """
     (rows, x_columns), y_columns = x.shape, y.shape[1]
     parts = next((k for k in _DIVISORS if rows % k == 0), 1)
-    if not alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
+    if not is_alone or parts == 1 or not at_least(rows, _FEWEST_ROWS):
         return lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision)
     y_is_narrower = at_least(x_columns, y_columns + 1)
     is_small = at_least(_SMALL, x_columns * y_columns)

@@ -92,7 +92,7 @@ class _Spread:
         return [_shaped(x, v.aval.shape) for x, v in zip(results, program.results, strict=True)]
 
     def groups(self, operand: Atom) -> Groups:
-        """Return the extents of the split axes of a variable."""
+        """Return, for each axis of a variable, the extents of the axes that it is split into."""
         return [
             [math.prod(f.extent for f in group) for group in axis] for axis in self._of(operand)
         ]

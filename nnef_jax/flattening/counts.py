@@ -114,11 +114,11 @@ class PaddedOperation:
         return self.insert("select", operands)
 
     def spread(self, items: Value, rank: int) -> Value:
-        """Return a tensor [1] with `rank` axes of extent 1."""
+        """Reshape a tensor [1] to `rank` axes of extent 1."""
         return self.insert("unsqueeze", {"input": items}, axes=tuple(range(1, rank)))
 
     def mask(self, name: str, padding: float) -> None:
-        """Replace an operand by the one whose padding has the value `padding`."""
+        """Set the padding of an operand to the value `padding`."""
         self.operands[name] = self.masked(name, padding)
 
     def at_most(self, axis: int, count: Count, most: int) -> Count:

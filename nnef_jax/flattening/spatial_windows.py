@@ -16,7 +16,7 @@ Pairs = list[tuple[int, int]]  # padding before and after each axis
 
 
 def halves(total: int, *, more_behind: bool) -> tuple[int, int]:
-    """Return the padding before and after an axis for its total."""
+    """Divide the total padding of an axis into the padding before it and behind it."""
     less, more = total // 2, total - total // 2
     return (less, more) if more_behind else (more, less)
 

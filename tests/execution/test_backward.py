@@ -68,7 +68,7 @@ def test_outer_products_of_rows_are_summed(rows: int, left: int, right: int) -> 
     x, y = random(rows, left), random(rows, right, seed=1)
     wanted = np.asarray(x, np.float64).T @ np.asarray(y, np.float64)
     np.testing.assert_allclose(
-        jax.jit(partial(over_rows, alone=True))(x, y), wanted, rtol=0, atol=1e-4
+        jax.jit(partial(over_rows, is_alone=True))(x, y), wanted, rtol=0, atol=1e-4
     )
 
 
