@@ -53,8 +53,9 @@ def sliced(
                 continue
             if step < 0 or not (is_symbolic(begin) or begin >= 0):
                 site.known_shape(x)  # raises ExtentNeeded for an open extent
-            to_end = end is None or (is_number and end >= FAR)
-            bounds.append((begin, 0 if to_end else end, step))
+            if end is None or (is_number and end >= FAR):
+                end = 0  # the end of the axis
+            bounds.append((begin, end, step))
         else:
             items = range(extent)[begin:end:step]
             lengths[axis] = len(items)
