@@ -216,7 +216,7 @@ def test_what_a_computed_count_would_give_a_size_to_is_refused() -> None:
         loop(body, "m _ x", "y z", ports=[tensor("m", (), INT)])
     assert "values={'m': ...}" in error.value.hint
     last = [node("ReduceMax", "n", "top", keepdims=0), node("Less", "top top", "go")]
-    with pytest.raises(NnefError, match="how often it is repeated depends on values"):
+    with pytest.raises(NnefError, match="the number of its iterations depends on values"):
         loop(doubling(last), "_ _ x", "y z")
 
 

@@ -197,9 +197,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "version 0": (lambda: of_version(0, "Relu"), "version 0, is not supported"),
     "more cut inputs than inputs": (lambda: scan(FAR), "'num_scan_inputs' is"),
     "no cut inputs": (lambda: scan(0), "'num_scan_inputs' is 0"),
-    "a root that is no node": (lambda: tree(tree_roots=[3]), "roots that are no nodes"),
-    "a feature before the first": (lambda: tree(nodes_featureids=[-1]), "features below 0"),
-    "a leaf that is not there": (lambda: tree(nodes_truenodeids=[2]), "names what is not there"),
+    "a root that is no node": (lambda: tree(tree_roots=[3]), "a root is not the index of a node"),
+    "a feature before the first": (lambda: tree(nodes_featureids=[-1]), "a feature is below 0"),
+    "a leaf that is not there": (lambda: tree(nodes_truenodeids=[2]), "an index without a node"),
     "a node that reads itself": (lambda: model([node("Add", "x y")]), "nothing before it gives"),
     "an input left out": (lambda: model([node("MatMul", "x _")]), "input 1 is missing"),
 }  # fmt: skip

@@ -328,13 +328,13 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "pads": (node("Pad", "x p"), {"p": single(1, 2)}, "must have 6 items"),
     "mode": (node("Pad", "x p", mode="mirror"), {"p": single(*[0] * 6)}, "'mirror', known are"),
     "blocks": (node("DepthToSpace", "x", blocksize=2), {}, "cannot be reshaped"),
-    "matrix": (node("EyeLike", "x"), {}, "takes a matrix"),
+    "matrix": (node("EyeLike", "x"), {}, "must be a matrix"),
     "place": (
         [node("SequenceConstruct", "x", "s"), node("SequenceAt", "s i")],
         {"i": single(1)},
-        "no place 1 in a sequence of 1",
+        "no index 1 in a sequence of 1",
     ),
-    "sequence": (node("SequenceLength", "x"), {}, "must be a sequence, it is none"),
+    "sequence": (node("SequenceLength", "x"), {}, "must be a sequence, it is a tensor"),
     "tensor": (
         [node("SequenceConstruct", "x", "s"), node("Relu", "s")],
         {},

@@ -53,7 +53,7 @@ def test_a_block_of_items_has_a_scale() -> None:
     )
     s, z = (np.repeat(v, 4, axis=1)[:, :10].astype(np.float32) for v in (scale, zero))
     np.testing.assert_array_equal(network(x), (x - z) * s)
-    with pytest.raises(NnefError, match="10 items are not 3 blocks of 5"):
+    with pytest.raises(NnefError, match="10 items do not fit 3 blocks of 5"):
         loaded(node("DequantizeLinear", "x s", axis=1, block_size=5), {"x": x}, s=scale)
 
 
@@ -97,7 +97,7 @@ _X = (real(2, 4, 6), real(6, 24))
             Case("b", "RNN", _CELL, {"activations": ["ScaledTanh"]}, domain=""),
             "'scaledtanh' needs an alpha",
         ),
-        (Case("c", "RNN", _CELL, {"hidden_size": 9}, domain=""), "'hidden_size' is not 4"),
+        (Case("c", "RNN", _CELL, {"hidden_size": 9}, domain=""), "'hidden_size' must be 4"),
         (
             Case("d", "RNN", _CELL, {"direction": "bidirectional"}, domain=""),
             "it has 2 directions",
@@ -106,7 +106,7 @@ _X = (real(2, 4, 6), real(6, 24))
             Case("e", "Attention", _X, {"num_heads": 2, "do_rotary": 1}),
             "attribute 'do_rotary' must be 0, it is 1",
         ),
-        (Case("f", "Attention", _X, {"num_heads": 3}), "are no 3 heads of equal size"),
+        (Case("f", "Attention", _X, {"num_heads": 3}), "cannot be divided into 3 equal heads"),
         (
             Case("g", "MultiHeadAttention", (*(real(2, 4, 8),) * 3, *(None,) * 5,
                  given(3, "int32")), {"num_heads": 2}),
@@ -119,7 +119,7 @@ _X = (real(2, 4, 6), real(6, 24))
         (
             Case("i", "MatMulNBits", (real(3, 16), given([[[0] * 8]], "uint8"), real(1, 1)),
                  {"K": 16, "N": 1, "bits": 3, "block_size": 16}, (1, 2)),
-            "no blocks of 16 weights of 3 bits",
+            "blocks of 16 weights of 3 bits",
         ),
     ],
 )  # fmt: skip

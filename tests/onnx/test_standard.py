@@ -45,7 +45,7 @@ _ROW = [tensor("x", (2, 3))]
         (node("LpNormalization", "x", p=3), _ROW, "'p' must be 1 or 2, it is 3"),
         (node("GroupNormalization", "x s s", num_groups=3), _PLANES, "does not divide 4 channels"),
         (node("SpaceToDepth", "x", blocksize=0), _PLANES, "'blocksize' must be at least 1"),
-        (node("Resize", "x"), _PLANES, "one of 'scales' and 'sizes'"),
+        (node("Resize", "x"), _PLANES, "either 'scales' or 'sizes'"),
         (node("DFT", "x", onesided=1, inverse=1), [tensor("x", (2, 5, 1))], "must be complex"),
         (node("DFT", "x", onesided=1), [tensor("x", (2, 5, 3))], "must hold"),
         (

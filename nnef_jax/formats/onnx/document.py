@@ -34,15 +34,16 @@ if TYPE_CHECKING:
         ValueInfoProto,
     )
 
-_VERSIONS = 31  # the newest IR version that is read; 14 exist
+_MOST_VERSION = 31  # larger IR versions are refused; the newest today is 14
 _LONGEST = 200  # letters of a name in errors, and of a line in a listing
 _EXTERNAL = 1  # TensorProto.DataLocation
+# Fields of AttributeProto by AttributeType. The names of lists are longer than one letter.
 _ATTRIBUTES = {
     1: "f", 2: "i", 3: "s", 4: "t", 5: "g", 6: "floats", 7: "ints", 8: "strings", 9: "tensors",
     10: "graphs",
 }  # fmt: skip
 _SPARSE = 11  # AttributeProto.AttributeType
-_DEFAULT_DOMAIN = ("", "ai.onnx")  # its two names
+_DEFAULT_DOMAIN = ("", "ai.onnx")  # two names of the standard's domain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,12 +55,13 @@ class Node:
         operator: its operator.
         domain: the domain of its operator, "" for the standard's.
         inputs: the names of its inputs, "" for one that is left out.
-        outputs: the names of its outputs, "" likewise.
-        attributes: their values by name.
-        references: names of attributes of the function that the node is in, by the attributes of
-            the node that have their values.
+        outputs: the names of its outputs, "" for one that is left out.
+        attributes: the values of attributes by name.
+        references: for attributes that have the value of an attribute of the function around the
+            node: the name in the function, by the name in the node.
         span: its line in the listing.
-        reads: the names of tensors that the node, and graphs in it, read from the graph around.
+        reads: the names of tensors that the node and the graphs in it read from the graph around
+            the node.
         overload: the overload of the function that it calls.
     """
 
@@ -99,10 +101,10 @@ class ModelPort:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelGraph:
-    """A graph of a model, or of a node.
+    """A graph of a model, or in a node.
 
-    `tensors` are initialisers by name. `reads` are the names of tensors that it reads from the
-    graph around.
+    `tensors` are initialisers by name. `reads` are the names of tensors of the graph around the
+    node.
     """
 
     name: str
@@ -116,13 +118,13 @@ class ModelGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """An operator that nodes define, with defaults of its attributes."""
+    """An operator that is defined by nodes, with the defaults of its attributes."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     defaults: Mapping[str, Any]
-    versions: Mapping[str, int]  # of operator sets, by domain
+    versions: Mapping[str, int]  # the versions of operator sets by domain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,14 +148,14 @@ class ModelDocument:
 class Reader:
     """Reads the message of a model.
 
-    Errors have their place in a listing of the nodes, a line for each node.
+    The place of an error is a line in a listing of the nodes.
 
     Args:
         name: the name of the file in errors.
         raw: the bytes of large tensors.
         meter: counts what reading takes.
         open: returns the content of a file beside the model.
-        errors: errors with their places.
+        errors: the errors so far.
     """
 
     name: str
@@ -161,18 +163,18 @@ class Reader:
     meter: Meter
     open: Callable[[str], memoryview]
     errors: list[NnefError] = field(default_factory=list[NnefError])
-    _unreadable: set[str] = field(default_factory=set[str])  # files beside it that had an error
-    _spans: list[Span] = field(default_factory=list[Span])  # of nodes in order
-    _count: int = 0  # nodes that were read
+    _unreadable: set[str] = field(default_factory=set[str])  # files with a noted error
+    _spans: list[Span] = field(default_factory=list[Span])  # an item for each line of the listing
+    _count: int = 0  # number of nodes that were read
 
     def document(self, model: ModelProto) -> ModelDocument:
         """Return the checked document of a ModelProto. Raises NnefError for all errors at once."""
         if not model.HasField("graph"):
             raise ArchiveError(f"{self.name} is no ONNX model: it has no graph")
-        if not 0 <= model.ir_version <= _VERSIONS:  # 0 where it is left out
+        if not 0 <= model.ir_version <= _MOST_VERSION:  # a message without a version has 0
             raise ArchiveError(
                 f"{self.name} is an ONNX model of IR version {model.ir_version}, which is unknown",
-                hint="it is 3 to 14: the file is damaged, or `ir_version` was set wrongly",
+                hint="versions 3 to 14 exist: the file is damaged, or `ir_version` was set wrongly",
             )
         versions = {self._domain(x.domain): x.version for x in model.opset_import}
         self.list_nodes(model.graph.node, *(x.node for x in model.functions))
@@ -185,7 +187,7 @@ class Reader:
         return ModelDocument(graph, versions, functions, model.ir_version)
 
     def list_nodes(self, *groups: Iterable[NodeProto]) -> None:
-        """Make the listing: a line for each node, in the order in which they are read."""
+        """Make the listing: a line for each node, in the order in which nodes are read."""
         lines: list[str] = []
 
         def add(nodes: Iterable[NodeProto]) -> None:
@@ -199,7 +201,7 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        for line in (*lines, ""):  # the last line is the place of a graph after all nodes
+        for line in (*lines, ""):  # a graph after all nodes has its place in the last line
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1
 
@@ -212,20 +214,20 @@ class Reader:
         span = self._place()
         tensors: dict[str, Constant] = {}
         dense, sparse = proto.initializer, proto.sparse_initializer
-        stored = _texts((*(x.name for x in dense), *(x.values.name for x in sparse)))
+        labels = _texts((*(x.name for x in dense), *(x.values.name for x in sparse)))
         readers = [partial(self.tensor, x) for x in dense]
         readers += [partial(self.sparse, x) for x in sparse]
-        for name, read in zip(stored, readers, strict=True):
+        for name, read in zip(labels, readers, strict=True):
             with self.located(f"initializer '{name}'", span):
                 tensors[name] = read(label=name)
         self.distinct(_texts(x.name for x in proto.input), span)
         inputs = [self.port(x) for x in proto.input if _decoded(x.name) not in tensors]
         outputs = [self.port(x) for x in proto.output]
         nodes = [self.node(x) for x in proto.node]
-        defined = [*(x.name for x in inputs), *stored, *(n for x in nodes for n in x.outputs)]
+        defined = [*(x.name for x in inputs), *labels, *(n for x in nodes for n in x.outputs)]
         self.distinct(defined, span)
-        read = {x.name for x in outputs}.union(*(x.reads for x in nodes))
-        reads = frozenset(read.difference(defined))
+        names = {x.name for x in outputs}.union(*(x.reads for x in nodes))
+        reads = frozenset(names.difference(defined))
         name = _decoded(proto.name)
         return ModelGraph(name, tuple(nodes), tuple(inputs), tuple(outputs), tensors, span, reads)
 
@@ -291,7 +293,8 @@ class Reader:
         if field is None:  # old files have no type
             field = next((n for n in _ATTRIBUTES.values() if _is_set(proto, n)), "ints")
         value = getattr(proto, field)
-        read: Any = {"s": _decoded, "t": self.tensor, "g": self.graph}.get(field[0], _same)
+        readers: dict[str, Any] = {"s": _decoded, "t": self.tensor, "g": self.graph}
+        read = readers.get(field[0], _same)
         return read(value) if len(field) == 1 else tuple(map(read, value))
 
     def port(self, proto: ValueInfoProto) -> ModelPort:
@@ -310,7 +313,7 @@ class Reader:
         return ModelPort(_decoded(proto.name), dtype, shape)
 
     def tensor(self, proto: TensorProto, label: str = "") -> Constant:
-        """Return the tensor of a TensorProto, a view of the file if possible.
+        """Return the tensor of a TensorProto, if possible as a view of the file.
 
         Raises InvalidOperation.
         """
@@ -328,6 +331,7 @@ class Reader:
         return Constant(unpacked(data, dtype, shape), dtype, label)
 
     def _external(self, proto: TensorProto, size: int) -> memoryview:
+        """Return the bytes of a tensor in another file. `size` is the default of their number."""
         entries = {_decoded(x.key): _decoded(x.value) for x in proto.external_data}
         location = entries.get("location", "")
         try:
@@ -364,7 +368,7 @@ class Reader:
         stored, kind = np.array(getattr(proto, f"{field}_data"), exact), np.dtype(dtype)
         if kind.kind == "c":
             array = stored.view(kind)
-        else:  # integers hold the bits of float16 and smaller types
+        else:  # float16 and smaller types are stored as the integers of their bits
             is_bits = field == "int32" and kind.kind in "fV"
             array = stored.astype(f"u{kind.itemsize}" if is_bits else kind, copy=False)
             wrong = stored[stored != array]
@@ -395,8 +399,8 @@ class Reader:
         return Constant(array, values.type, label)
 
     @contextmanager
-    def located(self, what: str, span: Span) -> Generator[None]:
-        """Note errors of the block in `errors`, with `what` and a place."""
+    def located(self, title: str, span: Span) -> Generator[None]:
+        """Append an error of the block to `errors`, with a title and a place."""
         try:
             yield
         except NnefError:
@@ -405,7 +409,7 @@ class Reader:
             pass
         except (ValueError, OverflowError) as error:
             message, hint = getattr(error, "message", error), getattr(error, "hint", "")
-            self.errors.append(SemanticError(f"{what}: {message}", span=span, hint=hint))
+            self.errors.append(SemanticError(f"{title}: {message}", span=span, hint=hint))
 
     @staticmethod
     def _domain(name: str) -> str:
@@ -413,7 +417,7 @@ class Reader:
 
 
 class _Repeated(ValueError):
-    """The error of a file is noted already."""
+    """A file cannot be read, and an earlier tensor has the error."""
 
 
 def _titled(name: str, operator: str) -> str:
@@ -432,7 +436,7 @@ def _line(node: NodeProto) -> str:
 
 
 def _decoded(value: bytes | str) -> str:
-    """Return a string. Protobuf has bytes for a string that is not UTF-8."""
+    """Return a string. Protobuf gives bytes for a string that is not UTF-8."""
     return value if isinstance(value, str) else value.decode("utf-8", "replace")
 
 
@@ -461,10 +465,9 @@ def _texts(values: Iterable[str | bytes]) -> tuple[str, ...]:
     return tuple(map(_decoded, values))
 
 
-def _is_set(proto: AttributeProto, name: str) -> bool:
-    return (
-        bool(getattr(proto, name)) if name.endswith("s") and len(name) > 1 else proto.HasField(name)
-    )
+def _is_set(proto: AttributeProto, field: str) -> bool:
+    is_list = len(field) > 1
+    return bool(getattr(proto, field)) if is_list else proto.HasField(field)
 
 
 def graphs_in(value: object) -> Iterator[ModelGraph]:

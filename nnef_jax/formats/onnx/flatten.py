@@ -31,7 +31,7 @@ from nnef_jax.limits import CALL, LETTERS_PER_STEP, within_memory
 
 _NODE = 30  # steps of the meter
 _DEEPEST = 100  # nested functions and graphs
-# A tensor, a sequence of tensors, or None for an input that is left out or an empty optional value.
+# None is an input that is left out, or an empty optional value. A list is a sequence of tensors.
 NodeOperand = Tensor | list[Any] | None
 _HINTS = {
     "com.microsoft.nchwc": "onnxruntime made it for one processor: load the model that it read, or "
@@ -108,9 +108,9 @@ class NodeFlattener:
     def run(
         self, nodes: Sequence[Node], tensors: dict[str, NodeOperand], outputs: Sequence[str]
     ) -> None:
-        """Flatten the nodes that named outputs depend on.
+        """Flatten the nodes on which `outputs` depend.
 
-        `tensors` has the inputs and initialisers by name. The results of the nodes are added to it.
+        `tensors` has the inputs and initialisers by name, and receives the results of the nodes.
         """
         names = (len(node.reads) + len(node.outputs) for node in nodes)
         self.graph.meter.spend(sum(names), "the network")
@@ -152,7 +152,7 @@ class NodeFlattener:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
-            except UnsupportedError:  # of a node in its graph or function
+            except UnsupportedError:  # for a node within its graph or function
                 pass
             kind = unknown(kind)
         names = [name for name in node.outputs if name]
@@ -248,9 +248,9 @@ class NodeFlattener:
         around: Mapping[str, NodeOperand],
         inputs: Mapping[str, NodeOperand],
     ) -> list[NodeOperand]:
-        """Flatten a graph of a node into the graph `inner`; return its outputs.
+        """Flatten a graph in a node into the graph `inner`; return its outputs.
 
-        `around` has the tensors of the graph around the node. Those that the nodes read are
+        `around` has the tensors of the graph around the node. The ones that `graph` reads are
         captured.
         """
         outer = {k: around[k] for k in sorted(graph.reads) if k in around}
@@ -270,7 +270,7 @@ def _key(node: Node) -> tuple[str, str, str]:
 
 
 def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
-    """Return the operand in a node's graph for one of the graph around it."""
+    """Return an operand of the graph `outer` as an operand in the graph `inner` of a node."""
     if isinstance(x, list):
         return [_entered(inner, outer, item) for item in x]
     if not isinstance(x, Value) or inner is outer:
@@ -279,10 +279,9 @@ def _entered(inner: NodeGraph, outer: NodeGraph, x: NodeOperand) -> Any:
 
 
 def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
-    """Return the nodes that named outputs depend on, each after those that it reads from.
+    """Return the nodes on which `outputs` depend, in the order of the file if possible.
 
-    Otherwise the order is that of the file. Converters of onnxruntime write nodes that read results
-    of later ones.
+    A node that reads the result of a later one, as onnxruntime's converters write, comes after it.
     """
     by_output = {name: node for node in nodes for name in node.outputs if name}
     waiting, needed = list(outputs), set[Node]()
@@ -295,10 +294,10 @@ def _needed(nodes: Sequence[Node], outputs: Sequence[str]) -> Iterable[Node]:
     for node in nodes:
         stack = [node] if node in needed else []
         while stack:
-            opened.add(last := stack[-1])
-            before = [] if last in ordered else [by_output.get(name) for name in last.reads]
-            before = [x for x in before if x is not None and x not in opened]
-            if not before:
+            opened.add(node := stack[-1])
+            producers = [] if node in ordered else [by_output.get(name) for name in node.reads]
+            producers = [x for x in producers if x is not None and x not in opened]
+            if not producers:
                 ordered[stack.pop()] = None
-            stack += before
+            stack += producers
     return ordered

@@ -28,8 +28,8 @@ from nnef_jax.formats.base import Options
 from nnef_jax.formats.onnx.document import ModelGraph, Node
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
-# Converters store scales of resizes, a number an axis, in 16 bits and cast them: a cast of at most
-# so many real numbers is folded.
+# A cast of at most so many real numbers is folded. Converters store the scales of a resize, one for
+# each axis, in 16 bits, and cast them.
 _SCALES = 8
 
 # Descriptions of attributes in errors, by Python's type.
@@ -47,9 +47,9 @@ class NodeGraph(TensorGraph):
         self, options: Options, data: dict[str, NDArray[Any]], outer: TensorGraph | None = None
     ) -> None:
         super().__init__(options, data, outer)
-        # Numbers of further variables by the label that they share.
+        # By label: the number of further variables that are stored under it.
         self._copies: dict[str, int] = {}
-        self.nonzero_indices: dict[Value, Value] = {}  # by the tensor that has the items
+        self.nonzero_indices: dict[Value, Value] = {}  # indices of nonzero items by tensor
 
     @staticmethod
     def computed_in(options: Options, type: str) -> str:
@@ -57,7 +57,7 @@ class NodeGraph(TensorGraph):
         return computed(type, options.real)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether operations may have the only item of a known tensor as a literal."""
+        """Tell whether the only item of a known tensor may become a literal of operations."""
         return not constant.label and super().is_literal(constant)
 
     def variable(self, constant: Constant, name: str, span: Span) -> Value:
@@ -82,8 +82,8 @@ class NodeSite(Site[NodeGraph]):
         graph: the graph that operations are added to.
         operands: for each input a tensor, a list of tensors for a sequence, or None if it is left
             out.
-        within: flattens a graph of the node, given it, the graph to add to, and its inputs by name;
-            returns its outputs.
+        within: a function of a graph in the node, the graph to add to, and inputs by name. It
+            flattens the graph in the node and returns its outputs.
         prefix: the beginning of tensors' names in a graph of a node.
     """
 
@@ -188,7 +188,7 @@ class NodeSite(Site[NodeGraph]):
         return items
 
     def spatial(self, name: str, rank: int, default: int | None = 1) -> tuple[int, ...]:
-        """Return an attribute that is a list of `rank` integers. `default` is that of an item."""
+        """Return an attribute that is a list of `rank` integers, by default all `default`."""
         items = self.ints(name, None if default is None else (default,) * rank)
         if len(items) != rank:
             raise InvalidOperation(f"'{name}' must have {rank} items, it has {len(items)}")
@@ -252,9 +252,9 @@ class NodeSite(Site[NodeGraph]):
     # Shorthands
 
     def cast(self, x: Tensor, dtype: str) -> Any:
-        """Return a tensor in a dtype of computation, or in a wider one."""
+        """Return a tensor in a dtype, which may be wider than the network's computations are."""
         if isinstance(x, Constant) and is_float(dtype) and self.computed(dtype) != dtype:
-            x = self.tensor(x)  # a constant of the dtype would be narrowed again
+            x = self.tensor(x)  # a constant would be narrowed again
         return Site.cast(self, x, dtype)
 
     def constant(self, items: ArrayLike, dtype: str) -> Constant:
@@ -266,7 +266,7 @@ class NodeSite(Site[NodeGraph]):
         kind = object if any(map(is_symbolic, items)) else np.dtype(dtype)
         return Constant(np.array(items, kind), dtype, derived=True)
 
-    def whole(self, x: int | Tensor) -> Any:
+    def as_integer(self, x: int | Tensor) -> Any:
         """Return an operand, or input `x`, in the dtype in which int64 is computed."""
         return self.cast(self.operand(x) if isinstance(x, int) else x, self.graph.builder.integer)
 
@@ -288,7 +288,7 @@ class NodeSite(Site[NodeGraph]):
         return self.step.squeeze(x, axes=axes) if axes else x
 
     def total(self, x: Tensor, axes: Sequence[int]) -> Any:
-        """Return sums along axes, which stay with extent 1."""
+        """Return the sum along axes. Its extents along these axes are 1."""
         return self.step.sum_reduce(x, axes=tuple(axes), normalize=False)
 
     def product(self, a: Tensor, b: Tensor, *, flips: bool = False) -> Any:
@@ -296,7 +296,7 @@ class NodeSite(Site[NodeGraph]):
         return self.step.matmul(a, b, transposeA=False, transposeB=flips)
 
     def aligned(self, *operands: Operand) -> list[Any]:
-        """Return operands of one rank, as numpy broadcasts. Initialisers without axes get axes."""
+        """Return operands of one rank, as numpy broadcasts. Scalar initialisers get axes too."""
         rank = max((self.rank(x) for x in operands if isinstance(x, Tensor)), default=0)
 
         def with_axes(x: Operand) -> Any:
@@ -307,9 +307,9 @@ class NodeSite(Site[NodeGraph]):
         return Site.aligned(self, *map(with_axes, operands))
 
     def item(self, x: Operand, like: Tensor) -> Any:
-        """Return a number as an operand with the dtype of a tensor, a literal if possible.
+        """Return a number as an operand with the dtype of a tensor, if possible as a literal.
 
-        Tensors and symbolic extents stay.
+        Tensors and symbolic extents are returned unchanged.
         """
         dtype = self.dtype_of(like)
         if isinstance(x, Tensor) or is_symbolic(x):
@@ -321,7 +321,8 @@ class NodeSite(Site[NodeGraph]):
         number = self.constant(x, dtype)
         if self.dtype_of(number) == dtype:
             return number
-        # No dtype of the file is computed in `dtype`: float32 sums after `load(dtype="bfloat16")`.
+        # `constant` has dtypes of the file, and none of these is computed in `dtype`: a float32
+        # tensor after `load(dtype="bfloat16")`.
         return self.insert("constant", {}, shape=(), value=(x,), dtype=dtype)
 
     def is_real(self, x: int | Tensor = 0) -> bool:
@@ -329,5 +330,5 @@ class NodeSite(Site[NodeGraph]):
         return is_float(self.dtype_of(x))
 
     def volume(self, shape: Sequence[int]) -> int:
-        """Return the number of items in a shape, UNKNOWN if an extent is."""
+        """Return the number of items in a shape, UNKNOWN if an extent is UNKNOWN."""
         return UNKNOWN if UNKNOWN in shape else math.prod(shape)

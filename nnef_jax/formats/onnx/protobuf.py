@@ -1,9 +1,9 @@
 """Reads the protobuf message of a model within the limits of a load.
 
-A walk over the wire format removes fields that `document` does not read. It replaces the bytes of
-large tensors (`raw_data`) by marks. These tensors are views of the file. The walk also counts
-messages and numbers, which take up to a hundred times their size in memory. Then the `onnx` package
-parses the message.
+A walk over the wire format removes the fields that `document` does not read. It replaces the bytes
+of large tensors (`raw_data`) by marks, so that these tensors are views of the file. The walk also
+counts messages and numbers, which may take a hundred times their size in memory. Then the `onnx`
+package parses the message.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _SIZES = {_FIXED64: 8, _FIXED32: 4}
 _LEAST = 1024  # bytes; smaller tensors stay in the message
-_DEEPEST = 60  # messages in messages; protobuf stops at 100, and a nested graph takes three
+_DEEPEST = 60  # nested messages, three for a nested graph; protobuf stops at 100
 _RAW_DATA = 9
 
-# Contents of fields that are no messages. Packed numbers are items of tensors.
+# Contents of fields that are no messages. `_NUMBERS`, `_FLOATS` and `_WHOLES` are packed.
 _TEXT, _NUMBER, _NUMBERS, _FLOATS, _WHOLES = "text", "number", "numbers", "floats", "wholes"
 # Fields that are read, by message and number (onnx.proto).
 _READ: Mapping[str, Mapping[int, str]] = {
@@ -57,7 +57,7 @@ _READ: Mapping[str, Mapping[int, str]] = {
     "shape": {1: "extent"},
     "extent": {1: _NUMBER, 2: _TEXT},
 }  # fmt: skip
-_SINGLE = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})  # fields that may have a single number
+_SINGLE = frozenset({_NUMBER, _NUMBERS, _FLOATS, _WHOLES})  # contents that may be one number
 
 # Steps of the meter: for a field, for a message, and for a message that becomes an object.
 _FIELD, _MESSAGE = 1, 2
@@ -65,8 +65,8 @@ _STEPS = {
     "graph": 60, "function": 60, "node": 30, "tensor": 40, "sparse tensor": 60, "port": 20,
     "attribute": 20,
 }  # fmt: skip
-# Bytes in memory: for a byte of the message (parsed, and written again), for a byte of a text
-# beside it, and for a packed integer (protobuf's arrays grow by doubling).
+# Bytes in memory: for a byte of the message, which is parsed and written again; for a further byte
+# of a text; for a packed integer, since protobuf's arrays grow by doubling.
 _COPIES, _TEXTS, _WHOLE = 3, 2, 40
 _NUMBERS_PER_STEP = 16
 
@@ -76,22 +76,22 @@ class Raw:
 
     def __init__(self) -> None:
         self._salt = secrets.token_bytes(16)  # no file can contain a mark
-        self._removed: list[memoryview] = []
+        self._tensors: list[memoryview] = []
 
     def put(self, data: memoryview) -> bytes:
         """Store the bytes of a tensor; return their mark."""
-        self._removed.append(data)
-        return self._salt + len(self._removed).to_bytes(4, "big")
+        self._tensors.append(data)
+        return self._salt + len(self._tensors).to_bytes(4, "big")
 
     def get(self, data: bytes) -> memoryview:
-        """Return the bytes of a tensor: those of a mark, or `data` itself."""
+        """Return the bytes of a tensor: those that a mark stands for, or `data` itself."""
         if data[:16] == self._salt and len(data) == 20:
-            return self._removed[int.from_bytes(data[16:], "big") - 1]
+            return self._tensors[int.from_bytes(data[16:], "big") - 1]
         return memoryview(data)
 
 
 def parse(data: memoryview, name: str, meter: Meter) -> tuple[ModelProto, Raw]:
-    """Return the ModelProto of a file with the fields that are read, and its large tensors."""
+    """Return the ModelProto of a file, without fields that nothing reads, and its large tensors."""
     try:
         from google.protobuf.message import DecodeError
         from onnx import ModelProto
@@ -123,11 +123,11 @@ class _Walk:
         self._meter = meter
 
     def read(self, data: memoryview, message: str, depth: int = 0) -> memoryview | bytearray:
-        """Return a message without unread fields, the same object if all fields are read."""
+        """Return a message without unread fields, or `data` itself if all fields are read."""
         if depth > _DEEPEST:
             raise LimitError(f"{self._name}: graphs are nested too deeply", hint=raising("nesting"))
         self._meter.spend(_STEPS.get(message, _MESSAGE), self._name)
-        contents, out, copied = _READ[message], bytearray(), 0  # `data[:copied]` is done
+        contents, out, copied = _READ[message], bytearray(), 0  # `data[:copied]` is in `out`
         for number, kind, begin, start, end in _fields(data):
             self._meter.spend(_FIELD, self._name)
             content, inner = contents.get(number, ""), None
@@ -160,7 +160,7 @@ class _Walk:
             size = _TEXTS * len(part)
         elif content == _FLOATS:
             steps = len(part) // (4 * _NUMBERS_PER_STEP)
-        elif content == _WHOLES:  # the top bit of a varint's last byte is 0
+        elif content == _WHOLES:  # varints end with the bytes whose top bit is 0
             items = int(np.count_nonzero(np.frombuffer(part, np.int8) >= 0))
             steps, size = items // _NUMBERS_PER_STEP, _WHOLE * items
         else:
@@ -172,7 +172,7 @@ class _Walk:
 def _fields(data: memoryview) -> Iterator[tuple[int, int, int, int, int]]:
     """Yield fields: number, kind, offset of the field, and start and end of its bytes.
 
-    Raises _Broken, or IndexError for a varint that ends beyond the message.
+    Raises _Broken, or IndexError for a varint that the end of the message cuts off.
     """
     at, size = 0, len(data)
     while at < size:

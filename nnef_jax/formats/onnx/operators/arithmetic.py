@@ -14,7 +14,7 @@ from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.operators.rows import RANDOM
 
-# Functions of two tensors, which broadcast as in numpy since version 7.
+# Functions of two tensors. Since version 7 the tensors broadcast as in numpy.
 _PAIRS = {
     "Add": "add", "Sub": "sub", "Mul": "mul", "Div": "div", "Equal": "eq", "Less": "lt",
     "Greater": "gt", "And": "and", "Or": "or", "Xor": "bitwise_xor",
@@ -33,7 +33,7 @@ def _on_two(kind: str) -> Meaning:
 
 
 def _along_axis(meaning: Meaning) -> Meaning:
-    """Return the meaning before version 7: the first axis of y is `axis` of x."""
+    """Return the meaning before version 7: the first axis of y lies along `axis` of x."""
 
     def meaning_along_axis(site: NodeSite, x: Tensor, y: Tensor, *, broadcasts: bool) -> Any:
         if broadcasts and site.has_attribute("axis"):
@@ -46,7 +46,7 @@ def _along_axis(meaning: Meaning) -> Meaning:
 
 
 def _power(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Return x to the power y, in the dtype of x. y may have another dtype."""
+    """Return x^y in the dtype of x. y may have another dtype."""
     dtype = site.dtype_of(x)
     if dtype == site.dtype_of(y):
         return site.last.pow(x, y)
@@ -72,7 +72,7 @@ def _bit_shift(
 
 @operator("Mod")
 def _mod(site: NodeSite, x: Tensor, y: Tensor, *, truncates: bool = flag("fmod")) -> Any:
-    """Return the remainder of x / y, with the sign of x for `fmod`, else of y."""
+    """Return the remainder of x / y. It has the sign of x if `fmod` is set, else that of y."""
     return site.last.rem(x, y) if truncates else floored_mod(site, x, y, site.last)
 
 
@@ -80,13 +80,13 @@ def floored_mod(site: NodeSite, x: Tensor, y: Operand, add: ByKind) -> Any:
     """Return x - floor(x / y) * y. `add` adds the last operation."""
     step = site.step
     remainder = step.rem(x, y)
-    differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
-    is_shifted = step.and_(differ, step.ne(remainder, 0))
+    signs_differ = step.ne(step.lt(remainder, 0), step.lt(y, 0))
+    is_shifted = step.and_(signs_differ, step.ne(remainder, 0))
     return add.select(is_shifted, step.add(remainder, y), remainder)
 
 
-def _joined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
-    """Join tensors in order by operations of a kind. `end` adds the last one."""
+def _combined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) -> Any:
+    """Combine tensors in order by operations of a kind. `end` adds the last operation."""
     result, *operands = values
     for i, value in enumerate(operands, 1):
         result = getattr(end if i == len(operands) else site.step, kind)(result, value)
@@ -94,7 +94,7 @@ def _joined(site: NodeSite, kind: str, values: Sequence[Tensor], end: ByKind) ->
 
 
 def _of_all(kind: str) -> Meaning:
-    return lambda site, *values: _joined(site, kind, values, site.last)
+    return lambda site, *values: _combined(site, kind, values, site.last)
 
 
 for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
@@ -103,7 +103,7 @@ for _name, _kind in (("Max", "max"), ("Min", "min"), ("Sum", "add")):
 
 @operator("Mean")
 def _mean(site: NodeSite, *values: Tensor) -> Any:
-    return site.last.div(_joined(site, "add", values, site.step), len(values))
+    return site.last.div(_combined(site, "add", values, site.step), len(values))
 
 
 @operator("Clip", since=11)
@@ -121,7 +121,7 @@ def _clip_by_attributes(site: NodeSite, x: Tensor) -> Any:
     return _clip(site, x, low, high)
 
 
-# Activations. Further ones are in `rows`, or functions of the standard define them.
+# Activations. Further ones are in `rows`, or are defined by functions of the standard.
 
 
 @operator(
@@ -165,8 +165,8 @@ def _gelu(
 ) -> Any:
     if approximation == "tanh":
         return site.last.gelu(x, approximation="tanh")
-    share = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
-    return site.last.mul(site.step.mul(x, 0.5), share)
+    twice_cdf = site.step.add(site.step.erf(site.step.mul(x, math.sqrt(0.5))), 1)
+    return site.last.mul(site.step.mul(x, 0.5), twice_cdf)
 
 
 @operator("Swish")
@@ -180,7 +180,7 @@ def _swish(site: NodeSite, x: Tensor, *, alpha: float = number("alpha", 1.0)) ->
 def _dropout(
     site: NodeSite, x: Tensor, ratio: Tensor | None = None, mode: Tensor | None = None
 ) -> Any:
-    """Return the input, and a mask of ones. Training, which is random, is refused."""
+    """Return the input and a mask of ones. Training, which is random, is refused."""
     trains = mode is not None and bool(site.known(2).any())
     return _dropped(site, x, trains and (ratio is None or bool(site.known(1).any())))
 

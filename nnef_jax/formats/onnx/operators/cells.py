@@ -24,7 +24,7 @@ from nnef_jax.formats.onnx.operators.products import dynamic_product
 from nnef_jax.formats.onnx.operators.quantizers import is_zero
 from nnef_jax.formats.onnx.operators.registry import operator
 
-# Weights [gates*hidden,items]; or levels [items,gates*hidden] with their scale and zero point.
+# Weights [gates*hidden,items], or quantised ones: levels [items,gates*hidden], scale, zero point.
 _Filter = Tensor | tuple[Tensor, Tensor, Tensor | None]
 _DIRECTIONS = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}
 _ATTRIBUTES: dict[str, Any] = {
@@ -40,7 +40,7 @@ def _activations(
 ) -> list[Activation]:
     """Return the activations of all directions.
 
-    `parameters` are alphas and betas, for the activations that have these parameters.
+    `parameters` are the alphas, then the betas. Activations without such a parameter take none.
     """
     names = site.attribute("activations", tuple, DEFAULTS[kind] * ways)
     if len(names) != ways * len(DEFAULTS[kind]):
@@ -68,7 +68,7 @@ def _layer(
     site: NodeSite, kind: str, *, direction: str, alphas: Sequence[float], betas: Sequence[float],
     batch_first: bool = False, is_quantized: bool = False, **fields: Any,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Run a layer forward, backward or both ways; return all outputs, and the last states.
+    """Run a layer forward, backward or both ways; return all outputs and the last states.
 
     `fields` are further fields of the `Cell`.
     """
@@ -76,24 +76,24 @@ def _layer(
     x = site.transposed(site.tensor(0), (1, 0, 2)) if batch_first else site.tensor(0)
     hidden = site.shape(2)[1 if is_quantized else 2]
     if site.int("hidden_size", hidden) != hidden:
-        raise InvalidOperation(f"'hidden_size' is not {hidden}, as input 2 has it")
+        raise InvalidOperation(f"'hidden_size' must be {hidden}, as in the shape of input 2")
     if site.shape(1)[0] != len(ways):
         raise InvalidShape(f"it has {len(ways)} directions, input 1 is {show(site.shape(1))}")
     activations, count = _activations(site, kind, len(ways), alphas, betas), len(DEFAULTS[kind])
-    filter_of = _levels if is_quantized else _of
-    parts: list[list[Any]] = []
-    for i, reverse in enumerate(ways):
-        functions = activations[i * count : (i + 1) * count]
+    filter_of = _levels if is_quantized else _of_way
+    runs: list[list[Any]] = []
+    for way, reverse in enumerate(ways):
+        functions = activations[way * count : (way + 1) * count]
         cell = Cell(kind, "iofc", functions, **fields)
         states = [
-            _of(site, k, i, int(batch_first))
-            if site.has(k)
+            _of_way(site, i, way, int(batch_first))
+            if site.has(i)
             else site.filled(0, x.type.dtype, (site.extent(x, 1), hidden))
-            for k in range(5, 5 + cell.states)
+            for i in range(5, 5 + cell.states)
         ]
-        filters = filter_of(site, 1, i), filter_of(site, 2, i)
-        parts.append(_run(site, cell, x, states, filters, i, reverse=reverse))
-    outputs, *states = (list(items) for items in zip(*parts, strict=True))
+        filters = filter_of(site, 1, way), filter_of(site, 2, way)
+        runs.append(_run(site, cell, x, states, filters, way, reverse=reverse))
+    outputs, *states = (list(items) for items in zip(*runs, strict=True))
     results = [site.step.stack(outputs, axis=1), *(site.step.stack(s, axis=0) for s in states)]
     if batch_first:  # [batch,time,directions,hidden], [batch,directions,hidden]
         orders = ((2, 0, 1, 3), (1, 0, 2), (1, 0, 2))
@@ -101,16 +101,16 @@ def _layer(
     return tuple(results)
 
 
-def _of(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
-    """Return the part of input `i` for one direction, an item of an axis."""
+def _of_way(site: NodeSite, i: int, way: int, axis: int = 0) -> Any:
+    """Return the part of input `i` for direction `way`: item `way` along an axis."""
     return site.squeezed(site.part(site.tensor(i), axis, way, way + 1), axis)
 
 
 def _levels(site: NodeSite, i: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the levels in input 1 or 2 for one direction, with scale and zero point."""
+    """Return the levels in input 1 or 2 for direction `way`, with scale and zero point."""
     scale, zero = 2 * i + 6, 2 * i + 7
-    no_zero = is_zero(site.optional(zero))
-    return _of(site, i, way), _of(site, scale, way), None if no_zero else _of(site, zero, way)
+    zero_point = None if is_zero(site.optional(zero)) else _of_way(site, zero, way)
+    return _of_way(site, i, way), _of_way(site, scale, way), zero_point
 
 
 def _run(
@@ -121,11 +121,14 @@ def _run(
 
     `filters` are the weights of the input and of the state.
     """
-    hidden, items = (site.shape(states[0])[-1] * n for n in (1, cell.gates))
-    w, r = filters
-    bias, new_bias = None, None  # of the input's product; of the product that a GRU resets after
+    hidden = site.shape(states[0])[-1]
+    items = hidden * cell.gates
+    input_filter, state_filter = filters
+    # The bias of the state is added to the product with the input. Only a GRU that resets after the
+    # product with the state adds its last part, `new_bias`, to that product.
+    bias, new_bias = None, None
     if site.has(3):
-        biases = _of(site, 3, way)
+        biases = _of_way(site, 3, way)
         bias, state_bias = site.part(biases, 0, 0, items), site.part(biases, 0, items, 2 * items)
         if cell.kind == "gru" and cell.resets_after:
             new_bias = site.part(state_bias, 0, 2 * hidden, items)
@@ -133,18 +136,21 @@ def _run(
         bias = site.step.add(bias, state_bias)
     peepholes: dict[str, Any] = {}
     if cell.kind == "lstm" and site.has(7):
-        parts = site.step.split(_of(site, 7, way), axis=0, ratios=(1, 1, 1))
+        parts = site.step.split(_of_way(site, 7, way), axis=0, ratios=(1, 1, 1))
         peepholes = {
             name: site.unsqueezed(part, (0,)) for name, part in zip("iof", parts, strict=True)
         }
 
     def product(body: RepeatedBody, state: Tensor, first: int, last: int) -> Any:
-        filter = tuple(map(body.seen, r)) if isinstance(r, tuple) else body.seen(r)
+        if isinstance(state_filter, tuple):
+            filter = tuple(map(body.seen, state_filter))
+        else:
+            filter = body.seen(state_filter)
         if last - first < cell.gates:
             filter = body.at.part(filter, 0, first * hidden, last * hidden)
         return _product(body.at, state, filter, body.seen(new_bias) if first else None)
 
-    products, mask = _product(site, x, w, bias), None
+    products, mask = _product(site, x, input_filter, bias), None
     if site.has(4):
         mask = steps_within(site, site.extent(x, 0), site.operand(4), 0)
     return cell.run(site, products, states, product, mask, peepholes, axis=0, reverse=reverse)

@@ -24,7 +24,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 _State = Tensor | list[Any]  # a list is a sequence of tensors
 _MOST_UNROLLED = 1024  # iterations
-_MOST_RETRIED = 64  # iterations; more are not unrolled after an error in one body for all
+_MOST_RETRIED = 64  # iterations; a loop of at most so many is unrolled if it fails as a scan
 _BODY = attribute("body", "subgraph")
 
 
@@ -36,28 +36,30 @@ def _if(
     then: ModelGraph = attribute("then_branch", "subgraph"),
     otherwise: ModelGraph = attribute("else_branch", "subgraph"),
 ) -> tuple[Any, ...]:
-    """Compute one of two graphs, by a condition."""
+    """Compute the graph that a condition chooses."""
     if isinstance(condition, Constant):
         graph = then if condition.array.any() else otherwise
         return tuple(site.within(graph, site.graph, {}))
-    inner = [site.graph.body() for _ in range(2)]
-    pairs = zip((then, otherwise), inner, strict=True)
-    makes = [partial(site.within, x, graph, {}) for x, graph in pairs]
-    outputs = both(makes, site.graph.fixing(condition))
-    sizes = [[len(x) if isinstance(x, list) else None for x in results] for results in outputs]
-    if sizes[0] != sizes[1]:
+    bodies = [site.graph.body() for _ in range(2)]
+    pairs = zip((then, otherwise), bodies, strict=True)
+    branches = [partial(site.within, graph, body, {}) for graph, body in pairs]
+    outputs = both(branches, site.graph.fixing(condition))
+    # For each result the length of a sequence, or None for a tensor.
+    lengths = [[len(x) if isinstance(x, list) else None for x in results] for results in outputs]
+    if lengths[0] != lengths[1]:
         site.known(0)  # raises: the condition is computed
     flat = [
-        [_result(replace(site, graph=graph), x) for x in _flat(results)]
-        for graph, results in zip(inner, outputs, strict=True)
+        [_result(replace(site, graph=body), x) for x in _flat(results)]
+        for body, results in zip(bodies, outputs, strict=True)
     ]
-    chosen = site.reshaped(site.cast(condition, "bool"), ())
-    values = branch(site.emit, chosen, inner, flat)
+    is_then = site.reshaped(site.cast(condition, "bool"), ())
+    values = branch(site.emit, is_then, bodies, flat)
     items = iter(values if isinstance(values, list | tuple) else [values])
-    return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in sizes[0])
+    return tuple(next(items) if n is None else [next(items) for _ in range(n)] for n in lengths[0])
 
 
 def _flat(results: Sequence[Tensor | list[Any]]) -> list[Any]:
+    """Return the tensors in results of a graph: items of sequences, one after another."""
     return [y for x in results for y in (x if isinstance(x, list) else [x])]
 
 
@@ -69,8 +71,8 @@ def _result(at: NodeSite, x: Tensor) -> Value:
     value = at.tensor(x)
     if value in at.graph.counts:
         raise InvalidOperation(
-            "how many items a result of its graph has depends on values",
-            "a graph of a node may have such tensors inside, its ends may not",
+            "the number of items of a result of its graph depends on values",
+            "such tensors may be inside a graph of a node, but not be its results",
         )
     return value
 
@@ -83,7 +85,10 @@ def _loop(
     *,
     body: ModelGraph = _BODY,
 ) -> tuple[Any, ...]:
-    """Repeat at most `count` times, and as long as the condition is true."""
+    """Repeat a body while its condition is true, at most `count` times.
+
+    `begins` is the condition of the first iteration.
+    """
     states = list(site.operands[2:])
     if len(body.inputs) != 2 + len(states) or len(body.outputs) < 1 + len(states):
         raise InvalidOperation(
@@ -95,62 +100,62 @@ def _loop(
         limit = limit if begins.array.any() else 0
         begins = None
     limit = max(limit, 0)
-    goes_on = _goes_on(site, body, states)
-    if goes_on is False and (limit < 1 or not isinstance(count, Value)):
-        limit, goes_on = min(limit, 1), True  # one iteration: its condition is not read
-    if begins is None and goes_on and limit < math.inf:
+    continues = _continues(site, body, states)
+    if continues is False and (limit < 1 or not isinstance(count, Value)):
+        limit, continues = min(limit, 1), True  # one iteration: its condition is not read
+    if begins is None and continues and limit < math.inf:
         return _counted(site, body, states, int(limit))
     if any(isinstance(x, list) for x in states) or len(body.outputs) > 1 + len(states):
         for i in (0, 1):
             if site.has(i):
                 site.known(i)
         raise InvalidOperation(
-            "how often it is repeated depends on values, and so does the size of a result"
+            "the number of its iterations depends on values, and with it the size of a result"
         )
     repetition = RepeatedBody(site)
     inside = [repetition.state(x) for x in states]
     inputs = _inputs(site, body, repetition.turn(None), inside)
-    going, *after = site.within(body, repetition.graph, inputs)
+    condition, *after = site.within(body, repetition.graph, inputs)
     integer = site.graph.builder.integer
     most: Any = int(np.iinfo(integer).max) if limit == math.inf else int(limit)
     if isinstance(count, Value):
-        most = site.reshaped(site.whole(count), ())
-    starts: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
-    at, operands = repetition.at, {"count": most, "condition": starts}
+        most = site.reshaped(site.as_integer(count), ())
+    first: Any = True if begins is None else site.reshaped(site.cast(begins, "bool"), ())
+    at, operands = repetition.at, {"count": most, "condition": first}
     after = [_result(at, x) for x in after]
     bound = int(limit) if limit <= _MOST_UNROLLED else -1
-    how, going = [LAST] * len(after), at.cast(going, "bool")
-    return tuple(repetition.add(site.emit, [going], after, after, how, operands, bound))
+    condition, joints = at.cast(condition, "bool"), [LAST] * len(after)
+    return tuple(repetition.add(site.emit, [condition], after, after, joints, operands, bound))
 
 
 def _inputs(
     site: NodeSite, body: ModelGraph, turn: Tensor, states: Sequence[_State]
 ) -> dict[str, Any]:
-    """Return the inputs of a body by name: number of the iteration, true condition, states."""
+    """Return the inputs of a body by name: the number of the iteration, True, and the states."""
     names = [port.name for port in body.inputs]
     return dict(zip(names, [turn, site.constant(True, "bool"), *states], strict=True))
 
 
-def _goes_on(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
+def _continues(site: NodeSite, body: ModelGraph, states: Sequence[_State]) -> bool | None:
     """Return the condition after an iteration, None if it is computed."""
     trial = RepeatedBody(site)
     inside = [trial.seen(x) if isinstance(x, Value) else _opened(trial, x) for x in states]
     inputs = _inputs(site, body, trial.turn(None), inside)
-    (going,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, inputs)
-    return bool(going.array.any()) if isinstance(going, Constant) else None
+    (condition,) = site.within(replace(body, outputs=body.outputs[:1]), trial.graph, inputs)
+    return bool(condition.array.any()) if isinstance(condition, Constant) else None
 
 
 def _opened(trial: RepeatedBody, x: _State) -> Any:
-    """Return a known state as a computed one: iterations may change it."""
+    """Return a known state as a computed one, since iterations may change it."""
     return [_opened(trial, y) for y in x] if isinstance(x, list) else trial.state(x)
 
 
 def _counted(
     site: NodeSite, body: ModelGraph, states: Sequence[_State], count: int
 ) -> tuple[Any, ...]:
-    """Add a scan of `count` iterations, or the nodes of each iteration.
+    """Add a scan of `count` iterations, or unroll them: add the nodes of each iteration.
 
-    Iterations are unrolled if states are sequences or change their shapes, or if the number of the
+    They are unrolled if states are sequences or change their shapes, or if the number of the
     iteration decides shapes.
     """
     tensors = [x for x in states if not isinstance(x, list)]
@@ -188,11 +193,11 @@ def _unrolled(
     if count > _MOST_UNROLLED:
         raise InvalidOperation(
             f"a state changes its shape, or is a sequence, in each of {count} iterations",
-            f"at most {_MOST_UNROLLED} of these are written out one by one",
+            f"at most {_MOST_UNROLLED} such iterations are unrolled",
         )
     outputs: list[list[Tensor]] = [[] for _ in body.outputs[1 + len(states) :]]
     if outputs and not count:
-        raise InvalidOperation("without iterations a result has no shape")
+        raise InvalidOperation("it has no iterations, from which a result would have its shape")
     for i in range(count):
         turn = site.constant(i, "int64")
         _, *results = site.within(body, site.graph, _inputs(site, body, turn, states))
@@ -213,23 +218,25 @@ def _scan(
     site: NodeSite, *, count: int = integer("num_scan_inputs"), body: ModelGraph = _BODY
 ) -> tuple[Any, ...]:
     _require_inputs(site, count)
-    tensors, kinds = [*map(site.operand, range(len(site.operands)))], ("axes", "directions")
+    tensors = [*map(site.operand, range(len(site.operands)))]
     first = len(tensors) - count
-    zeros = [0] * (len(body.outputs) - first)
-    inputs = (site.ints(f"scan_input_{x}", [0] * count) for x in kinds)
-    outputs = (site.ints(f"scan_output_{x}", zeros) for x in kinds)
-    pairs = (list(zip(*ends, strict=True)) for ends in (inputs, outputs))
-    return _scanned(site, body, tensors[:first], tensors[first:], *pairs)
+
+    def joints(end: str, items: int) -> list[tuple[int, int]]:
+        lists = (site.ints(f"scan_{end}_{x}", [0] * items) for x in ("axes", "directions"))
+        return list(zip(*lists, strict=True))
+
+    cuts, stacks = joints("input", count), joints("output", len(body.outputs) - first)
+    return _scanned(site, body, tensors[:first], tensors[first:], cuts, stacks)
 
 
 def _scanned(
     site: NodeSite, graph: ModelGraph, states: Sequence[Tensor], scanned: Sequence[Tensor],
-    cuts: Sequence[tuple[int, int]], joints: Sequence[tuple[int, int]],
+    cuts: Sequence[tuple[int, int]], stacks: Sequence[tuple[int, int]],
 ) -> tuple[Any, ...]:  # fmt: skip
     """Add a scan of a graph; return the last states and the outputs.
 
-    `cuts` are (axis, direction) of the scanned tensors, `joints` those of the outputs. The
-    direction 1 is from the end.
+    `cuts` are (axis, direction) of the scanned tensors, `stacks` are those of the outputs. A
+    direction of 1 starts from the end.
     """
     body = RepeatedBody(site)
     inside: list[Value] = [body.state(x) for x in states]
@@ -239,12 +246,12 @@ def _scanned(
     results = site.within(graph, body.graph, dict(zip(names, inside, strict=True)))
     values = [_result(body.at, x) for x in results]
     after, outputs = values[: len(states)], values[len(states) :]
-    how: list[tuple[str, int, int]] = []
-    for i, (axis, way) in enumerate(joints):
+    joints: list[tuple[str, int, int]] = []
+    for i, (axis, way) in enumerate(stacks):
         axis = site.axis(axis, len(outputs[i].type.shape) + 1)
         outputs[i] = body.at.unsqueezed(outputs[i], (axis,))
-        how.append(("full", axis, -1 if way else 1))
-    return tuple(body.scan(after, outputs, how))
+        joints.append(("full", axis, -1 if way else 1))
+    return tuple(body.scan(after, outputs, joints))
 
 
 @operator("Scan")
@@ -257,12 +264,12 @@ def _scan_8(
     tensors = [site.tensor(i) for i in range(1, len(site.operands))]
     batch, time = site.known_shape(tensors[-1])[:2]
     if site.has(0) and any(n != time for n in site.integers(0)):
-        raise InvalidOperation("sequences of several lengths in a batch are not supported")
+        raise InvalidOperation("sequences of different lengths in a batch are not supported")
     site.spend(batch * len(body.nodes))
     cuts = [(0, way) for way in site.ints("directions", [0] * count)]
-    joints = [(0, 0)] * (len(body.outputs) - first)
+    stacks = [(0, 0)] * (len(body.outputs) - first)
     results: list[tuple[Any, ...]] = []
     for i in range(batch):
         items = [site.squeezed(site.part(x, 0, i, i + 1), 0) for x in tensors]
-        results.append(_scanned(site, body, items[:first], items[first:], cuts, joints))
+        results.append(_scanned(site, body, items[:first], items[first:], cuts, stacks))
     return tuple(site.step.stack([*values], axis=0) for values in zip(*results, strict=True))

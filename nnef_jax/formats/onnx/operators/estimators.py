@@ -48,13 +48,13 @@ def transformed(site: NodeSite, scores: Tensor, transform: str) -> Any:
         case "SOFTMAX_ZERO":  # a score of 0 stays 0
             most = step.max_reduce(scores, axes=last)
             powers = step.exp(step.sub(scores, most))
-            faded = step.mul(scores, step.exp(step.neg(most)))
-            powers = step.select(step.gt(step.abs(scores), 1e-7), powers, faded)
+            near_zero = step.mul(scores, step.exp(step.neg(most)))
+            powers = step.select(step.gt(step.abs(scores), 1e-7), powers, near_zero)
             total = site.total(powers, last)
             is_zero = step.eq(total, 0.0)
             shares = step.div(powers, step.select(is_zero, 1.0, total))
             return step.select(is_zero, 0.5, shares)
-        case _:  # the quantile function by Winitzki's approximation, as in runtimes
+        case _:  # PROBIT: the quantile function, by Winitzki's approximation as in runtimes
             x = step.sub(step.mul(scores, 2.0), 1.0)
             log = step.log(step.sub(1.0, step.sqr(x)))
             mean = step.add(step.mul(log, 0.5), 2 / (np.pi * 0.147))
@@ -83,8 +83,8 @@ def best(site: NodeSite, scores: Tensor) -> Any:
 
 
 def is_above(site: NodeSite, scores: Tensor, threshold: float) -> Any:
-    """Return 1 for rows whose only score is above a threshold, else 0."""
-    return site.squeezed(site.whole(site.step.gt(scores, threshold)), 1)
+    """Return 1 for each row whose only score is above a threshold, else 0."""
+    return site.squeezed(site.as_integer(site.step.gt(scores, threshold)), 1)
 
 
 # Scaling and encoding
@@ -109,7 +109,7 @@ operator("Binarizer", domain=DOMAIN, threshold=number("threshold", 0))(
 
 @operator("Normalizer", domain=DOMAIN)
 def _normalizer(site: NodeSite, x: Tensor, *, norm: str = word("norm", "MAX", "L1", "L2")) -> Any:
-    """Divide rows by their largest item, or by a norm. Rows of zeros stay."""
+    """Divide each row by its largest item or by its norm. Rows of zeros stay."""
     axes = (site.rank() - 1,)
     x = site.cast(x, site.computed("float32"))
     if norm != "MAX":
@@ -150,8 +150,8 @@ def _feature_vectorizer(site: NodeSite, *inputs: Tensor) -> Any:
 def _one_hot_encoder(site: NodeSite, x: Tensor, *, zeros: bool = flag("zeros", True)) -> Any:
     """Mark the category of each item along a new last axis.
 
-    An item without a category gives zeros, or NaN if `zeros` is not set, where runtimes raise an
-    error.
+    An item without a category gives zeros. If `zeros` is not set it gives NaN; runtimes raise an
+    error instead.
     """
     if site.has_attribute("cats_strings"):
         raise InvalidOperation("its categories are strings, of which there are no arrays in JAX")
@@ -171,7 +171,7 @@ def _label_encoder(
     default_float: float = number("default_float", -0.0),
     default_int: int = integer("default_int64", -1),
 ) -> Any:
-    """Map keys to values. The last of equal keys counts, and NaN may be a key."""
+    """Map keys to values. The last one of equal keys counts. NaN may be a key."""
     attributes = site.node.attributes
 
     def items(name: str) -> tuple[NDArray[Any], str]:
@@ -180,7 +180,7 @@ def _label_encoder(
         for kind, dtype in (("int64s", "int64"), ("floats", "float32")):
             if f"{name}_{kind}" in attributes:
                 return np.array(attributes[f"{name}_{kind}"], dtype), dtype
-        raise InvalidOperation(f"'{name}_*' must be numbers: of strings there are no arrays in JAX")
+        raise InvalidOperation(f"'{name}_*' must be numbers: JAX has no arrays of strings")
 
     (keys, key_dtype), (values, dtype) = items("keys"), items("values")
     if len(keys) != len(values) or not len(keys):
@@ -188,9 +188,9 @@ def _label_encoder(
     default = default_float if dtype.startswith("float") else default_int
     if tensor := attributes.get("default_tensor"):
         default = tensor.array.reshape(-1)[0]
-    last = {key: i for i, key in enumerate(keys.tolist()) if key == key}
+    last_places = {key: i for i, key in enumerate(keys.tolist()) if key == key}
     x = site.cast(x, site.computed(key_dtype))
-    order = list(last.values()) or [0]
+    order = list(last_places.values()) or [0]
     index = site.step.reverse_lookup(
         x, parameter(site, "keys", keys[order], key_dtype), fallback=-1
     )
@@ -225,7 +225,7 @@ def _linear(
 ) -> Any:
     """Return scores [samples,count]: products of rows with coefficients [count,features], + biases.
 
-    None as the count stands for as many scores as there are coefficients for.
+    If `count` is None, it is the number of coefficients divided by the number of features.
     """
     x = rows(site)
     features = site.known_shape(x)[1]
@@ -256,7 +256,7 @@ def _linear_classifier(
 ) -> Any:
     """Return the label with the highest score, and the scores.
 
-    A single score is that of the second of two classes.
+    A single score belongs to the second of two classes.
     """
     labels, scores = classes(site, names), _linear(site, None, **linear)
     if site.shape(scores)[1] > 1:

@@ -21,9 +21,9 @@ GROUPS = integer("group", 1)
 def _padding(
     site: NodeSite, shape: Sequence[int], reach: Sequence[int], strides: Sequence[int]
 ) -> Pairs:
-    """Return the padding of each spatial axis, by `auto_pad` or `pads`.
+    """Return the padding (before, after) of each spatial axis, by `auto_pad` or `pads`.
 
-    `reach` is the extent of a window with its dilation.
+    `reach` is the extent of a dilated window along each axis.
     """
     rank, mode = len(reach), _AUTO_PAD(site)
     if mode == "VALID":
@@ -37,12 +37,12 @@ def _padding(
 
 
 def kernel_of(site: NodeSite, i: int = 1) -> tuple[int, ...]:
-    """Return the spatial extents of the filter, input `i`. `kernel_shape` must be the same."""
+    """Return the spatial extents of the filter, input `i`. `kernel_shape` must be equal to them."""
     extents, rank = site.shape(i)[2:], site.rank()
     if rank < 3 or len(extents) != rank - 2:
         raise InvalidShape(
-            f"its input {show(site.shape())} and filter {show(site.shape(i))} must have one rank, "
-            "3 or more"
+            f"its input {show(site.shape())} and filter {show(site.shape(i))} must have the same "
+            "rank, at least 3"
         )
     kernel = site.ints("kernel_shape", extents)
     if tuple(kernel) != tuple(extents):
@@ -55,7 +55,7 @@ def windows_of(
 ) -> dict[str, Any]:
     """Return stride, dilation and padding of windows on spatial axes.
 
-    `kernel` is the size of a window, `shape` that of the image, by default input 0.
+    `kernel` is the size of a window, `shape` the size of the image, by default that of input 0.
     """
     rank = len(kernel)
     strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
@@ -65,11 +65,12 @@ def windows_of(
 
 
 def _bias(site: NodeSite, bias: Tensor | None) -> Any:
+    """Return a bias [channels] as [1,channels], or 0 without a bias."""
     return site.item(0, site.operand(0)) if bias is None else site.unsqueezed(bias, (0,))
 
 
 def _plus(site: NodeSite, x: Tensor, bias: Tensor | None) -> Any:
-    """Return x + bias, for biases [channels] or None."""
+    """Return x + bias, or x if the bias [channels] is None."""
     return x if bias is None else site.last.add(x, site.unsqueezed(bias, range(1, site.rank() - 1)))
 
 
@@ -92,25 +93,25 @@ def _conv_transpose(
     mode: str = _AUTO_PAD,
     groups: int = GROUPS,
 ) -> Any:
-    """Transpose a convolution. Items that no window reaches are the bias."""
+    """Transpose a convolution. Items that no window reaches have the value of the bias."""
     kernel = kernel_of(site)
     rank = len(kernel)
     strides, dilations = site.spatial("strides", rank), site.spatial("dilations", rank)
     more, reach = site.spatial("output_padding", rank, 0), windows.spans(kernel, dilations)
-    axes = list(zip(strides, reach, more, strict=True))
 
-    def first(total: int) -> int:
+    def before(total: int) -> int:
         return halves(max(total, 0), more_behind=mode == "SAME_UPPER")[0]
 
-    if site.has_attribute("output_shape"):
-        outputs = site.ints("output_shape")[-rank:]
-        extents = zip(site.known_shape()[2:], axes, outputs, strict=True)
-        reached = [((n - 1) * s + span, m, out) for n, (s, span, m), out in extents]
-        begins = [first(n + m - out) for n, m, out in reached]
-        ends = [n - p - out for (n, _, out), p in zip(reached, begins, strict=True)]
-    elif mode.startswith("SAME"):  # output extent = stride * input extent
-        begins = [first(span - s + m) for s, span, m in axes]
-        ends = [span - s - p for (s, span, _), p in zip(axes, begins, strict=True)]
+    # The padding before and after each axis. Windows cover `surplus` items more than the output.
+    if site.has_attribute("output_shape") or mode.startswith("SAME"):
+        if site.has_attribute("output_shape"):
+            outputs = site.ints("output_shape")[-rank:]
+            axes = zip(site.known_shape()[2:], strides, reach, outputs, strict=True)
+            surplus = [(n - 1) * s + span - out for n, s, span, out in axes]
+        else:  # output extent = stride * input extent
+            surplus = [span - s for s, span in zip(strides, reach, strict=True)]
+        begins = [before(n + m) for n, m in zip(surplus, more, strict=True)]
+        ends = [n - p for n, p in zip(surplus, begins, strict=True)]
     else:
         padding = _padding(site, site.shape()[2:], reach, strides)
         begins = [p for p, _ in padding]
@@ -123,8 +124,8 @@ def _conv_transpose(
     if min(ends) >= 0:
         return site.last.deconv(x, filter, _bias(site, bias), **window)
     result = site.step.deconv(x, filter, _bias(site, None), **window)
-    behind = [(0, 0), (0, 0), *((0, max(-q, 0)) for q in ends)]
-    result = site.step.pad(result, padding=behind, border="constant", value=0.0)
+    unreached = [(0, 0), (0, 0), *((0, max(-q, 0)) for q in ends)]
+    result = site.step.pad(result, padding=unreached, border="constant", value=0.0)
     return _plus(site, result, bias)
 
 

@@ -36,12 +36,12 @@ def _applied(site: NodeSite, name: str, operands: Sequence[Any], **attributes: A
 
 
 def _real(site: NodeSite, i: int) -> Any:
-    """Return input `i`, levels, as real numbers. Its scale and zero point are the next inputs."""
+    """Return the levels of input `i` as real numbers. The next inputs are scale and zero point."""
     return dequantized(site, site.operand(i), site.operand(i + 1), site.optional(i + 2))
 
 
 def _as_quantized(site: NodeSite, x: Tensor, i: int, dtype: str) -> Any:
-    """Return real numbers as levels. Their scale is input `i`, their zero point the next input."""
+    """Return real numbers as levels. Input `i` is their scale, the next input the zero point."""
     return quantized(site, x, site.reshaped(site.operand(i), ()), site.optional(i + 1), dtype)
 
 
@@ -54,7 +54,7 @@ def _on_levels(name: str, count: int, triples: Sequence[int], end: int) -> Meani
 
     def meaning(site: NodeSite, *, channels_last: bool) -> Any:
         attributes = dict(site.node.attributes)
-        for key in ("opset", "channels_last"):
+        for key in ("opset", "channels_last"):  # the standard's operator has neither
             attributes.pop(key, None)
         operands = [*map(site.operand, range(count)), *(_real(site, i) for i in triples)]
         rank = site.rank(operands[0])
@@ -109,7 +109,9 @@ def _matmul_integer_to_float(
     zero_a: Tensor | None = None, zero_b: Tensor | None = None, bias: Tensor | None = None,
 ) -> Any:  # fmt: skip
     if site.shape(scale_a) not in ((), (1,)):
-        raise InvalidShape(f"the scale of the left matrix has the shape {show(site.shape(2))}")
+        raise InvalidShape(
+            f"the scale of the left matrix must be one number, its shape is {show(site.shape(2))}"
+        )
     scale = site.step.mul(scale_a, scale_b)
     total = product(site, a, b, (zero_a, zero_b))
     result = site.step.mul(site.cast(total, site.dtype_of(scale)), scale)
@@ -139,15 +141,15 @@ def _matmul_n_bits(
     bits: int = integer("bits", 4),
     size: int = integer("block_size"),
 ) -> Any:
-    """Multiply by weights [outputs,inputs] of a few bits, with a scale for each block of inputs.
+    """Multiply by weights [outputs,inputs] of a few bits.
 
-    `size` is the number of inputs in a block.
+    Each block of `size` inputs has a scale and a zero point.
     """
     if site.has(4):
         raise InvalidOperation("'g_idx' is not supported")
     only(site, 6, weight_prepacked=0)
     if bits not in (2, 4, 8) or size < 1:
-        raise InvalidOperation(f"there are no blocks of {size} weights of {bits} bits")
+        raise InvalidOperation(f"blocks of {size} weights of {bits} bits are not supported")
     blocks = -(-inputs // size)
     levels = _levels(site, 1, bits, (outputs, blocks * size))
     scale = site.reshaped(site.operand(2), (outputs, blocks))
@@ -172,7 +174,7 @@ def _matmul_n_bits(
 
 
 def _levels(site: NodeSite, i: int, bits: int, shape: tuple[int, int]) -> Constant:
-    """Return input `i`, a known tensor of packed numbers of a few bits, as weights."""
+    """Return the packed numbers in input `i`, a known tensor, as weights [outputs,inputs]."""
     data, dtype = memoryview(site.known(i).tobytes()), f"uint{bits}"
     return Constant(unpacked(data, dtype, shape), dtype, f"{site.name}.levels_{i}")
 
@@ -189,7 +191,7 @@ def _fused_matmul(
     moves_b: bool = flag("transBatchB"),
     alpha: float = number("alpha", 1.0),
 ) -> Any:
-    """Multiply matrices. With `transBatch` the axis of rows is before the batch axes."""
+    """Multiply matrices. If `transBatchA` or `transBatchB` is set, rows come before batch axes."""
     operands: list[Any] = []
     for x, flips, moves in ((a, flips_a, moves_a), (b, flips_b, moves_b)):
         rank = site.rank(x)
@@ -204,7 +206,7 @@ def _fused_matmul(
 
 
 def _fused(standard: str) -> Meaning:
-    """Return the meaning act(standard(x, ...) + input 3)."""
+    """Return the meaning activation(standard(x, ...) + input 3)."""
 
     def meaning(site: NodeSite, *, name: str, parameters: Sequence[float]) -> Any:
         attributes = site.node.attributes

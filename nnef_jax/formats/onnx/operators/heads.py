@@ -19,7 +19,7 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 def heads(site: NodeSite, x: Tensor, count: int) -> Any:
     """Return a tensor [batch,time,heads*items] as heads."""
     if count < 1 or (site.shape(x)[-1] is not UNKNOWN and site.shape(x)[-1] % count):
-        raise InvalidShape(f"{show(site.shape(x))} are no {count} heads of equal size")
+        raise InvalidShape(f"{show(site.shape(x))} cannot be divided into {count} equal heads")
     return site.transposed(site.reshaped(x, (0, 0, count, -1)), (0, 2, 1, 3))
 
 
@@ -33,15 +33,15 @@ class Mask:
     """A mask of attention scores.
 
     `allowed` has truth values, False for scores that do not count. `bias` is added to scores. Both
-    broadcast to [batch,heads,time,keys]. None masks nothing.
+    broadcast to [batch,heads,time,keys]; each is None if it masks nothing.
     """
 
     site: NodeSite
     allowed: Tensor | None = None
     bias: Tensor | None = None
 
-    def allow(self, condition: Tensor) -> None:
-        """Mask scores for which a condition is False."""
+    def restrict(self, condition: Tensor) -> None:
+        """Mask the scores for which a condition is False."""
         both = self.site.step.and_
         self.allowed = condition if self.allowed is None else both(self.allowed, condition)
 
@@ -50,11 +50,11 @@ class Mask:
         self.bias = bias if self.bias is None else self.site.step.add(self.bias, bias)
 
     def take(self, mask: Tensor, keys: int) -> None:
-        """Apply a mask of truth values, or of biases. Keys beyond its extent do not count."""
+        """Apply a mask of truth values or of biases. Keys beyond its extent do not count."""
         is_logical = self.site.dtype_of(mask) == "bool"
         if keys is not UNKNOWN and keys > self.site.extent(mask, -1):
             mask = self.site.fitted(mask, -1, keys, 0.0 if is_logical else -math.inf)
-        (self.allow if is_logical else self.add)(mask)
+        (self.restrict if is_logical else self.add)(mask)
 
     def within(
         self, times: int, keys: int, before: Operand, left: int = -1, right: int = -1
@@ -68,12 +68,12 @@ class Mask:
         query = step.add(site.places(times, 0, 2), before)
         ahead = step.sub(site.places(keys, 1, 2), query)
         if right >= 0:
-            self.allow(step.le(ahead, right))
+            self.restrict(step.le(ahead, right))
         if left >= 0:
-            self.allow(step.ge(ahead, -left))
+            self.restrict(step.ge(ahead, -left))
 
     def combined(self, dtype: str) -> Any:
-        """Return the mask for scores of a dtype, truth values or biases. None masks nothing."""
+        """Return the mask for scores of a dtype: truth values, biases, or None for no mask."""
         bias = None if self.bias is None else self.site.cast(self.bias, dtype)
         if self.allowed is None or bias is None:
             return self.allowed if bias is None else bias
@@ -91,15 +91,15 @@ def _repeated(site: NodeSite, x: Tensor, count: int) -> Any:
 def _scores(
     site: NodeSite, query: Tensor, key: Tensor, value: Tensor, scale: float
 ) -> tuple[Any, Any]:
-    """Return scores, scale * query key^T, and the values.
+    """Return the scores scale * query key^T, and the values.
 
-    Heads of keys and values are repeated to as many as queries have.
+    Heads of keys and values are repeated until they are as many as the queries' heads.
     """
     groups, remainder = divmod(site.extent(query, 1), site.extent(key, 1))
     if remainder:
         raise InvalidShape(
-            f"the heads of {show(site.shape(query))} are no multiple of those of "
-            f"{show(site.shape(key))}"
+            f"the heads of the queries {show(site.shape(query))} must be a multiple of those of "
+            f"the keys {show(site.shape(key))}"
         )
     key, value = (_repeated(site, x, groups) for x in (key, value))
     query, key = (site.step.mul(x, math.sqrt(scale)) for x in (query, key))
@@ -110,7 +110,7 @@ def attended(
     mask: Mask, query: Tensor, key: Tensor, value: Tensor, *, scale: float, softcap: float = 0,
     stage: int | None = None, precision: str = "", sink: Tensor | None = None,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Return the result of attention, and the scores of a stage.
+    """Return the result of attention, and the scores after a stage.
 
     Args:
         mask: the mask of scores.
@@ -122,7 +122,7 @@ def attended(
         stage: the scores that are returned: 0 products, 1 after the softcap, 2 after the mask, 3
             after the softmax. None for no scores.
         precision: the dtype of the softmax, "" for that of the query.
-        sink: [heads,1,1], a further score of each query, whose value is 0.
+        sink: [heads,1,1], the score of a further key, whose value is 0.
     """
     site, step, dtype = mask.site, mask.site.step, mask.site.dtype_of(query)
     bias = mask.combined(dtype)
@@ -145,9 +145,9 @@ def attended(
     keys = site.extent(scores, -1)
     if sink is not None:
         shape = (*site.known_shape(scores)[:-1], 1)
-        further = site.cast(site.tensor(sink), site.dtype_of(scores))
-        further = step.broadcast(site.aligned(scores, further)[1], shape=shape)
-        scores = step.concat([scores, further], axis=3)
+        sink = site.cast(site.tensor(sink), site.dtype_of(scores))
+        sink_scores = step.broadcast(site.aligned(scores, sink)[1], shape=shape)
+        scores = step.concat([scores, sink_scores], axis=3)
     weights = step.masked_softmax(scores, True, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
     stages.append(weights)
@@ -176,7 +176,9 @@ def _attention(
     )
     before: Any = 0
     if site.has(4) != site.has(5) or (site.has(4) and site.has(6)):
-        raise InvalidOperation("keys and values of before go together, without 'nonpad_kv_seqlen'")
+        raise InvalidOperation(
+            "past keys and past values go together, and exclude 'nonpad_kv_seqlen'"
+        )
     if site.has(4):
         before = site.extent(4, 2)
         key, value = (
@@ -187,11 +189,11 @@ def _attention(
     if site.has(3):
         mask.take(site.operand(3), keys)
     if site.has(6):
-        lengths = site.unsqueezed(site.whole(6), (1, 2, 3))
-        mask.allow(site.step.lt(site.places(keys, 3, 4), lengths))
+        lengths = site.unsqueezed(site.as_integer(6), (1, 2, 3))
+        mask.restrict(site.step.lt(site.places(keys, 3, 4), lengths))
         before = site.step.sub(lengths, times)
     if min(left, right) < -1:
-        raise InvalidOperation("windows have a size of 0 or more, or -1")
+        raise InvalidOperation("window sizes must be 0 or more, or -1 for no bound")
     if is_causal:
         right = 0
     if max(left, right) >= 0:
@@ -216,9 +218,9 @@ def _flex_attention(
 ) -> Any:
     """Attend. Graphs of the node may change the scores before and after the softmax."""
     dtype = site.dtype_of(query)
-    # Graphs have dtypes of the file. `load(dtype=)` decides in which one float32 is computed.
-    first = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
-    wide = site.computed(first) if first else dtype
+    # Graphs have dtypes of the file, and `load(dtype=)` decides how float32 is computed.
+    declared = dtype_of(code) if code else "float32" if dtype in rounding.HALVES else ""
+    wide = site.computed(declared) if declared else dtype
     scale = scale or 1 / math.sqrt(site.extent(query, -1))
     scores, value = _scores(site, query, key, value, scale)
     scores = _changed(site, "score_mod", site.cast(scores, wide))
@@ -228,7 +230,7 @@ def _flex_attention(
 
 
 def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
-    """Apply the graph in an attribute to a tensor. Without it the tensor stays."""
+    """Return the result of an attribute's graph on a tensor, or the tensor without a graph."""
     if not site.has_attribute(name):
         return site.tensor(x)
     graph = site.subgraph(name)
@@ -238,14 +240,16 @@ def _changed(site: NodeSite, name: str, x: Tensor) -> Any:
     result = site.tensor(result)
     shapes = site.shape(result), site.shape(x)
     if site.dtype_of(result) != site.dtype_of(x) or shapes_differ(*shapes):
-        raise InvalidShape(f"'{name}' makes {show(shapes[0])} of {show(shapes[1])}")
+        raise InvalidShape(
+            f"'{name}' must keep shape and dtype, it maps {show(shapes[1])} to {show(shapes[0])}"
+        )
     return result
 
 
 def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Any:
     """Rotate the first 2n items of heads by n angles, with cos and sin [batch,time,n].
 
-    Items i and i + n are a pair. If `interleaved`, items 2i and 2i + 1 are a pair.
+    A pair is rotated by each angle: items i and i + n, or 2i and 2i + 1 if `interleaved`.
     """
     size, half = site.extent(x, 3), site.extent(cos, -1)
     if not 0 < 2 * half <= size:
@@ -260,7 +264,7 @@ def rotated(site: NodeSite, x: Tensor, cos: Tensor, sin: Tensor, *, interleaved:
 
 
 def _regrouped(site: NodeSite, x: Tensor, shape: tuple[int, int]) -> Any:
-    """Transpose the matrices of a shape that are flat in the last axis."""
+    """Transpose matrices of a shape. Each is flattened along the last axis."""
     split = site.reshaped(x, (0, 0, 0, *shape))
     return site.reshaped(site.transposed(split, (0, 1, 2, 4, 3)), (0, 0, 0, -1))
 
@@ -290,6 +294,6 @@ def _rotary_embedding(
         cos, sin = angles(site, positions, (1, 2))
     half = site.extent(cos, -1)
     if 2 * half != (size or site.extent(x, -1)):
-        raise InvalidShape(f"'cos_cache' has {half} angles, not half of what is rotated")
+        raise InvalidShape(f"'cos_cache' has {half} angles, it must have half of the rotated items")
     x = rotated(site, x, cos, sin, interleaved=interleaved)
     return joined(site, x) if is_flat else x

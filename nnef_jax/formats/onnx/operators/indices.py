@@ -43,7 +43,7 @@ def _slice_by_attributes(
 
 @operator("Pad", since=11)
 def _pad(site: NodeSite, x: Tensor, *, mode: str = _MODE) -> Any:
-    """Pad a tensor. Negative pads remove items first."""
+    """Pad a tensor. Items of negative pads are removed first."""
     axes = site.axes("axes", 3)
     axes = tuple(range(site.rank())) if axes is None else axes
     value = site.operand(2) if site.has(2) else 0.0
@@ -76,7 +76,7 @@ def _around(site: NodeSite, pads: Sequence[int], axes: Sequence[int]) -> list[tu
 def _padded(
     site: NodeSite, x: Tensor, around: Sequence[tuple[int, int]], mode: str, value: Operand
 ) -> Any:
-    """Return a padded tensor. Negative pads remove items first."""
+    """Return a padded tensor. Items of negative pads are removed first."""
     x = cropped(site, x, dict(enumerate(around)))
     around = [(max(p, 0), max(q, 0)) for p, q in around]
     if mode == "wrap":
@@ -112,18 +112,19 @@ def _tensor_scatter(
     axis: int = axis("axis", -2),
     mode: str = word("mode", "linear", "circular"),
 ) -> Any:
-    """Write an update into a cache along an axis, from a start that each batch item has.
+    """Write an update into a cache along an axis, at the start of each batch item.
 
     In the mode "circular" it continues at the beginning of the axis.
     """
     step, is_circular = site.step, mode == "circular"
     shape, length = site.known_shape(), site.known_shape(1)[axis]
     if axis == 0:
-        raise InvalidOperation("'axis' must not be 0, that is the batch")
-    # Indices in the update [batch,items of the cache]. Those beyond it stand for the cache's items.
+        raise InvalidOperation("'axis' must not be 0, the batch")
+    # [batch,items of the cache]: the index in the update of each item. An item whose index lies
+    # outside the update keeps the value in the cache.
     index: Any = site.places(shape[axis], 1, 2)
     if starts is not None:
-        index = step.sub(index, site.unsqueezed(site.whole(starts), (1,)))
+        index = step.sub(index, site.unsqueezed(site.as_integer(starts), (1,)))
         index = floored_mod(site, index, shape[axis], step) if is_circular else index
     index = step.broadcast(index, shape=(shape[0], shape[axis]))
     is_new = step.and_(step.ge(index, 0), step.lt(index, length))
@@ -137,7 +138,7 @@ def _one_hot(site: NodeSite, indices: Tensor, *, axis: int = integer("axis", -1)
     """Return the second value at indices along a new axis, and the first value elsewhere."""
     step, rank, depth = site.step, site.rank() + 1, site.integer(1)
     axis = site.axis(axis, rank)
-    indices = site.unsqueezed(site.whole(site.tensor(indices)), (axis,))
+    indices = site.unsqueezed(site.as_integer(site.tensor(indices)), (axis,))
     indices = step.select(step.lt(indices, 0), step.add(indices, depth), indices)
     is_hot = step.eq(indices, site.places(depth, axis, rank))
     off, on = (
@@ -168,4 +169,4 @@ def _top_k_by_attribute(
 def _extremes(site: NodeSite, x: Tensor, k: int, axis: int, *, largest: bool) -> tuple[Any, Any]:
     """Return the k largest or smallest items along an axis, and their indices."""
     values, indices = site.last.topk(x, k=k, axis=axis, largest=largest)
-    return values, site.whole(indices)
+    return values, site.as_integer(indices)

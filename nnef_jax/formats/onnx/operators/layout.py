@@ -18,7 +18,7 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 @operator("Reshape", since=5)
 def _reshape(site: NodeSite, x: Tensor, *, allows_zero: bool = flag("allowzero")) -> Any:
-    """Reshape a tensor. An extent of 0 is that of the input unless `allowzero` is set."""
+    """Reshape a tensor. An extent of 0 stands for the input's extent, unless `allowzero` is set."""
     shape = site.integers(1)
     if allows_zero and any(n is not UNKNOWN and n == 0 for n in shape):
         if 0 not in site.known_shape() or -1 in shape:
@@ -47,7 +47,7 @@ def _transpose(site: NodeSite, x: Tensor) -> Any:
     rank = site.rank()
     axes = site.ints("perm", tuple(range(rank))[::-1])
     if sorted(axes) != list(range(rank)):
-        raise InvalidOperation(f"'perm' {list(axes)} is no order of {rank} axes")
+        raise InvalidOperation(f"'perm' {list(axes)} must be an order of {rank} axes")
     return site.last.transpose(x, axes=axes)
 
 
@@ -80,7 +80,10 @@ def _concat(site: NodeSite, *values: Tensor, axis: int) -> Any:
 
 @operator("Split", since=18)
 def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[Any, ...]:
-    """Split along an axis into parts of some lengths, or of one length but for the last part."""
+    """Split along an axis into parts of the lengths in input 1.
+
+    Without input 1 all parts but the last one have the same length.
+    """
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     count = len(site.node.outputs)
@@ -96,7 +99,7 @@ def _split(site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)) -> tuple[A
 def _split_by_attribute(
     site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0)
 ) -> tuple[Any, ...]:
-    """Split along an axis into parts of some lengths, or of one length."""
+    """Split along an axis into parts of the lengths in input 1 or `split`, else of one length."""
     if site.has(1):
         return tuple(cut(site, x, axis, site.integers(1)))
     if site.has_attribute("split"):

@@ -1,6 +1,6 @@
 """Operators whose results have a computed number of items: NonZero, Compress, Unique.
 
-The results are padded to the largest possible number.
+The results are padded to the largest possible number of items.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 def _noted(site: NodeSite, x: Value, axis: int, items: Value) -> Value:
     """Note the number of items [1] along the padded axis of a tensor; return the tensor."""
-    site.graph.counts[x] = Count(axis, site.whole(items))
+    site.graph.counts[x] = Count(axis, site.as_integer(items))
     return x
 
 
 def _nonzero_indices(site: NodeSite, x: Value) -> Value:
     """Return the indices of nonzero items [axes,items], and note their count.
 
-    They are computed once for a tensor: results that are gathered by them have equal counts.
+    They are computed once for a tensor, and results that are gathered by them share the count.
     """
     if x in site.graph.nonzero_indices:
         return site.graph.nonzero_indices[x]
     site.known_shape(x)
-    indices = site.whole(site.step.non_zero(x))
+    indices = site.as_integer(site.step.non_zero(x))
     is_item = x if site.dtype_of(x) == "bool" else site.step.ne(x, 0)
-    total = site.total(site.whole(is_item), range(site.rank(x)))
+    total = site.total(site.as_integer(is_item), range(site.rank(x)))
     site.graph.nonzero_indices[x] = _noted(site, indices, 1, site.reshaped(total, (1,)))
     return indices
 
@@ -75,6 +75,6 @@ def _unique(site: NodeSite, x: Tensor, *, sorts: bool = flag("sorted", True)) ->
     x = site.tensor(x)
     site.known_shape(x)
     items, *numbers, count = site.last.unique(x, axis=axis, sorts=sorts)
-    first, inverse, often = map(site.whole, numbers)
+    first, inverse, often = map(site.as_integer, numbers)
     first, often = (_noted(site, part, 0, count) for part in (first, often))
     return _noted(site, items, axis, count), first, inverse, often

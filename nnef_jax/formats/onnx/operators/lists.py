@@ -1,7 +1,7 @@
 """Sequences and optional values.
 
-A sequence is a list of tensors while the model is flattened, and its length must be known then. An
-empty optional value is None.
+While the model is flattened, a sequence is a list of tensors, so its length must be known. An empty
+optional value is None.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from nnef_jax.formats.onnx.document import ModelGraph
 from nnef_jax.formats.onnx.node_site import NodeSite
 from nnef_jax.formats.onnx.operators.registry import operator
 
-_PART = 10  # steps of the meter
+_PART = 10  # steps of the meter for a part
 
 
 def _sequence(site: NodeSite) -> list[Any]:
     items = site.operands[0]
     if not isinstance(items, list):
-        raise InvalidOperation("input 0 must be a sequence, it is none")
+        raise InvalidOperation("input 0 must be a sequence, it is a tensor")
     return items
 
 
@@ -30,7 +30,7 @@ def _index(site: NodeSite, i: int, count: int, *, end: int) -> int:
     """Return input `i`, an index in a sequence of `count` items, as a number from 0 to end - 1."""
     index = site.integer(i)
     if not -count <= index < end:
-        raise InvalidShape(f"there is no place {index} in a sequence of {count}")
+        raise InvalidShape(f"there is no index {index} in a sequence of {count} items")
     return index + count if index < 0 else index
 
 
@@ -66,9 +66,9 @@ def _erase(site: NodeSite) -> Any:
 def _split_to_sequence(
     site: NodeSite, x: Tensor, *, axis: int = axis("axis", 0), keeps: bool = flag("keepdims", True)
 ) -> Any:
-    """Split a tensor along an axis into parts of some lengths, or of one length, by default 1.
+    """Split a tensor along an axis into parts of the lengths in input 1.
 
-    With one length the last part may be shorter.
+    If input 1 is one number, by default 1, all parts but the last one have this length.
     """
     if site.has(1) and site.rank(1):
         return cut(site, x, axis, site.integers(1))
@@ -96,7 +96,7 @@ def _concat_from_sequence(
 
 @operator("SequenceMap")
 def _map(site: NodeSite, *, body: ModelGraph = attribute("body", "subgraph")) -> Any:
-    """Apply a graph to each item of sequences. Inputs that are tensors stay the same."""
+    """Apply a graph to the items of sequences. An input that is a tensor is used for each item."""
     count = len(_sequence(site))
     results: list[list[Any]] = [[] for _ in body.outputs]
     for x in site.operands:

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer: counts of sequences of tokens in rows of numbers."""
+"""TfIdfVectorizer: counts of sequences of tokens in rows of tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from nnef_jax.formats.onnx.operators.registry import operator
 
 
 def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) -> Any:
-    """Return the counts [rows,count] of sequences `grams` [count,length] in rows x.
+    """Return the counts [rows,count] of the sequences `grams` [count,length] in the rows of x.
 
-    Up to `skips` tokens may lie between the tokens of a sequence.
+    Up to `skips` tokens may lie between two tokens of a sequence, the same number in all gaps.
     """
     (height, items), (count, length) = site.known_shape(x), grams.shape
     step = site.step
@@ -29,13 +29,13 @@ def _counted(site: NodeSite, x: Tensor, grams: NDArray[np.int64], skips: int) ->
             break
         is_gram: Any = None
         for k in range(length):
-            here = site.unsqueezed(site.part(x, 1, k * gap, k * gap + positions), (2,))
-            token = site.constant(grams[:, k].reshape(1, 1, count), "int64")
-            is_token = step.eq(here, site.cast(token, site.dtype_of(x)))
+            items_k = site.unsqueezed(site.part(x, 1, k * gap, k * gap + positions), (2,))
+            tokens_k = site.constant(grams[:, k].reshape(1, 1, count), "int64")
+            is_token = step.eq(items_k, site.cast(tokens_k, site.dtype_of(x)))
             is_gram = is_token if is_gram is None else step.and_(is_gram, is_token)
-        number = site.squeezed(site.total(site.whole(is_gram), (1,)), 1)
+        number = site.squeezed(site.total(site.as_integer(is_gram), (1,)), 1)
         total = number if total is None else step.add(total, number)
-    return site.whole(site.filled(0, "int64", (height, count))) if total is None else total
+    return site.as_integer(site.filled(0, "int64", (height, count))) if total is None else total
 
 
 @operator("TfIdfVectorizer")
@@ -55,13 +55,13 @@ def _tf_idf_vectorizer(
         raise InvalidOperation("its tokens are strings, of which there are no arrays in JAX")
     pool = np.array(site.ints("pool_int64s"))
     if not columns or len({*columns}) != len(columns) or min(columns) < 0:
-        raise InvalidOperation("'ngram_indexes' must be places, none of them twice")
+        raise InvalidOperation("'ngram_indexes' must be different numbers from 0")
     site.spend(len(pool) * (max(skips, 0) + 1) + max(columns))
     rank = site.rank()
     x = site.unsqueezed(x, (0,)) if rank == 1 else x
     parts: list[Any] = []
     order = np.full(max(columns) + 1, -1)
-    first = counted = 0  # numbers of shorter sequences: in the pool, and in `parts`
+    first = counted = 0  # number of shorter sequences: in the pool, and in `parts`
     for length, (start, end) in enumerate(zip(starts, [*starts[1:], len(pool)], strict=True), 1):
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
@@ -70,7 +70,7 @@ def _tf_idf_vectorizer(
             counted += len(grams)
         first += len(grams)
     if not parts or first != len(columns):
-        raise InvalidOperation(f"it has {first} sequences and {len(columns)} places for them")
+        raise InvalidOperation(f"it has {first} sequences, and {len(columns)} 'ngram_indexes'")
     step, counts = site.step, site.step.concat([site.tensor(p) for p in parts], axis=1)
     counts = site.fitted(counts, 1, counted + 1)  # a column of zeros for uncounted sequences
     indices = site.constant(np.where(order < 0, counted, order), "int64")

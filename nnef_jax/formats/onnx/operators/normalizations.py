@@ -18,8 +18,8 @@ _EPSILON_OF_SUMS = number("epsilon", 1e-12)
 _STASH = dtype("stash_type", 1)  # the dtype in which x is standardised
 
 
-def _behind(site: NodeSite, i: int, axes: int) -> Any:
-    """Return input `i` with further last axes of extent 1."""
+def _with_last_axes(site: NodeSite, i: int, axes: int) -> Any:
+    """Return input `i` with `axes` further last axes of extent 1."""
     rank = site.rank(i)
     return site.unsqueezed(site.operand(i), tuple(range(rank, rank + axes)))
 
@@ -29,16 +29,16 @@ def _standardized(
 ) -> tuple[Any, Any, Any]:
     """Return (x - mean) / deviation along axes, the mean, and 1 / deviation.
 
-    The deviation is sqrt(variance + epsilon). If x is not `centred`, return x / root, None, and
+    The deviation is sqrt(variance + epsilon). If not `centred`, return x / root, None, and
     1 / root, with root = sqrt(mean(x^2) + epsilon).
     """
     step, axes, mean = site.step, tuple(axes), None
     if centred:
-        mean, square = step.moments(x, axes=axes)
+        mean, mean_square = step.moments(x, axes=axes)
         x = step.sub(x, mean)
     else:
-        square = step.mean_reduce(step.sqr(x), axes=axes)
-    inverse = step.rsqrt(step.add(square, epsilon))
+        mean_square = step.mean_reduce(step.sqr(x), axes=axes)
+    inverse = step.rsqrt(step.add(mean_square, epsilon))
     return step.mul(x, inverse), mean, inverse
 
 
@@ -55,10 +55,10 @@ def _scaled(site: NodeSite, x: Tensor, scale: Tensor, bias: Tensor | None, dtype
 def _batch_normalization(
     site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON, trains: bool = flag("training_mode")
 ) -> Any:
-    """Normalise by running statistics, inputs 3 and 4, or in training by those of the batch.
+    """Normalise by the running statistics in inputs 3 and 4, or in training by the batch's.
 
-    Training returns new running statistics and those of the batch too. Before version 9, without
-    `spatial`, each item of a sample has statistics of its own.
+    Training also returns the new running statistics and the batch's statistics. Before version 9,
+    each item of a sample has its own statistics if `spatial` is 0.
     """
     dtype = site.dtype_of(3 if trains or site.version >= 14 else 0)
     step = site.step
@@ -83,7 +83,7 @@ def _batch_normalization(
 
 @operator("BatchNormalization", since=7)
 def _batch_normalization_by_outputs(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
-    """Train if further outputs than the first are read."""
+    """Train if an output after the first one is read."""
     trains = any(site.is_read(i) for i in range(1, 5))
     return _batch_normalization(site, x, epsilon=epsilon, trains=trains)
 
@@ -99,7 +99,7 @@ def _old_batch_normalization(
 def _instance_normalization(site: NodeSite, x: Tensor, *, epsilon: float = _EPSILON) -> Any:
     plane = site.rank() - 2
     normal = _standardized(site, site.wide(x), range(2, plane + 2), epsilon)[0]
-    return _scaled(site, normal, _behind(site, 1, plane), _behind(site, 2, plane))
+    return _scaled(site, normal, _with_last_axes(site, 1, plane), _with_last_axes(site, 2, plane))
 
 
 @operator("LayerNormalization")
@@ -113,7 +113,7 @@ def _layer_normalization(
     epsilon: float = _EPSILON,
     stash: str = _STASH,
 ) -> Any:
-    """Normalise `axis` and all later axes; return the mean and 1 / deviation too."""
+    """Normalise over `axis` and all later axes; return the mean and 1 / deviation too."""
     x = site.cast(x, site.computed(stash))
     x, mean, inverse = _standardized(site, x, range(axis, site.rank()), epsilon)
     return _scaled(site, x, scale, bias), mean, inverse
@@ -162,7 +162,7 @@ def _of_sum(
     *,
     centred: bool = True,
 ) -> Any:
-    """Normalise the last axis; return the mean and 1 / deviation too."""
+    """Normalise over the last axis; return the mean and 1 / deviation too."""
     axes = (site.rank(x) - 1,)
     normal, mean, inverse = _standardized(site, site.wide(x), axes, epsilon, centred=centred)
     return _scaled(site, normal, scale, bias, site.dtype_of(x)), mean, inverse
@@ -206,9 +206,9 @@ def _skip_simplified_layer_normalization(
 def _embed_layer_normalization(
     site: NodeSite, words: Tensor, *, epsilon: float = _EPSILON_OF_SUMS
 ) -> tuple[Any, ...]:
-    """Normalise sums of embeddings of words, positions and segments.
+    """Normalise the sums of the embeddings of words, positions and segments.
 
-    Return the lengths by a mask, and the sums, too.
+    Return the lengths of the sequences by the mask, and the sums, too.
     """
     batch, times = site.known_shape()
     positions = site.operand(8) if site.has(8) else site.places(times, 1, 2)
@@ -231,7 +231,7 @@ def _grouped(
 ) -> tuple[Any, int]:
     """Return normalised groups [batch,groups,channels / groups,...], and the number of channels.
 
-    Scale and bias must have an item for each channel if `by_channel`, else for each group.
+    Scale and bias must have an item for each channel if `by_channel` is set, else for each group.
     """
     channels = site.known_shape()[1]
     if groups < 1 or channels % groups:
@@ -258,7 +258,7 @@ def _group_normalization(
 ) -> Any:
     x = site.cast(x, site.computed(stash))
     normal, channels = _grouped(site, x, groups, epsilon, by_channel=True)
-    scale, bias = (_behind(site, i, site.rank() - 2) for i in (1, 2))
+    scale, bias = (_with_last_axes(site, i, site.rank() - 2) for i in (1, 2))
     return _scaled(site, site.reshaped(normal, (channels,), 1, 2), scale, bias)
 
 
@@ -267,7 +267,7 @@ def _group_normalization_by_group(
     site: NodeSite, x: Tensor, *, groups: int = integer("num_groups"), epsilon: float = _EPSILON
 ) -> Any:
     normal, channels = _grouped(site, site.wide(x), groups, epsilon, by_channel=False)
-    scale, bias = (_behind(site, i, site.rank() - 1) for i in (1, 2))
+    scale, bias = (_with_last_axes(site, i, site.rank() - 1) for i in (1, 2))
     return site.reshaped(_scaled(site, normal, scale, bias), (channels,), 1, 2)
 
 

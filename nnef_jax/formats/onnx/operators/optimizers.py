@@ -19,13 +19,14 @@ _EPSILON = number("epsilon", 0)
 def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: float) -> Any:
     """Return the updated tensors, then their updated states.
 
-    The inputs are the learning rate and the number of the step, all tensors, all gradients, and all
-    states. `update` takes these for one tensor. `shrink` is the factor of L2 regularisation.
+    The inputs are the learning rate, the number of the step, all tensors, all gradients, and all
+    states. `update` takes the first two and the inputs for one tensor. `shrink` is the factor of L2
+    regularisation.
     """
     count = update.__code__.co_argcount - 2
-    tensors, more = divmod(len(site.operands) - 2, count)
-    if tensors < 1 or more:
-        raise InvalidOperation(f"it must have 2 inputs and {count} for each tensor")
+    tensors, remainder = divmod(len(site.operands) - 2, count)
+    if tensors < 1 or remainder:
+        raise InvalidOperation(f"it must have 2 inputs, and {count} inputs for each tensor")
     results: list[tuple[Any, ...]] = []
     for j in range(tensors):
         x, gradient, *states = (site.operand(2 + i * tensors + j) for i in range(count))
@@ -36,7 +37,7 @@ def _updated(site: NodeSite, update: Callable[..., tuple[Tensor, ...]], shrink: 
 
 
 def _mixed(site: NodeSite, old: Tensor, new: Tensor, a: float, b: Operand) -> Any:
-    """Return a old + b new."""
+    """Return a * old + b * new."""
     return site.step.add(site.step.mul(old, a), site.step.mul(new, b))
 
 
@@ -74,16 +75,16 @@ def _adam(
     beta: float = number("beta", 0.999),
     shrink_after: float = number("norm_coefficient_post", 0),
 ) -> Any:
-    """Divide running means of gradients by the root of running means of their squares.
+    """Divide the running mean of gradients by the root of the running mean of their squares.
 
-    Both are corrected for the zeros that they start with.
+    Both means start with zeros, and are corrected for this.
     """
     make = site.step
 
     def update(
         rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, mean: Tensor, squares: Tensor
     ) -> Any:
-        # At step 0 nothing is corrected: a and b are 1.
+        # The corrections a and b are 1 at step 0.
         is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
         a, b = (make.sub(1.0, make.mul(is_later, make.pow(base, step))) for base in (alpha, beta))
         rate = make.div(make.mul(rate, make.sqrt(b)), a)
@@ -112,10 +113,10 @@ def _momentum(
 
     def update(rate: Tensor, step: Tensor, x: Tensor, gradient: Tensor, velocity: Tensor) -> Any:
         is_later = site.cast(make.gt(step, 0.0), site.dtype_of(x))
-        share = make.add(make.mul(is_later, beta - 1), 1.0)
-        velocity = ahead = _mixed(site, velocity, gradient, alpha, share)
+        weight = make.add(make.mul(is_later, beta - 1), 1.0)  # 1 at step 0, then beta
+        velocity = direction = _mixed(site, velocity, gradient, alpha, weight)
         if mode == "nesterov":
-            ahead = make.add(gradient, make.mul(velocity, alpha))
-        return make.sub(x, make.mul(ahead, rate)), velocity
+            direction = make.add(gradient, make.mul(velocity, alpha))
+        return make.sub(x, make.mul(direction, rate)), velocity
 
     return _updated(site, update, shrink)

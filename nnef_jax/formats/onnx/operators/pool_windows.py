@@ -22,7 +22,7 @@ _ROUNDS_UP = flag("ceil_mode")
 def _pooled(
     site: NodeSite, x: Tensor, add: Callable[..., object], *, rounds_up: bool, **options: Any
 ) -> Any:
-    """Add a pool. No window begins in the padding after an axis."""
+    """Add a pool. No window begins in the padding after the end of an axis."""
     kernel = site.spatial("kernel_shape", site.rank() - 2, None)
     rounding = "ceil_torch" if rounds_up else "floor"
     return pooled(site, x, add, kernel, windows_of(site, kernel), rounding, **options)
@@ -55,12 +55,12 @@ def _by_columns(site: NodeSite, indices: Tensor, extents: Shape) -> Any:
     step = site.step
     size = math.prod(extents)
     index = step.rem(indices, size)
-    by_columns = step.sub(indices, index)
+    by_columns = step.sub(indices, index)  # the offset of the plane
     for extent in reversed(extents):
         size //= extent
-        at = step.rem(index, extent)
-        by_columns = step.add(by_columns, step.mul(at, size))
-        index = step.div(step.sub(index, at), extent)
+        coordinate = step.rem(index, extent)
+        by_columns = step.add(by_columns, step.mul(coordinate, size))
+        index = step.div(step.sub(index, coordinate), extent)
     return by_columns
 
 
@@ -107,7 +107,10 @@ def _global_lp_pool(site: NodeSite, x: Tensor, *, power: float = number("p", 2))
 
 @operator("MaxUnpool")
 def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
-    """Put items at indices from MaxPool into zeros. A larger `output_shape` adds zeros."""
+    """Put items into a tensor of zeros at indices from MaxPool.
+
+    If `output_shape` is larger than this tensor, zeros are added behind.
+    """
     rank, shape = site.rank() - 2, site.known_shape()
     kernel, strides = site.spatial("kernel_shape", rank, None), site.spatial("strides", rank)
     pads = site.spatial("pads", 2 * rank, 0)
@@ -121,5 +124,5 @@ def _max_unpool(site: NodeSite, items: Tensor, indices: Tensor) -> Any:
         return result
     behind = [(0, n - m) for n, m in zip(site.integers(2), extents, strict=True)]
     if min(min(pair) for pair in behind) < 0:
-        raise InvalidOperation(f"'output_shape' {site.integers(2)} is less than {list(extents)}")
+        raise InvalidOperation(f"'output_shape' {site.integers(2)} must be {list(extents)} or more")
     return site.last.pad(result, padding=behind, border="constant", value=0.0)

@@ -22,7 +22,7 @@ _CHANNELS_LAST = flag("channels_last")
 
 @operator("MatMul")
 def _matmul(site: NodeSite, x: Tensor, y: Tensor) -> Any:
-    """Multiply matrices in the last two axes. A vector x is a row, a vector y a column."""
+    """Multiply the matrices in the last two axes. A vector x is a row, a vector y is a column."""
     dropped = [axis for axis, v in ((-2, x), (-1, y)) if site.rank(v) == 1]
     x = site.unsqueezed(x, (0,)) if site.rank(x) == 1 else x
     y = site.unsqueezed(y, (1,)) if site.rank(y) == 1 else y
@@ -45,7 +45,7 @@ def _gemm(
     flips_a: bool = flag("transA"),
     flips_b: bool = flag("transB"),
 ) -> Any:
-    """Return alpha * a b + beta * bias, with a and b transposed if they are flipped."""
+    """Return alpha * a b + beta * bias. `flips_a` and `flips_b` transpose a and b."""
     bias = None if beta == 0 else bias
     if bias is not None and flips_b and not flips_a and alpha == beta == 1:
         return site.last.linear(a, b, site.aligned(a, bias)[1])
@@ -60,7 +60,7 @@ def _gemm(
 
 @operator("Einsum")
 def _einsum(site: NodeSite, *inputs: Tensor, equation: str = text("equation")) -> Any:
-    """Sum products. If the equation has no result, its letters are those that occur once."""
+    """Sum products. If the equation has no result, the letters that occur once are the result."""
     expr = equation.replace(" ", "")
     if "->" not in expr:
         counts = Counter(re.sub(r"\.\.\.|,", "", expr))
@@ -91,37 +91,41 @@ def product(
         site: the node.
         a: levels [...,rows,items]; a vector is a row.
         b: levels [...,items,columns]; a vector is a column.
-        zero_points: those of a and b: one, or one for each row or column.
-        scales: those of a and b, likewise.
+        zero_points: the zero point of a, one number or one for each row; that of b, one number or
+            one for each column.
+        scales: the scales of a and b, in shapes as for the zero points.
         output: zero point and scale of the result.
         dtype: the dtype of the result.
         flags: whether a and b are transposed.
     """
-    vectors = [site.rank(x) == 1 for x in (a, b)]
+    are_vectors = [site.rank(x) == 1 for x in (a, b)]
     a, b = (
         site.unsqueezed(x, (i,)) if is_vector else x
-        for i, (x, is_vector) in enumerate(zip((a, b), vectors, strict=True))
+        for i, (x, is_vector) in enumerate(zip((a, b), are_vectors, strict=True))
     )
     (a, zero_a), (b, zero_b) = (
         _centred(site, x, zero) for x, zero in zip((a, b), zero_points, strict=True)
     )
     a, b = site.aligned(site.tensor(a), site.tensor(b))
+    # Letters: z for rows, x for the axis of the sum, y for columns. A single number has no letter.
     batch = ascii_lowercase[: site.rank(a) - 2]
     left, right = ("xz" if flags[0] else "zx"), ("yx" if flags[1] else "xy")
-    levels = (zero_a, scales[0], zero_b, scales[1], *output)
-    places = [
+    parameters = (zero_a, scales[0], zero_b, scales[1], *output)
+    terms = [
         letter if isinstance(x, Tensor) and any(differ(n, 1) for n in site.shape(x)) else ""
-        for x, letter in zip(levels, "zzyyyy", strict=True)
+        for x, letter in zip(parameters, "zzyyyy", strict=True)
     ]
-    expr = f"{batch}{left},{batch}{right},,{','.join(places)}->{batch}zy"
-    result = site.step.quantized_einsum(a, b, 0, *levels, expr=expr, dtype=dtype)
-    rank = len(batch) + 2
-    axes = (rank - 2 + i for i, is_vector in enumerate(vectors) if is_vector)
+    expr = f"{batch}{left},{batch}{right},,{','.join(terms)}->{batch}zy"
+    result = site.step.quantized_einsum(a, b, 0, *parameters, expr=expr, dtype=dtype)
+    axes = (len(batch) + i for i, is_vector in enumerate(are_vectors) if is_vector)
     return site.squeezed(result, *axes)
 
 
 def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
-    """Return levels and their zero point. One with several axes is subtracted and becomes 0."""
+    """Return levels and their zero point.
+
+    A zero point that varies along several axes is subtracted from the levels, and 0 is returned.
+    """
     if zero is None or is_zero(zero):
         return x, 0
     if sum(differ(n, 1) for n in site.shape(zero)) < 2:
@@ -132,9 +136,9 @@ def _centred(site: NodeSite, x: Tensor, zero: Tensor | None) -> tuple[Any, Any]:
 def dynamic_product(
     site: NodeSite, x: Tensor, levels: Tensor, scale: Tensor, zero: Tensor | None
 ) -> Any:
-    """Multiply real numbers, quantised by their range, by levels.
+    """Quantise real numbers by their range, and multiply them by levels.
 
-    `scale` and `zero` of the levels are numbers, or have an item for each column.
+    `scale` and `zero` belong to the levels: one number each, or one for each column.
     """
     x, x_scale, x_zero = dynamically(site, x)
     total = site.cast(product(site, x, levels, (x_zero, zero)), site.dtype_of(scale))
@@ -166,9 +170,9 @@ def _conv_integer(
     groups: int = GROUPS,
 ) -> Any:
     zeros = [0 if zero is None else zero for zero in (zero_x, zero_filter)]
-    levels = [zeros[0], 1.0, zeros[1], 1.0, 0, 1.0]
+    parameters = [zeros[0], 1.0, zeros[1], 1.0, 0, 1.0]
     return site.last.quantized_conv(
-        x, filter, 0, *levels, groups=groups, border="constant", dtype="int32",
+        x, filter, 0, *parameters, groups=groups, border="constant", dtype="int32",
         **windows_of(site, kernel_of(site)),
     )  # fmt: skip
 
@@ -185,8 +189,8 @@ def _qlinear_conv(
         result = _qlinear_conv(inner, x, groups=groups, channels_last=False)
         return site.transposed(result, (0, *range(2, rank), 1))
     bias = site.unsqueezed(site.operand(8), (0,)) if site.has(8) else 0
-    levels = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]
+    parameters = [site.operand(i) for i in (2, 1, 5, 4, 7, 6)]  # zero points before their scales
     return site.last.quantized_conv(
-        x, site.operand(3), bias, *levels, groups=groups, border="constant",
+        x, site.operand(3), bias, *parameters, groups=groups, border="constant",
         dtype=site.dtype_of(7), **windows_of(site, kernel_of(site, 3)),
     )  # fmt: skip

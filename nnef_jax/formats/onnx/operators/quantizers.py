@@ -18,8 +18,8 @@ from nnef_jax.formats.onnx.operators.registry import operator
 from nnef_jax.formats.onnx.tensor_types import dtype_of
 
 MICROSOFT = "com.microsoft"
-_SMALL = ("float8_", "float4_")
-_WHOLE = ("int", "uint")
+_SMALL_FLOATS = ("float8_", "float4_")
+_INTEGERS = ("int", "uint")
 _LONG = ("int16", "uint16", "int32")
 
 
@@ -31,8 +31,8 @@ def is_zero(x: object) -> bool:
 def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int = 0) -> Any:
     """Return a scale or zero point in a shape that broadcasts to x.
 
-    The parameter has one item; or [n] for the n items of x along `axis`; or the shape of x with an
-    item for each `block` of items along `axis`.
+    The parameter has one item, or one for each item of x along `axis`. If `block` is not 0, it has
+    the rank of x, and one item along `axis` for `block` items of x.
     """
     shape, rank = site.shape(parameter), site.rank(x)
     if all(n == 1 for n in shape) and not block:
@@ -42,17 +42,17 @@ def spread(site: NodeSite, x: Tensor, parameter: Tensor, axis: int, block: int =
         return site.unsqueezed(parameter, [i for i in range(rank) if i != axis])
     if len(shape) != rank or block < 1:
         raise InvalidShape(
-            f"a scale or zero point has the shape {show(shape)} for {show(site.shape(x))} "
-            f"and blocks of {block}"
+            f"a scale or zero point {show(shape)} does not fit {show(site.shape(x))} and blocks of "
+            f"{block}"
         )
     extents = list(site.known_shape(parameter))
     extents[axis] *= block
-    wide = site.unsqueezed(parameter, (axis + 1,))
+    unsqueezed = site.unsqueezed(parameter, (axis + 1,))
     repeats = [block if i == axis + 1 else 1 for i in range(rank + 1)]
-    repeated = site.reshaped(site.step.tile(wide, repeats=repeats), extents)
+    repeated = site.reshaped(site.step.tile(unsqueezed, repeats=repeats), extents)
     items = site.extent(x, axis)
     if not extents[axis] - block < items <= extents[axis]:
-        raise InvalidShape(f"{items} items are not {extents[axis] // block} blocks of {block}")
+        raise InvalidShape(f"{items} items do not fit {extents[axis] // block} blocks of {block}")
     return site.part(repeated, axis, 0, items)
 
 
@@ -65,21 +65,22 @@ def quantized(
     *,
     saturates: bool = True,
 ) -> Any:
-    """Return x / scale + zero point as the nearest number of a dtype, halves to even.
+    """Return x / scale + zero point, rounded to the nearest number of a dtype, halves to even.
 
-    Scale and zero point broadcast to x. x has the dtype of the scale.
+    Scale and zero point broadcast to x. x and the scale have the same dtype.
     """
     step = site.step
-    # XLA replaces a division by a broadcast scale by a product, which rounds halves wrong.
+    # `select` hides the scale: XLA replaces a division by a broadcast number by a product, which
+    # rounds halves wrong.
     levels = step.div(x, step.select(step.eq(x, x), scale, 1))
     if site.dtype_of(levels) != "float64":
         levels = site.cast(levels, "float32")
-    is_whole = dtype.startswith(_WHOLE)
-    if is_whole:
+    is_integer = dtype.startswith(_INTEGERS)
+    if is_integer:
         levels = step.round(levels, ties="even")
     if zero_point is not None and not is_zero(zero_point):
         levels = step.add(levels, site.cast(zero_point, site.dtype_of(levels)))
-    if not is_whole and (saturates or dtype.startswith("float4")):
+    if not is_integer and (saturates or dtype.startswith("float4")):
         most = float(jnp.finfo(dtype).max)
         levels = step.min(step.max(levels, -most), most)
     return step.cast(levels, dtype=dtype)
@@ -88,9 +89,9 @@ def quantized(
 def dequantized(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: str = ""
 ) -> Any:
-    """Return (x - zero point) * scale in a dtype, by default that of the scale, rounded once.
+    """Return (x - zero point) * scale in a dtype, by default that of the scale.
 
-    The difference of levels of 8 bits is exact in 16 bits, so the product is rounded once. Other
+    The result is rounded once: a difference of levels of 8 bits is exact in 16 bits, and longer
     levels are scaled in 32 bits.
     """
     real, codes = site.dtype_of(scale), site.dtype_of(x)
@@ -98,7 +99,7 @@ def dequantized(
     wide = real
     if dtype != real or codes in _LONG:
         wide = "float64" if "float64" in (real, dtype) else "float32"
-    exact = "int32" if codes.startswith(_WHOLE) else wide
+    exact = "int32" if codes.startswith(_INTEGERS) else wide
     if zero_point is not None and not is_zero(zero_point):
         x = site.step.sub(site.cast(x, exact), site.cast(zero_point, exact))
     return site.cast(site.step.mul(site.cast(x, wide), site.cast(scale, wide)), dtype)
@@ -107,7 +108,7 @@ def dequantized(
 def _spread_all(
     site: NodeSite, x: Tensor, scale: Tensor, zero_point: Tensor | None, axis: int, block: int
 ) -> list[Any]:
-    if site.dtype_of(scale).startswith(_SMALL):
+    if site.dtype_of(scale).startswith(_SMALL_FLOATS):
         scale = site.cast(scale, site.graph.builder.real)
     parameters = (scale, zero_point)
     return [None if p is None else spread(site, x, p, axis, block) for p in parameters]
@@ -120,9 +121,9 @@ def _quantize_linear(
     scale, zero_point = _spread_all(site, x, scale, zero_point, axis, block)
     dtype = dtype_of(code) if code else site.dtype_of(2) if site.has(2) else "uint8"
     if site.has(2) and dtype != site.dtype_of(2):
-        raise InvalidOperation(f"'output_dtype' is not {site.dtype_of(2)}, that of input 2")
-    divided = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
-    x, scale = site.cast(x, divided), site.cast(scale, divided)
+        raise InvalidOperation(f"'output_dtype' must be {site.dtype_of(2)}, the dtype of input 2")
+    wide = site.computed(dtype_of(precision)) if precision else site.dtype_of(scale)
+    x, scale = site.cast(x, wide), site.cast(scale, wide)
     return quantized(site, x, scale, zero_point, dtype, saturates=saturates)
 
 
@@ -155,9 +156,9 @@ for _domain in ("", MICROSOFT):
 
 @operator("DynamicQuantizeLinear")
 def dynamically(site: NodeSite, x: Tensor) -> tuple[Any, Any, Any]:
-    """Return uint8 levels of real numbers, the scale and the zero point.
+    """Return real numbers as uint8 levels, the scale and the zero point.
 
-    The range of the levels is that of the numbers and 0.
+    The levels span the numbers and 0.
     """
     axes, step = tuple(range(site.rank(x))), site.step
 

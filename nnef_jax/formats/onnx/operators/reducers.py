@@ -43,7 +43,7 @@ for _name, _steps in REDUCTIONS.items():
 
 
 def _extreme_of_empty(site: NodeSite, axes: tuple[int, ...], *, largest: bool, keeps: bool) -> Any:
-    """Return the maximum along empty axes, the least number of the dtype, or the minimum."""
+    """Return the extreme along empty axes: the maximum is the least number of the dtype."""
     dtype = site.dtype_of()
     low, high = (-math.inf, math.inf) if site.is_real() else ends_of(dtype)
     item = low if largest else high
@@ -90,5 +90,5 @@ def _first_largest(site: NodeSite, x: Tensor, axes: Sequence[int]) -> Any:
     shape = site.known_shape()
     indices: Any = site.places(site.volume([shape[a] for a in axes]))
     indices = site.reshaped(indices, [n if i in axes else 1 for i, n in enumerate(shape)])
-    first = site.whole(site.step.argmax_reduce(x, axes=tuple(axes)))
+    first = site.as_integer(site.step.argmax_reduce(x, axes=tuple(axes)))
     return site.last.cast(site.step.eq(indices, first), dtype=site.dtype_of())

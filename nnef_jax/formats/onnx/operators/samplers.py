@@ -21,13 +21,13 @@ _COORDINATES = (
     "tf_half_pixel_for_nn", _CROP,
 )  # fmt: skip
 _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil")
-_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # names since version 20: before it
+_GRID_MODES = {"linear": "bilinear", "cubic": "bicubic"}  # by names since version 20: older names
 
 
 def _of_all_axes(items: Sequence[float], axes: Sequence[int], default: Sequence[float]) -> Any:
-    """Return an item for each axis: those of some axes, and defaults for all others.
+    """Return an item for each axis: `items` for `axes`, defaults for all other axes.
 
-    Raises InvalidOperation unless there is an item for each of the axes.
+    Raises InvalidOperation unless there is an item for each of `axes`.
     """
     if len(items) != len(axes):
         raise InvalidOperation(f"{list(items)} must have an item for each of {len(axes)} axes")
@@ -57,7 +57,7 @@ def _resize(
     has_scales, has_sizes = (site.has(i) and site.shape(i) != (0,) for i in (2, 3))
     if has_scales == has_sizes:
         count = "both are" if has_scales else "none is"
-        raise InvalidOperation(f"one of 'scales' and 'sizes' must be given, {count}")
+        raise InvalidOperation(f"either 'scales' or 'sizes' must be given, {count}")
     if has_scales:
         scales = [float(s) for s in site.known(2)]
         size: dict[str, Any] = {"scales": _of_all_axes(scales, axes, [1.0] * rank)}
@@ -87,16 +87,16 @@ def _sizes(site: NodeSite, axes: Sequence[int]) -> dict[str, Any]:
 def _region(site: NodeSite, axes: Sequence[int], rank: int) -> Any:
     """Return the starts, then the ends of the region along all axes.
 
-    Input 1 has them for `axes`.
+    Input 1 has them for `axes` alone. Along all other axes the region is from 0 to 1.
     """
     roi, count = site.operand(1), len(axes)
     if list(axes) == list(range(rank)):
         return roi
-    ends = site.constant([0, 1], site.dtype_of(roi))
-    ends = site.step.concat([site.tensor(roi), site.tensor(ends)], axis=0)
+    zero_one = site.constant([0, 1], site.dtype_of(roi))
+    bounds = site.step.concat([site.tensor(roi), site.tensor(zero_one)], axis=0)
     starts = _of_all_axes(range(count), axes, [2 * count] * rank)
-    stops = _of_all_axes(range(count, 2 * count), axes, [2 * count + 1] * rank)
-    return site.step.gather(ends, site.constant([*starts, *stops], "int64"), axis=0)
+    ends = _of_all_axes(range(count, 2 * count), axes, [2 * count + 1] * rank)
+    return site.step.gather(bounds, site.constant([*starts, *ends], "int64"), axis=0)
 
 
 _UPSAMPLE_MODE = word("mode", "nearest", "linear", "bilinear")
@@ -169,9 +169,9 @@ def _roi_align(
 ) -> Any:
     """Pool samples in regions (x1, y1, x2, y2).
 
-    The corners are indices of items; with half_pixel, since version 16, they are positions of
-    pixels, whose centres have the index + 0.5. Mode max takes the maximum over the neighbours of
-    samples, each times its weight.
+    Corners are indices of items. With half_pixel, since version 16, they are positions, and the
+    centre of item i has the position i + 0.5. The mode "max" multiplies the neighbours of samples
+    by their weights, and takes the maximum.
     """
     is_half = coordinates == "half_pixel" and site.version >= 16
     return roi_aligned(
@@ -190,7 +190,7 @@ def _max_roi_pool(
     scale: float = number("spatial_scale", 1),
     size: Sequence[int] = integers("pooled_shape"),
 ) -> Any:
-    """Return the maxima of cells in regions (image, x1, y1, x2, y2)."""
+    """Return the maxima of the cells of regions (image, x1, y1, x2, y2)."""
     image = site.squeezed(site.cast(site.part(rois, 1, 0, 1), "int32"), 1)
     rois = site.step.mul(site.part(rois, 1, 1, 5), scale)
     return site.last.max_roi_pool(x, rois, image, output_size=size)
@@ -200,7 +200,7 @@ def _max_roi_pool(
 def _non_max_suppression(
     site: NodeSite, boxes: Tensor, scores: Tensor, *, centred: bool = flag("center_point_box")
 ) -> Value:
-    """Return the indices (image, class, box) of the remaining boxes, padded by -1."""
+    """Return the indices (image, class, box) of the boxes that remain, padded with -1."""
     lowest = float(np.finfo(np.float32).min)
     rows, _, count = suppressed(
         site, boxes, scores, score=lowest, center_point_box=centred, sorts=False

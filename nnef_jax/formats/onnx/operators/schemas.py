@@ -35,14 +35,14 @@ def _schema(domain: str, name: str, version: int) -> Any:
 
 
 def require_declared(node: Node, version: int) -> None:
-    """Raise InvalidOperation for inputs, outputs and attributes beyond the standard's."""
+    """Raise InvalidOperation for inputs, outputs and attributes that the standard lacks."""
     schema = _schema(node.domain, node.operator, version)
     if schema is None:
         return
     sides = ("inputs", node.inputs, schema.max_input), ("outputs", node.outputs, schema.max_output)
     for side, names, most in sides:
         if any(names[most:]):
-            raise InvalidOperation(f"it has {len(names)} {side}, the operator has {most} at most")
+            raise InvalidOperation(f"it has {len(names)} {side}, the operator has at most {most}")
     for name in (*node.attributes, *node.references):
         if name not in schema.attributes:
             hint = did_you_mean(name, schema.attributes)
@@ -57,13 +57,13 @@ def is_defined(domain: str, name: str, version: int) -> bool:
 
 @cache
 def defined(domain: str, name: str, version: int) -> Function | None:
-    """Return the function that defines an operator for all operands, None if there is none."""
+    """Return the function that defines an operator whatever its operands, None if there is none."""
     schema = _schema(domain, name, version)
     return _read(schema.function_body, schema) if schema and schema.has_function else None
 
 
 def specialised(node: Node, version: int, operands: Sequence[object]) -> Function:
-    """Return the function that defines an operator for these operands and attributes.
+    """Return the function that defines an operator for a node's operands and attributes.
 
     Raises InvalidOperation if there is none.
     """
@@ -86,7 +86,7 @@ def specialised(node: Node, version: int, operands: Sequence[object]) -> Functio
     types = [type_of(x) for x in operands]
     body.ParseFromString(schema.get_context_dependent_function(proto.SerializeToString(), types))
     if not body.node:
-        raise InvalidOperation("its definition has none for its inputs and attributes")
+        raise InvalidOperation("the standard does not define it for its inputs and attributes")
     return _read(body, schema)
 
 
@@ -100,4 +100,5 @@ def _read(proto: FunctionProto, schema: Any) -> Function:
 
 
 def _refused(name: str) -> memoryview:
+    """Raise OSError: a definition has no files beside it."""
     raise OSError(f"there is no file '{name}'")

@@ -1,4 +1,4 @@
-"""Constants, shapes as tensors, casts, and tensors that a few numbers define."""
+"""Constants, shapes as tensors, casts, and tensors that are defined by a few numbers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from nnef_jax.formats.onnx.tensor_types import dtype_of
 _NAN = 255  # the code of NaN in float8e8m0
 _MELS, _CORNER = 2595, 700  # mel(f) = 2595 * log10(1 + f / 700)
 _ZERO = Constant(np.zeros(1, np.float32), "float32", derived=True)
-_ALL = 2**63 - 1  # larger than any rank
-_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least mantissa that rounds up
+_ALL = 2**63 - 1  # an end behind all axes
+_LEAST = {"up": 1, "down": 1 << 23, "nearest": 1 << 22}  # the least mantissa that is rounded up
 _SATURATES = flag("saturate", True)
 _ROUNDING = word("round_mode", *_LEAST)
 _WRAPPED = ("int2", "uint2", "int4", "uint4", "int8", "uint8", "int16", "uint16")
@@ -63,7 +63,7 @@ def _constant_of_shape(
 def _shape(
     site: NodeSite, x: Tensor, *, start: int = integer("start", 0), end: int = integer("end", _ALL)
 ) -> Any:
-    """Return the shape, or a part of it. The count of a padded axis is computed."""
+    """Return the shape, or a part of it. The extent of a padded axis is the computed count."""
     shape: list[Any] = list(site.known_shape())
     if isinstance(x, Value) and x in site.graph.counts:
         shape = site.graph.items_of(x)
@@ -89,7 +89,7 @@ def _size(site: NodeSite, x: Tensor) -> Any:
 def _cast(
     site: NodeSite, x: Tensor, *, dtype: str = dtype("to"), saturates: bool = _SATURATES
 ) -> Any:
-    """Return the input in a dtype. `saturates` clips numbers to the range of 8-bit floats."""
+    """Return the input in a dtype. If `saturates`, numbers are clipped to the range of float8."""
     source = site.dtype_of(0)
     result = dtype if site.decides("cast", [x]) else site.computed(dtype)
     if dtype == "float8_e8m0fnu":
@@ -106,7 +106,7 @@ def _cast(
 
 @operator("Cast")
 def _cast_1(site: NodeSite, x: Tensor) -> Any:
-    """Return the input in a dtype that is a name, as before version 6."""
+    """Return the input in a dtype. Before version 6, `to` is the name of the dtype."""
     from onnx import TensorProto
 
     names = TensorProto.DataType
@@ -140,7 +140,7 @@ def _power_of_two(site: NodeSite, x: Tensor, *, saturates: bool) -> Any:
 def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
     if site.computed(dtype) != dtype:
         raise InvalidOperation(
-            f"it gives {dtype}, which is computed in {site.computed(dtype)}",
+            f"it must give {dtype}, but {dtype} is computed in {site.computed(dtype)}",
             "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)",
         )
     return site.last.bitcast(x, dtype=dtype)
@@ -148,7 +148,7 @@ def _bit_cast(site: NodeSite, x: Tensor, *, dtype: str = dtype("to")) -> Any:
 
 @operator("Range")
 def _range(site: NodeSite, first: Tensor) -> Any:
-    """Return the numbers start, start + delta, ... before a limit."""
+    """Return the numbers start, start + delta, ... up to a limit, which is excluded."""
     start, limit, delta = (site.known(i).reshape(-1)[0] for i in range(3))
     dtype = first.type if isinstance(first, Constant) else site.dtype_of()
     if not any(map(is_symbolic, (start, limit, delta))):
@@ -166,7 +166,7 @@ def _range(site: NodeSite, first: Tensor) -> Any:
 def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> Any:
     """Return a matrix with ones on a diagonal, and zeros elsewhere."""
     if site.rank() != 2:
-        raise InvalidShape(f"it takes a matrix, not {show(site.shape())}")
+        raise InvalidShape(f"its input must be a matrix, it is {show(site.shape())}")
     site.graph.require_items(x, (0, 1))
     rows, columns = site.known_shape()
     dtype = site.dtype("dtype") if site.has_attribute("dtype") else site.dtype_of()
@@ -178,18 +178,20 @@ def _eye_like(site: NodeSite, x: Tensor, *, diagonal: int = integer("k", 0)) -> 
 
 @operator("MelWeightMatrix")
 def _mel_weights(site: NodeSite, *, dtype: str = dtype("output_datatype", 1)) -> Any:
-    """Return weights [bins,bands]: triangles over bins of a spectrum, equidistant in mels."""
+    """Return weights [bins,bands]: triangles over the bins of a spectrum, equidistant in mels."""
     bands, length, rate = (site.integer(i) for i in range(3))
     edges = [site.scalar(i) for i in (3, 4)]
     if min(bands, length, rate) < 1:
-        raise InvalidOperation(f"it needs positive numbers, not {bands}, {length}, {rate}")
+        raise InvalidOperation(
+            f"inputs 0 to 2 must be positive, they are {bands}, {length}, {rate}"
+        )
     low, high = (_MELS / math.log(10) * math.log1p(edge / _CORNER) for edge in edges)
     count = length // 2 + 1
     site.spend(bands * count)
     mels = low + np.arange(bands + 2) * ((high - low) / (bands + 2))
     hertz = _CORNER * np.expm1(mels / _MELS * math.log(10))
-    at = np.floor((length + 1) * hertz / rate).astype(np.int64)
-    first, middle, last = (part[None, :] for part in (at[:-2], at[1:-1], at[2:]))
+    corners = np.floor((length + 1) * hertz / rate).astype(np.int64)
+    first, middle, last = (x[None, :] for x in (corners[:-2], corners[1:-1], corners[2:]))
     bins = np.arange(count)[:, None]
     with np.errstate(all="ignore"):
         rising = np.where(middle > first, (bins - first) / (middle - first), bins == middle)

@@ -25,7 +25,7 @@ def _is_real(site: NodeSite) -> bool:
 def _dft(
     site: NodeSite, x: Tensor, *, inverse: bool = flag("inverse"), onesided: bool = flag("onesided")
 ) -> Any:
-    """Transform along an axis. `onesided` has the frequencies 0 to count // 2 only."""
+    """Transform along an axis. If `onesided`, only frequencies 0 to count // 2 are kept."""
     axis = site.integer(2, -2)
     return _along_axis(site, x, axis=axis, inverse=inverse, onesided=onesided)
 
@@ -41,10 +41,10 @@ def _along_axis(
 ) -> Any:
     rank, is_real = site.rank(), _is_real(site)
     if site.axis(axis) == rank - 1:
-        raise InvalidOperation(f"there is no signal along axis {axis}, which holds [re,im]")
+        raise InvalidOperation(f"'axis' must not be {axis}, the axis of [re] or [re,im]")
     if onesided and is_real == inverse:
         signal = "complex" if inverse else "real"
-        raise InvalidOperation(f"a signal must be {signal} where 'onesided' is 1")
+        raise InvalidOperation(f"the signal must be {signal} if 'onesided' is 1")
     axis = site.axis(axis)
     extent = site.known_shape()[axis]
     count = site.integer(1, 2 * (extent - 1) if onesided and inverse else extent)
@@ -52,7 +52,7 @@ def _along_axis(
         raise InvalidOperation(f"its length must be positive, it is {count}")
     site.spend(count)
     if onesided and inverse:
-        # Frequencies above the half are conjugates of those below, which count twice.
+        # Frequencies above the half are conjugates of the lower ones, so these count twice.
         half = count // 2 + 1
         twice = np.full(half, 2.0)
         twice[0] = 1
@@ -70,7 +70,7 @@ def _along_axis(
 
 
 def _of_real(site: NodeSite, x: Tensor, axis: int, count: int, *, onesided: bool) -> Any:
-    """Return the spectrum of a real signal. Its upper half is the conjugate of the lower one."""
+    """Return the spectrum of a real signal. The upper half is the conjugate of the lower half."""
     below, above = site.step_or_last(onesided).rfft(x, axis=axis), (count - 1) // 2
     if onesided or not above:
         return below
@@ -90,7 +90,7 @@ def _stft(site: NodeSite, x: Tensor, *, onesided: bool = flag("onesided", True))
     is_flat = site.rank() == 2
     is_real, step = is_flat or _is_real(site), site.integer(1)
     if onesided and not is_real:
-        raise InvalidOperation("a signal must be real where 'onesided' is 1")
+        raise InvalidOperation("the signal must be real if 'onesided' is 1")
     size = site.integer(3, site.shape(2)[0] if site.has(2) else site.known_shape()[1])
     if site.has(2) and site.shape(2) != (size,):
         raise InvalidShape(f"its window {show(site.shape(2))} must have {size} items")

@@ -30,19 +30,22 @@ _SUMS: dict[str, Any] = {"rho": numbers("rho"), "coefficients": numbers("coeffic
 
 def _matrix(name: str, numbers: Sequence[float], count: int) -> Any:
     if count < 1 or len(numbers) % count:
-        raise InvalidShape(f"'{name}' has {len(numbers)} items, they make no {count} rows")
+        raise InvalidShape(
+            f"'{name}' has {len(numbers)} items, which do not divide into {count} rows"
+        )
     return np.array(numbers, np.float32).reshape(count, -1)
 
 
 def _products(
     site: NodeSite, x: Tensor, filter: ArrayLike, bias: Sequence[float], name: str
 ) -> Any:
+    """Return products with the rows of a filter, plus a bias. `name` is the filter's label."""
     biases = parameter(site, f"{name}.bias", [bias])
     return site.step.linear(x, parameter(site, name, filter), biases)
 
 
 def _kernels(site: NodeSite, count: int) -> Any:
-    """Return the kernels [samples,count] of rows and support vectors."""
+    """Return the kernel of each row and each support vector [samples,count]."""
     x, step = rows(site), site.step
     vectors = _matrix("support_vectors", site.numbers("support_vectors"), count)
     gamma, offset, degree = site.numbers("kernel_params", (0.0, 0.0, 0.0))
@@ -88,15 +91,15 @@ def _classifier(
     rho: Sequence[float],
     coefficients: Sequence[float],
 ) -> Any:
-    """Return the label with most votes of pairs of classes, and the scores of pairs.
+    """Return the label with the most votes, and the scores. Each pair of classes has a vote.
 
-    With `prob_a` these are probabilities of classes. Without support vectors, they are scores of
-    classes, and the highest one decides.
+    The scores are those of pairs, or with `prob_a` the probabilities of classes. Without support
+    vectors they are scores of classes, and the label is that of the highest score.
     """
     labels = classes(site, names)
     count = len(labels)
     if count == 2 and np.min(coefficients, initial=0) >= 0 and not slopes:
-        raise InvalidOperation("no coefficient is below 0: the label is not defined")
+        raise InvalidOperation("a coefficient must be below 0, else the label is not defined")
     if not sum(sizes):
         filter = _matrix("coefficients", coefficients, max(count, 1))
         scores = _products(site, rows(site), filter, [rho[0]] * count, "coefficients")
@@ -105,11 +108,14 @@ def _classifier(
         raise InvalidShape(f"it has {count} labels and vectors of {len(sizes)} classes")
     site.spend(count**2 * (sum(sizes) + count))
     pairs, ends = list(combinations(range(count), 2)), np.cumsum([0, *sizes])
+    # A vector of class i has a weight against each other class: class j in row j - 1 if i < j, else
+    # in row j.
     weights = np.array(coefficients, np.float32).reshape(count - 1, ends[-1])
     filter = np.zeros((len(pairs), ends[-1]), np.float32)
     for p, (i, j) in enumerate(pairs):
-        filter[p, ends[i] : ends[i + 1]] = weights[j - 1, ends[i] : ends[i + 1]]
-        filter[p, ends[j] : ends[j + 1]] = weights[i, ends[j] : ends[j + 1]]
+        vectors_i, vectors_j = slice(ends[i], ends[i + 1]), slice(ends[j], ends[j + 1])
+        filter[p, vectors_i] = weights[j - 1, vectors_i]
+        filter[p, vectors_j] = weights[i, vectors_j]
     kernels = _kernels(site, int(ends[-1]))
     scores = _products(site, kernels, filter, rho[: len(pairs)], "coefficients")
     wins = np.zeros((count, len(pairs)), np.float32)

@@ -27,9 +27,9 @@ _ATTENTION: dict[str, Any] = {
 
 
 def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -> None:
-    """Raise InvalidOperation for further inputs or outputs, or other values of attributes.
+    """Raise InvalidOperation for further inputs or outputs, or for other values of attributes.
 
-    `inputs` and `outputs` are how many of them are supported.
+    `inputs` and `outputs` are the supported numbers.
     """
     for i in range(inputs, len(site.operands)):
         if site.has(i):
@@ -37,31 +37,36 @@ def only(site: NodeSite, inputs: int, outputs: int = 99, **attributes: object) -
     for i in range(outputs, len(site.node.outputs)):
         if site.is_read(i):
             raise InvalidOperation(f"output {i} is not supported")
-    for name, value in attributes.items():
-        written = site.node.attributes.get(name, value)
-        if written != value:
-            raise InvalidOperation(f"attribute '{name}' must be {value!r}, it is {written!r}")
+    for name, supported in attributes.items():
+        value = site.node.attributes.get(name, supported)
+        if value != supported:
+            raise InvalidOperation(f"attribute '{name}' must be {supported!r}, it is {value!r}")
 
 
-def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Tensor, least: float) -> None:
-    """Add a large negative number, `least`, to scores of padding.
+def _mask_padding(
+    site: NodeSite, mask: Mask, i: int, keys: int, query: Tensor, least: float
+) -> None:
+    """Add a large negative number, `least`, to the scores of padding.
 
-    Input `i` has numbers of keys [batch,keys] or of scores [batch,time,keys], 0 for padding; or the
-    lengths of sequences [batch]; or their ends, then their starts [2*batch].
+    Input `i` is one of these:
+    - 0 for padding, a positive number otherwise, for keys [batch,keys] or scores [batch,time,keys]
+    - the lengths of sequences [batch]
+    - the ends of sequences, then their starts [2*batch]
     """
     if not site.has(i):
         return
     batch, rank, step = site.extent(query, 0), site.rank(i), site.step
-    numbers = site.whole(i)
+    numbers = site.as_integer(i)
     if rank == 1:
         count = site.extent(i, 0)
         if count not in (batch, 2 * batch):
             raise InvalidShape(f"a mask {show(site.shape(i))} is not supported for {batch} samples")
         index = site.places(keys, 3, 4)
-        ends = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
-        ends = [site.unsqueezed(x, (1, 2, 3)) for x in ends]
-        is_item = step.lt(index, ends[0])
-        is_item = step.and_(is_item, step.ge(index, ends[1])) if len(ends) > 1 else is_item
+        parts = [site.part(numbers, 0, k, k + batch) for k in range(0, count, batch)]
+        end, *starts = (site.unsqueezed(x, (1, 2, 3)) for x in parts)
+        is_item = step.lt(index, end)
+        for start in starts:  # one or none
+            is_item = step.and_(is_item, step.ge(index, start))
     elif rank in (2, 3):
         is_item = site.unsqueezed(step.gt(numbers, 0), (1, 2) if rank == 2 else (1,))
     else:
@@ -72,8 +77,8 @@ def _pad(site: NodeSite, mask: Mask, i: int, keys: int, query: Tensor, least: fl
 def _split(site: NodeSite, x: Tensor, sizes: Sequence[int], axis: int) -> list[Any]:
     ends = np.cumsum([0, *sizes]).tolist()
     if ends[-1] != site.extent(x, axis):
-        raise InvalidShape(f"{show(site.shape(x))} has no parts of {list(sizes)} items")
-    return [site.part(x, axis, a, b) for a, b in pairwise(ends)]
+        raise InvalidShape(f"{show(site.shape(x))} cannot be split into {list(sizes)} items")
+    return [site.part(x, axis, first, last) for first, last in pairwise(ends)]
 
 
 def _unpacked(site: NodeSite, x: Tensor, axis: int) -> list[Any]:
@@ -90,10 +95,10 @@ def _attended(
     site: NodeSite, q: Tensor, k: Tensor, v: Tensor, padding: int, bias: int, *, scale: float,
     is_causal: bool, least: float,
 ) -> Any:  # fmt: skip
-    """Attend. Input `padding` is as in `_pad`, input `bias` is added to scores."""
+    """Attend. Input `padding` is as in `_mask_padding`, input `bias` is added to scores."""
     times, keys = site.extent(q, 2), site.extent(k, 2)
     mask = Mask(site)
-    _pad(site, mask, padding, keys, q, least)
+    _mask_padding(site, mask, padding, keys, q, least)
     if site.has(bias):
         mask.add(site.operand(bias))
     if is_causal:
@@ -137,8 +142,8 @@ def _multi_head_attention(
         parts = [x, *_unpacked(site, site.tensor(1), 3)]
     else:
         parts = [x, site.tensor(1), site.tensor(2)]
-    # Parts are [batch,time,heads*items], unpacked ones [batch,time,heads,items]. Keys and values
-    # of cross-attention may be heads [batch,heads,time,items], which have no bias.
+    # Parts are [batch,time,heads*items], or [batch,time,heads,items] after unpacking. Keys and
+    # values of cross-attention may be heads [batch,heads,time,items] already, without a bias.
     end = 1 if site.rank(x) == 3 and site.rank(1) == 4 else 3
     parts[:end] = [site.reshaped(p, (0, 0, -1)) if site.rank(p) == 4 else p for p in parts[:end]]
     if site.has(3):
@@ -163,7 +168,7 @@ def _rotary_embedding(
     x, is_flat = site.tensor(x), site.rank() == 3
     if is_flat:
         x = heads(site, x, count or site.extent(0, 2) // (2 * site.extent(2, 1)))
-    positions = site.whole(1)
+    positions = site.as_integer(1)
     if site.rank(1) == 1:  # the position of the first item
         positions = site.step.add(site.places(site.extent(x, 2), 1, 2), positions)
     x = rotated(site, x, *angles(site, positions, (2, 3)), interleaved=interleaved)
@@ -184,11 +189,11 @@ def _group_query_attention(
     is_smooth: bool = flag("smooth_softmax"),
     **scaling: Any,
 ) -> tuple[Any, ...]:
-    """Attend causally. New keys and values are appended to the old ones in buffers.
+    """Attend causally. New keys and values are appended to the past ones in buffers.
 
-    Input 5, `seqlens_k`, is the number of keys with the new ones, less 1. If the total length,
-    input 6, is known, the result's buffer has at least that length. If it is computed, the buffer
-    keeps its length, and a sequence that does not fit gives NaN; a runtime makes a longer buffer.
+    Input 5, `seqlens_k`, is the number of past and new keys, less 1. If the total length, input 6,
+    is known, the resulting buffer has at least this length. If it is computed, the buffer keeps its
+    length, and a sequence that does not fit gives NaN; a runtime makes a longer buffer.
     """
     only(site, 12, 3, sliding_window_cache=0, k_quant_type="NONE", v_quant_type="NONE", causal=1)
     counts, step = (query_heads, key_heads, key_heads), site.step
@@ -202,10 +207,12 @@ def _group_query_attention(
     size = site.extent(3, 2) if site.has(3) else 0  # length of the buffers
     before: Any = 0
     if size:
-        lengths = site.reshaped(site.whole(5), (batch, 1))
+        lengths = site.reshaped(site.as_integer(5), (batch, 1))
         before = step.max(step.sub(lengths, times - 1), 0)  # [batch,1]
     if rotates:
-        positions = site.whole(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
+        positions = (
+            site.as_integer(9) if site.has(9) else step.add(site.places(times, 1, 2), before)
+        )
         q, k = (
             rotated(site, x, *angles(site, positions, (7, 8)), interleaved=interleaved)
             for x in (q, k)
@@ -227,9 +234,9 @@ def _group_query_attention(
         sink = site.constant([[[0]]], site.dtype_of(q))
     result, _ = attended(mask, q, k, v, sink=sink, **scaling)
     if size and not isinstance(total, Constant):
-        fits = step.lt(site.reshaped(site.whole(5), (batch, 1, 1, 1)), keys)
+        fits = step.lt(site.reshaped(site.as_integer(5), (batch, 1, 1, 1)), keys)
         one = site.cast(fits, site.dtype_of(q))
-        result = step.mul(result, step.div(one, one))  # NaN by 0 / 0: NNEF has no literal
+        result = step.mul(result, step.div(one, one))  # 0 / 0 is NaN, for which NNEF has no literal
     return joined(site, result), k, v
 
 
@@ -239,6 +246,7 @@ def _placed(site: NodeSite, past: Tensor, new: Tensor, before: Tensor, keys: int
     size = site.extent(past, 2)
     zero = site.filled(0, site.dtype_of(new), (batch, heads, 1, items))
     parts = step.concat([past, new, zero], axis=2)
+    # The index in `parts` of each key of the buffer.
     past_index = site.places(keys, 1, 2)
     new_index = step.sub(past_index, before)
     is_new = step.and_(step.ge(new_index, 0), step.lt(new_index, times))

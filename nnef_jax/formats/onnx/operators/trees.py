@@ -33,16 +33,16 @@ _COMPARISONS = {
     "BRANCH_EQ": 1, "BRANCH_NEQ": 2, "BRANCH_LT": 3, "BRANCH_GT": 4, "BRANCH_LEQ": 5,
     "BRANCH_GTE": 6, "LEAF": 0,
 }  # fmt: skip
-_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # modes 0 to 5 of TreeEnsemble; 6 is MEMBER
+_MODES = ("LEQ", "LT", "GTE", "GT", "EQ", "NEQ")  # by mode of TreeEnsemble; mode 6 is MEMBER
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
-_NAN = 256  # is added to the code of a comparison that holds for NaN
+_NAN = 256  # A comparison that holds for NaN has the sum of its code and this number.
 _NODE = 10  # steps of the meter
 _NO_MEMBERS = Constant(np.zeros(0, np.float32), "float32")
 _TRACKS = integers("nodes_missing_value_tracks_true", ())
 
 
 def _numbers(site: NodeSite, name: str) -> NDArray[Any]:
-    """Return the numbers of an attribute, which may be a tensor `*_as_tensor`."""
+    """Return the numbers of an attribute, or of the tensor `*_as_tensor` that replaces it."""
     tensor = site.node.attributes.get(f"{name}_as_tensor")
     return np.array(site.numbers(name, ())) if tensor is None else tensor.array.reshape(-1)
 
@@ -57,17 +57,25 @@ def _scores(
 ) -> Any:  # fmt: skip
     """Return the scores [samples,count] of rows.
 
-    `roots` are rows of `nodes` [nodes,5] = (feature, true, false, threshold, comparison), or
-    (begin, end, 0, 0, 0) for a leaf, with its range of `leaves` [leaves,2] = (class, weight).
+    Args:
+        site: the node.
+        roots: the indices in `nodes` of the roots.
+        nodes: [nodes,5]: (feature, index if true, index if false, threshold, comparison), or for a
+            leaf (begin, end, 0, 0, 0), its range in `leaves`.
+        leaves: [leaves,2]: (class, weight).
+        count: the number of classes.
+        aggregate: combines the weights of all trees, one of `_AGGREGATES`.
     """
     x = rows(site)
     features = nodes[nodes[:, 4] != 0, 0]
     if features.size and differ(min(site.shape(x)[1], features.max() + 1), features.max() + 1):
-        raise InvalidShape(f"it reads feature {features.max()} of {site.shape(x)[1]}")
+        raise InvalidShape(
+            f"it reads feature {features.max()}, the input has only {site.shape(x)[1]} features"
+        )
     if features.min(initial=0) < 0 or not 0 <= min(roots) <= max(roots) < len(nodes):
-        raise InvalidOperation("it has features below 0, or roots that are no nodes")
+        raise InvalidOperation("a feature is below 0, or a root is not the index of a node")
     if len(leaves) and not 0 <= leaves[:, 0].min() <= leaves[:, 0].max() < count:
-        raise InvalidOperation(f"its leaves name classes beyond {count}")
+        raise InvalidOperation(f"the classes of its leaves must be 0 to {count - 1}")
     tables = {"trees": np.asarray(roots), "nodes": nodes, "leaves": leaves}
     operands = {name: parameter(site, name, table, "int32") for name, table in tables.items()}
     is_mean = aggregate == "AVERAGE"  # over trees
@@ -81,7 +89,7 @@ def _scores(
 
 @dataclass(frozen=True, slots=True)
 class _Trees:
-    """Trees whose nodes are named by the numbers of tree and node."""
+    """Trees whose nodes are named by two numbers, of the tree and of the node."""
 
     # An item for each node.
     trees: Sequence[int]
@@ -120,23 +128,25 @@ def _ensemble(
     site.spend(_NODE * len(trees))
     if unknown := {*ensemble.modes} - {*_COMPARISONS}:
         raise InvalidOperation(f"there is no mode {sorted(unknown)[0]!r}")
-    place = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
-    if len(place) != len(trees):
-        raise InvalidOperation("a node of a tree is there twice")
+    index_of = {node: i for i, node in enumerate(zip(trees, ensemble.numbers, strict=True))}
+    if len(index_of) != len(trees):
+        raise InvalidOperation("a tree has two nodes with the same number")
+    # Votes in the order of their nodes: node i has the leaves `ends[i] : ends[i + 1]`.
     voters = zip(ensemble.voters, ensemble.voting, strict=True)
-    owners = np.array([place[node] for node in voters], np.int64)
+    owners = np.array([index_of[node] for node in voters], np.int64)
     order = np.argsort(owners, kind="stable")
     leaves = np.stack([np.asarray(ensemble.voted, np.int32), _bits(weights)], 1)[order]
-    edges = np.searchsorted(owners[order], np.arange(len(trees) + 1))
+    ends = np.searchsorted(owners[order], np.arange(len(trees) + 1))
     nodes = np.zeros((len(trees), 5), np.int32)
     thresholds, tracks = _bits(_numbers(site, "nodes_values")), ensemble.tracks or (0,) * len(trees)
     for i, (tree, mode) in enumerate(zip(trees, ensemble.modes, strict=True)):
         if code := _COMPARISONS[mode]:
-            below = place[tree, ensemble.true[i]], place[tree, ensemble.false[i]]
-            holds = bool(tracks[i]) or mode == "BRANCH_NEQ"
-            nodes[i] = ensemble.features[i], *below, thresholds[i], code + _NAN * holds
+            children = index_of[tree, ensemble.true[i]], index_of[tree, ensemble.false[i]]
+            holds_for_nan = bool(tracks[i]) or mode == "BRANCH_NEQ"
+            nodes[i] = ensemble.features[i], *children, thresholds[i], code + _NAN * holds_for_nan
         else:
-            nodes[i, :2] = edges[i], edges[i + 1]
+            nodes[i, :2] = ends[i], ends[i + 1]
+    # The root of a tree is its first node.
     roots = list({tree: i for i, tree in reversed(list(enumerate(trees)))}.values())
     return _scores(site, roots, nodes, leaves, count, aggregate)
 
@@ -169,9 +179,8 @@ def _classifier(
 ) -> Any:
     """Return the label with the highest score, and the scores.
 
-    If all votes are for one of two classes, a single score decides: the second class wins if the
-    score is above 0.5, or above 0 if a weight is negative. Votes for the first class count for the
-    second, as in ONNX Runtime.
+    If all votes are for one of two classes, they are taken as votes for the second class, as in
+    ONNX Runtime. It wins if its score is above 0.5, or above 0 if a weight is negative.
     """
     labels, weights = classes(site, names), _numbers(site, "class_weights")
     if len(labels) < 2:
@@ -181,18 +190,18 @@ def _classifier(
     scores = _based(site, scores, count)
     if len(labels) != 2 or len({*voted}) != 1:
         return labelled(site, labels, best(site, scores)), transformed(site, scores, transform)
-    first = voted[0]
-    score = site.part(scores, 1, first, first + 1)
-    is_probable = bool((weights >= 0).all())
-    label = labelled(site, labels, is_above(site, score, 0.5 if is_probable else 0.0))
-    if first == 1:
+    only = voted[0]
+    score = site.part(scores, 1, only, only + 1)
+    is_probability = bool((weights >= 0).all())
+    label = labelled(site, labels, is_above(site, score, 0.5 if is_probability else 0.0))
+    if only == 1:
         return label, transformed(site, scores, transform)
     if transform == "PROBIT":
         raise InvalidOperation("'PROBIT' needs votes for each of its classes")
     if transform == "LOGISTIC":
-        score, is_probable = site.step.sigmoid(score), True
-    other = site.step.sub(1.0, score) if is_probable else site.step.neg(score)
-    return label, site.step.concat([other, score], axis=1)
+        score, is_probability = site.step.sigmoid(score), True
+    complement = site.step.sub(1.0, score) if is_probability else site.step.neg(score)
+    return label, site.step.concat([complement, score], axis=1)
 
 
 def _tensor(name: str, default: Constant | None = None) -> Any:
@@ -201,7 +210,7 @@ def _tensor(name: str, default: Constant | None = None) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Tables:
-    """Trees whose nodes and leaves are named by their indices."""
+    """Trees whose nodes and leaves are named by indices."""
 
     # An item for each node.
     modes: Constant
@@ -218,12 +227,16 @@ class _Tables:
     # Sets of numbers, each ended by NaN.
     members: Constant
 
-    def below(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
-        """Return the rows of children in a table of all nodes, then all leaves."""
-        limits = self.modes.array.size, len(self.voted)
-        if any(not 0 <= i < limits[bool(f)] for i, f in zip(indices, leafs, strict=True)):
-            raise InvalidOperation(f"'nodes_{name}nodeids' names what is not there")
-        return [i + limits[0] * bool(f) for i, f in zip(indices, leafs, strict=True)]
+    def children(self, name: str, indices: Sequence[int], leafs: Sequence[int]) -> list[int]:
+        """Return the indices of children in a table of all nodes, then all leaves.
+
+        `leafs` tell which of `indices` are leaves.
+        """
+        counts = self.modes.array.size, len(self.voted)
+        pairs = [(i, bool(is_leaf)) for i, is_leaf in zip(indices, leafs, strict=True)]
+        if any(not 0 <= i < counts[is_leaf] for i, is_leaf in pairs):
+            raise InvalidOperation(f"'nodes_{name}nodeids' has an index without a node or leaf")
+        return [i + counts[0] * is_leaf for i, is_leaf in pairs]
 
 
 @operator(
@@ -255,8 +268,8 @@ def _tree_ensemble(
     count, features = ensemble.modes.array.size, ensemble.features
     site.spend(_NODE * count)
     sets, tracks = _sets(ensemble.members), ensemble.tracks or (0,) * count
-    true = ensemble.below("true", ensemble.true, ensemble.true_leafs)
-    false = ensemble.below("false", ensemble.false, ensemble.false_leafs)
+    true = ensemble.children("true", ensemble.true, ensemble.true_leafs)
+    false = ensemble.children("false", ensemble.false, ensemble.false_leafs)
     thresholds = _bits(ensemble.splits.array.reshape(-1))
     table = [[0] * 5 for _ in range(count)]
     table += [[i, i + 1, 0, 0, 0] for i in range(len(ensemble.voted))]
@@ -267,13 +280,14 @@ def _tree_ensemble(
             table[i] = [features[i], true[i], false[i], int(thresholds[i]), code]
             continue
         if mode > len(_MODES) or not sets:
-            raise InvalidOperation(f"node {i} has the mode {mode}, or no set of members")
-        # A node for each member. An item that differs from one is compared with the next.
-        bits = _bits(sets.pop(0)).tolist()
-        at = [i, *range(len(table), len(table) + len(bits) - 1)]
-        table += [[0] * 5 for _ in at[1:]]
-        for here, item, other in zip(at, bits, [*at[1:], false[i]], strict=True):
-            table[here] = [features[i], true[i], other, item, _COMPARISONS["BRANCH_EQ"] + nan]
+            raise InvalidOperation(f"node {i} has the unknown mode {mode}, or no set of members")
+        # A chain of nodes, one for each member: an item that differs goes on to the next member.
+        members = _bits(sets.pop(0)).tolist()
+        chain = [i, *range(len(table), len(table) + len(members) - 1)]
+        table += [[0] * 5 for _ in chain[1:]]
+        for node, member, following in zip(chain, members, [*chain[1:], false[i]], strict=True):
+            code = _COMPARISONS["BRANCH_EQ"] + nan
+            table[node] = [features[i], true[i], following, member, code]
     weights = _bits(ensemble.weights.array.reshape(-1))
     leaves = np.stack([np.asarray(ensemble.voted, np.int32), weights], 1)
     nodes, function = np.array(table, np.int32).reshape(-1, 5), "aggregate_function"
@@ -289,7 +303,7 @@ def _named(name: str, number: int, names: Sequence[str]) -> str:
 
 
 def _sets(members: Constant) -> list[list[float]]:
-    """Return the sets of members. Each ends with NaN."""
+    """Return the sets of members. In `members` each set ends with NaN."""
     sets: list[list[float]] = [[]]
     for item in members.array.reshape(-1).tolist():
         if item == item:
