@@ -92,8 +92,8 @@ def test_padding_is_not_for_other_operations() -> None:
     found = errors(graph("n = tract_onnx_non_zero(x); y = §neg(n) + §concat([n], axis = 1);"))
     for one in found:
         assert "reads 'n', whose extent depends on the data" in one.message
-        assert "padded with -1" in one.message and one.hint == "end the network there, " + (
-            "and go on outside of it"
+        assert "padded with -1" in one.message and one.hint == "end the network before it, " + (
+            "and go on outside of the network"
         )
     boxes = (
         "n = tract_onnx_non_max_suppression(b, s, max_output_boxes_per_class = 2,"

@@ -247,7 +247,7 @@ def test_parameters_as_attributes() -> None:
     [
         ("y = §reshape(x, shape = [2.5, -1]);", "'shape': a whole number is due, this is 2.5"),
         ("y = §reshape(x, shape = [inf]);", "'shape': a whole number is due, this is inf"),
-        ("y = §reshape(x, shape = [0.0 / 0.0]);", "a whole number is due, this is none"),
+        ("y = §reshape(x, shape = [0.0 / 0.0]);", "a whole number is due, but this is none"),
         ("y = §reshape(x, shape = 'ab');", "'shape': a number is due, this is 'ab'"),
         ("y = §reshape(x, shape = x);", "'x' must be known when the network is compiled"),
         ("n = argmax_reduce(x, axes = [1]); y = §reshape(x, shape = [n]);", "'n' must be known"),

@@ -161,7 +161,7 @@ BAD = {
     "an open list": ('"x": linear_quantize(min=[0.0§', "unexpected end of the text", ""),
     "lists of different lengths": (
         '"x": linear_quantize(§min=[0.0, 1.0], max=[2.0, 3.0, 4.0], bits=8)',
-        "arrays must hold a value a channel: 'min' has 2 and 'max' has 3",
+        "arrays must hold one value for each channel: 'min' has 2 and 'max' has 3",
         "",
     ),
     "an empty list": ('"x": linear_quantize(§min=[], max=1.0, bits=8)', "'min' is empty", ""),
@@ -185,7 +185,7 @@ BAD = {
     "not a number": (f'"x": {ZERO_POINT.replace("scale=0.5", "§scale=nan")}', "be finite", ""),
     "empty range": (f'"x": {LINEAR.replace("min=-1.0", "§min=1")}', "less than 'max'", ""),
     "unknown tensor": (f'§"conv_outputs": {LINEAR}', "no tensor 'conv_outputs'", "'conv_output'"),
-    "unknown, nothing like it": (f'§"nosuch": {LINEAR}', "no tensor 'nosuch'", "own body assigns"),
+    "unknown, nothing like it": (f'§"nosuch": {LINEAR}', "no tensor 'nosuch'", "itself assigns"),
     "escaped unknown": (rf'§i"\"q": {LINEAR}', "no tensor '\"q'", ""),
     "printed": (
         '"x": zero_point_linear_quantize(zero_point = §NamedTensor(143, nnef_name="z"), scale = 1)',

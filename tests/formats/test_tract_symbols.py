@@ -213,9 +213,9 @@ def test_an_undeclared_symbol_is_one_where_an_input_has_it() -> None:
 def test_a_symbol_that_nothing_tells(body: str) -> None:
     head = SYMBOLS + "extension tract_symbol T;\n"
     found = error(graph(body, head=head))
-    assert found.message == "the shapes of the inputs do not tell what symbol 'T' is"
+    assert found.message == "symbol 'T' does not follow from the shapes of the inputs"
     found = error(graph(body, head=head, x="[S, 3] f32"), ones(2, 3))
-    assert found.message == "the shapes of the inputs do not tell what symbol 'T' is"
+    assert found.message == "symbol 'T' does not follow from the shapes of the inputs"
 
 
 def test_names_of_the_body_come_before_symbols() -> None:

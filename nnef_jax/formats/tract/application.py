@@ -80,10 +80,10 @@ def applied(
         results = _added(site, kind, unified, attributes, names)
     else:
         results = site.add(kind, unified, attributes, names, rule=rule)
-    read = next(iter(operands.values()), None)
+    first = next(iter(operands.values()), None)
     scales = site.graph.scales
-    if kind in _KEEPS_SCALE and isinstance(read, Value) and read in scales:
-        scales[results[0]] = scales[read]
+    if kind in _KEEPS_SCALE and isinstance(first, Value) and first in scales:
+        scales[results[0]] = scales[first]
     result = Results.of(results)
     return Results(result) if isinstance(result, list) else result
 
@@ -91,7 +91,7 @@ def applied(
 def apply_fragment(site: CallSite, kind: str, rule: Rule) -> Any:
     """Return the result of a user's rule for a fragment of the document.
 
-    Arguments with tensors are operands, known values are attributes.
+    Arguments with tensors are operands. All other arguments are attributes.
     """
     operands = {n: x for n, x in site.arguments.items() if _holds_tensors([x])}
     attributes = {n: _plain(x) for n, x in site.arguments.items() if n not in operands}
@@ -145,7 +145,7 @@ def _one_operand(site: CallSite, value: object, name: str) -> Value | h.Host:
 
 
 def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> Any:
-    if any(map(_is_known, operands.values())):  # parameters beside known values may be shapes
+    if any(map(_is_known, operands.values())):  # a parameter beside a known value may be a shape
         operands = {name: site.graph.known(x, shapes=True) for name, x in operands.items()}
     if not all(map(_is_known, operands.values())):
         raise h.NotFolded
@@ -153,20 +153,21 @@ def _folded(site: CallSite, kind: str, operands: ByName, attributes: ByName) -> 
     if operator is None:
         result = h.evaluate(kind, operands.values(), attributes)
     else:
-        place = _applied_at(site, kind, operands, attributes, (), folds=True)
+        inner = _operation_site(site, kind, operands, attributes, (), folds=True)
         try:
-            result = operator.run(place)
-        except InvalidOperation:  # raised again where the operation is added to the graph
+            result = operator.run(inner)
+        except InvalidOperation:  # raised again when the operation is added to the graph
             raise h.NotFolded from None
     h.require_few(h.weight(result))
     site.graph.meter.spend(h.weight(result))
     return Results(result) if isinstance(result, list) else result
 
 
-def _applied_at(
+def _operation_site(
     site: CallSite, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
     folds: bool = False,
 ) -> CallSite:  # fmt: skip
+    """Return the site of an operation that a call, or an expression in it, applies."""
     return CallSite(
         site.evaluator, site.node, site.frame, names, {**operands, **attributes}, kind,
         [*operands.values()], words(kind), folds,
@@ -176,7 +177,7 @@ def _applied_at(
 def _bias(
     site: CallSite, input: TractOperand, filter: TractOperand, bias: TractOperand
 ) -> TractOperand:
-    """Return the bias in real numbers. A quantised one need not have an entry in graph.quant."""
+    """Return the bias in real numbers. A quantised bias may lack an entry in graph.quant."""
     scales = site.graph.scales
     if not isinstance(bias, Value) or not bias.type.dtype.startswith("int"):
         return bias
@@ -194,7 +195,7 @@ def _bias(
 def _unified(
     site: CallSite, kind: str, items: Mapping[str, str | None], operands: ByName
 ) -> dict[str, Any]:
-    """Return the operands, those of one item type in a common dtype."""
+    """Return the operands, each in the common dtype of its item type."""
     graph = site.graph
     dtypes = common_dtypes(kind, items, operands, graph.defaults)
 
@@ -225,11 +226,11 @@ def _added(
     if operator is None:
         results = site.add(kind, operands, attributes, names)
     else:
-        place = _applied_at(site, kind, operands, attributes, names)
+        inner = _operation_site(site, kind, operands, attributes, names)
         try:
-            tensors = operator.run(place)
+            tensors = operator.run(inner)
         except InvalidOperation as error:
-            raise place.invalid(error, kind, operands) from None
+            raise inner.invalid(error, kind, operands) from None
         results = cast(tuple[Any, ...], tensors if isinstance(tensors, tuple) else (tensors,))
     first = results[0]
     if first and isinstance(first, list):

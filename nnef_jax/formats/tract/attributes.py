@@ -36,7 +36,7 @@ def is_attribute(value: Any, type: Type) -> bool:
 
 
 def attribute(value: object, type: Type) -> Any:
-    """Return an argument as an attribute of a type. Raises InvalidOperation if it cannot be."""
+    """Return an argument, converted to an attribute of a type. Raises InvalidOperation."""
     if is_attribute(value, type):
         return value
     match type:
@@ -54,7 +54,7 @@ def attribute(value: object, type: Type) -> Any:
             return math.nan if number is UNKNOWN else float(number)
         case ArrayOf(Primitive("integer" | "scalar" | "logical") as item) if not isinstance(
             value, list | tuple
-        ):  # a number is an array of one item
+        ):  # a single number is an array of one item
             array = _number(value)
             return [attribute(np.asarray(part, array.dtype), item) for part in array.ravel()]
         case ArrayOf(item):
@@ -72,13 +72,13 @@ def known_integer(value: object, name: str) -> int:
     """Return an integer argument. Raises InvalidOperation for an open or symbolic one."""
     integer = attribute(value, INTEGER)
     if integer is UNKNOWN or is_symbolic(integer):
-        message = f"'{name}' must be known, it depends on an open extent or is no number"
+        message = f"'{name}' must be known, but it depends on an open extent or is no number"
         raise InvalidOperation(message, GIVE_SHAPES)
     return integer
 
 
 def _signed(integer: int) -> int:
-    """Return a signed integer of 64 bits. tract writes some negative ones as unsigned."""
+    """Return an integer as signed, of 64 bits. tract writes some negative integers as unsigned."""
     if is_symbolic(integer) or integer is UNKNOWN or abs(integer) <= _LARGEST:
         return integer
     if _LARGEST < integer < 1 << 64:

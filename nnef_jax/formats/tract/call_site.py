@@ -35,9 +35,9 @@ from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.formats.tract.unit import Unit
 
 _NOTHING: ByName = {}
-# An operand of a meaning. It is a host value at a site that folds, False if it is left out.
+# An operand of a meaning: a host value at a site that folds, False if it is left out.
 TractOperand = Operand | Host
-# Exceptions that `CallSite.located` turns into errors with a span.
+# Exceptions for which `CallSite.located` returns errors with a span.
 REFUSALS = (NnefError, InvalidOperation, InconclusiveDimensionOperation, ExtentNeeded)
 
 
@@ -64,17 +64,17 @@ class _Evaluator(Protocol):
 
 
 def _read(type: Type) -> Callable[..., Any]:
-    """Return a method that returns the argument of a name as an attribute of a type."""
+    """Return a method that returns a named argument as an attribute of a type."""
     return lambda self, name, default=None: attribute(self.arguments[name], type)
 
 
 @dataclass(slots=True)
 class CallSite(OperatorSite[FlatGraph]):
-    """A call of an operation in the text, and the names for its results.
+    """A call of an operation in the text, with `names` for its results.
 
-    `operands` are the tensors among the `arguments` of `operation`. `words` has the document's
-    names of arguments by the names in the operation's meaning. If the site `folds`, operands are
-    host values, and operations on them are computed instead of added.
+    `operands` are the tensors among the `arguments` of `operation`. `words` are the names of
+    arguments in the document, by their names in the operation's meaning. If the site `folds`,
+    operands are host values, and operations on them are computed instead of added.
     """
 
     evaluator: _Evaluator
@@ -108,7 +108,7 @@ class CallSite(OperatorSite[FlatGraph]):
 
     @property
     def kind(self) -> str:
-        """Return the written name or operator, '' for other expressions."""
+        """Return the name or operator in the text, '' for other expressions."""
         return getattr(self.node, "operation", "") or getattr(self.node, "operator", "")
 
     @property
@@ -134,14 +134,14 @@ class CallSite(OperatorSite[FlatGraph]):
         """Return the site of the same call in another graph."""
         return replace(self, evaluator=self.evaluator.into(graph))
 
-    # Arguments. An argument that is left out has the default of the declaration.
+    # Arguments. If the call leaves one out, it has the declaration's default.
 
     def has_attribute(self, name: str) -> bool:
         """Tell whether the operation has an argument of a name."""
         return name in self.arguments
 
     def argument(self, name: str) -> Any:
-        """Return an argument as the text has it."""
+        """Return an argument without conversion."""
         return self.arguments[name]
 
     flag = _read(LOGICAL)
@@ -193,13 +193,13 @@ class CallSite(OperatorSite[FlatGraph]):
     # Errors
 
     def error(self, message: str, hint: str = "") -> NnefError:
-        """Return an error located here."""
+        """Return an error with the span of the call."""
         return self.graph.error(message, self.node, self.frame, hint)
 
     def located(self, error: Exception) -> NnefError:
         """Return an error for one of `REFUSALS`, with its own span or the site's."""
         if isinstance(error, ExtentNeeded):
-            message = "how many results it has depends on an open extent"
+            message = "the number of its results depends on an open extent"
             error = InvalidOperation(message, GIVE_SHAPES)
         if isinstance(error, InvalidOperation):
             if not self.kind:
@@ -210,7 +210,7 @@ class CallSite(OperatorSite[FlatGraph]):
                 error.span, error.calls = self.span, self.frame.calls
             return error
         return UnsupportedError(
-            f"'{self.kind}' depends on more of an extent than is known while it is symbolic",
+            f"'{self.kind}' needs the value of an extent that is symbolic",
             span=self.span,
             calls=self.frame.calls,
             hint=EXPORT_KNOWN,
@@ -226,7 +226,7 @@ class CallSite(OperatorSite[FlatGraph]):
 
         return refused(error, kind, named, self.span, self.frame.calls, translated)
 
-    # What it adds
+    # Operations
 
     def add(
         self, kind: str, operands: ByName, attributes: ByName, names: Sequence[str], *,
@@ -234,7 +234,7 @@ class CallSite(OperatorSite[FlatGraph]):
     ) -> tuple[Any, ...]:  # fmt: skip
         """Add an operation to the graph. Return its results, result arrays as lists.
 
-        `rule` is a rule of the user's. Errors have `shown` instead of the kind. For `inserted` see
+        `rule` is a rule of the user's. Errors name `shown` instead of the kind. For `inserted` see
         `Value`. Raises NnefError with the site's span.
         """
         graph, span, calls = self.graph, self.span, self.frame.calls
@@ -247,21 +247,21 @@ class CallSite(OperatorSite[FlatGraph]):
             raise self.invalid(error, shown or kind, operands) from None
 
     def step_on(self, name: str) -> ByKind:
-        """Return the builder of operations on an operand. Their names end with the operand's."""
+        """Return the builder of operations on a named operand. Their names end with that name."""
         return ByKind(
             lambda kind, operands, **attributes: self._insert(kind, operands, attributes, name)
         )
 
     def _typed(self, kind: str, operands: ByName) -> ByName:
-        """Return the operands. For kinds on items, Python numbers get the dtype of the tensors."""
+        """Return the operands. In elementwise kinds, numbers get the dtype of the tensors."""
         dtypes = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         builder = self.graph.builder
         if not dtypes or dtypes[-1] in (builder.real, builder.integer):
             return operands
         if kind not in ON_ITEMS and "y" not in operands:
             return operands
-        number = jnp.dtype(dtypes[-1]).type
-        return {n: number(x) if type(x) in (int, float) else x for n, x in operands.items()}
+        typed = jnp.dtype(dtypes[-1]).type
+        return {n: typed(x) if type(x) in (int, float) else x for n, x in operands.items()}
 
     def _insert(self, kind: str, operands: ByName, attributes: ByName, part: str) -> Any:
         if self.folds:
@@ -309,7 +309,7 @@ class CallSite(OperatorSite[FlatGraph]):
         return result
 
     def constant(self, value: object, dtype: str, *names: str) -> Value:
-        """Return a known value as a tensor of a dtype; '' is the dtype of the value alone."""
+        """Return a known value as a tensor of a dtype. With '' the value decides the dtype."""
         graph = self.graph
         try:
             array = host(value)

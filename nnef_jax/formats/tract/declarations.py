@@ -16,7 +16,7 @@ REGISTRIES = (
     "tract_transformers",
 )  # fmt: skip
 
-# Operations by another name; most of these are former names in another registry.
+# Operations by another name. Most of the names are former ones, in another registry.
 ALIASES = {
     "tract_transformers_rms_norm": "tract_core_rms_norm",
     "tract_transformers_silu": "tract_core_silu",
@@ -60,7 +60,7 @@ def declarations() -> Mapping[str, s.Fragment]:
 
 
 def registry_of(name: str) -> str:
-    """Return the registry that declares an operation, else the one whose prefix its name has."""
+    """Return the registry that declares an operation, else the registry that prefixes its name."""
     for candidate in reversed(REGISTRIES):
         if name in registry(candidate):
             return candidate
@@ -69,7 +69,7 @@ def registry_of(name: str) -> str:
 
 @cache
 def operands(name: str) -> Mapping[str, str | None]:
-    """Return the item type of each operand of an operation: a name, `?`, or None for any."""
+    """Return the item type by operand of an operation: a name, `?`, or None for any type."""
     return {p.name: _item(p.type) for p in declarations()[name].parameters if has_tensor(p.type)}
 
 

@@ -1,4 +1,4 @@
-"""The parsed document of the dialect, and where its invocations have shapes and bodies."""
+"""The parsed document of the dialect, and arguments of its invocations: shapes and scan bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lowering.location import Source
 from nnef_jax.formats.syntax import tree as s
 
 SCAN = "tract_core_scan"
-EXTERNALS = {"external": 0, "tract_core_external": 1}  # position of `shape`
+EXTERNALS = {"external": 0, "tract_core_external": 1}  # position of `shape` by operation
 
 
 @dataclass(frozen=True, slots=True)

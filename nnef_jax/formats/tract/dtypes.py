@@ -1,10 +1,10 @@
 """The dtypes of operands: of tract's datum types, and the common dtype of several operands.
 
-Without jax's x64 mode integers of 64 bits become int32, real numbers float32. An integer beyond the
-range of its dtype is an error, never wrapped. `real` replaces float32.
+Without jax's x64 mode, integers of 64 bits become int32, and real numbers float32. `real` is the
+dtype that replaces float32. An integer beyond the range of its dtype is an error, never wrapped.
 
 A constant (literal, known value, parameter) takes the dtype of the tensors beside it, as in tract,
-unless it would lose its value: a tensor of integers times 0.5 is computed in real numbers, as in
+unless its value would change: a tensor of integers times 0.5 is computed in real numbers, as in
 torch. Tensors of different dtypes are promoted as by jax.numpy.
 """
 
@@ -44,7 +44,7 @@ _QUANTISED = re.compile(r"q(u8|i8|i32)\s*\(")
 
 
 def dtype_of(name: str, real: str) -> str:
-    """Return the dtype of a datum type, in any case. Raises InvalidOperation without a dtype."""
+    """Return the dtype of a datum type, upper or lower case. Raises InvalidOperation."""
     key = name.lower()
     if _QUANTISED.match(key):
         return real
@@ -60,7 +60,7 @@ def dtype_of(name: str, real: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The dtypes of literals without tensors beside them, and the parameters of the graph."""
+    """The dtypes of literals that have no tensors beside them; the parameters of the graph."""
 
     real: str
     integer: str
@@ -95,7 +95,8 @@ def _common_dtype(
 ) -> str:
     """Return the common dtype of operands.
 
-    A real constant whose numbers are integers is an integer beside integers, unless `exact`.
+    Tensors decide it, or parameters if there are no tensors. A real constant whose numbers are all
+    integers counts as an integer beside integers, unless `exact`.
     """
     parameters = defaults.parameters
     strong = [x.type.dtype for x in operands if isinstance(x, Value) and x not in parameters]
@@ -109,15 +110,15 @@ def _common_dtype(
         if not dtype:
             dtype = alone
         elif _kind(alone) > _kind(dtype) and (exact or not _is_integral(constant, dtype)):
-            stays = isinstance(constant, Value) or _kind(dtype) < 2
-            dtype = alone if stays else _promoted([dtype, alone])
+            replaces = isinstance(constant, Value) or _kind(dtype) < 2
+            dtype = alone if replaces else _promoted([dtype, alone])
     if item == "scalar" and _kind(dtype) < 2:
         return defaults.real
     return dtype
 
 
 def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return stored numbers cast as in the network. Only the kind of the dtype matters here."""
+    """Return stored numbers, cast as in the network as far as the kind of the dtype matters."""
     before, after = _kind(stored.dtype.name), _kind(dtype)
     if after == 0:
         return stored != 0
@@ -127,7 +128,7 @@ def converted(stored: NDArray[Any], dtype: str) -> NDArray[Any]:
 
 
 def own_dtype(value: Value | Host, defaults: Defaults, item: str | None = None) -> str:
-    """Return the dtype of a value without tensors beside it, for a declared item type."""
+    """Return the dtype of a value of a declared item type that has no tensors beside it."""
     if isinstance(value, Value):
         return value.type.dtype
     if item not in ("integer", "logical", "scalar"):
@@ -155,7 +156,7 @@ def _kind(dtype: str) -> int:
 
 
 def _is_integral(constant: Value | Host, dtype: str) -> bool:
-    """Tell whether the numbers of a real constant are integers, and so is the dtype."""
+    """Tell whether all numbers of a real constant are integers, and the dtype is an integer's."""
     if isinstance(constant, Value) or _kind(dtype) != 1 or constant.dtype.kind != "f":
         return False
     return bool(np.all(constant == np.trunc(constant)) and np.all(np.isfinite(constant)))

@@ -24,8 +24,8 @@ from nnef_jax.formats.tract.dtypes import Defaults
 from nnef_jax.formats.tract.tensor_file import LARGEST_ATTRIBUTE
 from nnef_jax.limits import raising
 
-_STORED_PER_STEP = 8  # items of a parameter that become a host value
-_LARGEST_SHAPE = 16  # items; a larger parameter is no shape
+_STORED_PER_STEP = 8  # items of a parameter that is converted to a host value
+_LARGEST_SHAPE = 16  # items; a parameter with more is no shape
 
 Stored = NDArray[Any]  # the data of a parameter, a state or a constant
 # The operations of the document by their first result: name, operands and attributes.
@@ -35,9 +35,9 @@ FlatCalls = dict[Value, tuple[str, Mapping[str, Any], Mapping[str, Any]]]
 class FlatGraph(Emitter):
     """The graph that operations are added to.
 
-    `data` collects the arrays of variables and states by label; `variables` is about their number.
-    `is_open` tells whether an extent may be UNKNOWN. The body of a scan is another graph, whose
-    `outer` graph passes it variables.
+    `data` collects the arrays of variables and states by label. `variables` is the number of
+    variables in the text. `is_open` tells whether an extent may be UNKNOWN. The body of a scan is
+    another graph, which reads variables of its `outer` graph.
     """
 
     def __init__(self, options: Options, data: dict[str, Stored | None], *, is_open: bool) -> None:
@@ -50,17 +50,15 @@ class FlatGraph(Emitter):
         self.constants: dict[Value, Stored] = {}  # stored arrays by parameter
         self.defaults = Defaults(options.real, integer, self.constants.keys())
         self.calls: FlatCalls = {}
-        # By graph.quant: entries of tensors that have codes, variables that are stored as codes,
-        # and the distance of codes by tensor, a scalar or an array by channel.
-        self.entries: dict[Value, Quantizer] = {}
-        self.decoded: set[Value] = set()
-        self.scales: dict[Value, Stored] = {}
-        # The body's inputs by the variables of `outer` that a scan's body reads.
-        self.captured: dict[Value, Value] = {}
-        self._states: dict[str, int] = {}  # by label: the number of labels derived from it
+        # From graph.quant.
+        self.entries: dict[Value, Quantizer] = {}  # entries of tensors that have codes
+        self.decoded: set[Value] = set()  # variables that are stored as codes
+        self.scales: dict[Value, Stored] = {}  # the scale of a tensor: a scalar, or one by channel
+        self.captured: dict[Value, Value] = {}  # inputs of a scan's body by variable of `outer`
+        self._states: dict[str, int] = {}  # the number of labels that are derived from a label
 
     def report(self) -> None:
-        """Call the options' `progress` before a further variable is read."""
+        """Call the options' `progress` before another variable is read."""
         if self.options.progress is not None:
             read = len(self.data)
             self.options.progress(read, max(read + 1, self.variables))
@@ -95,7 +93,7 @@ class FlatGraph(Emitter):
     ) -> Value:
         """Add a state that starts with an array, or zeros. `builder.update` sets its next value.
 
-        A label that another state has gets a suffix. Raises InvalidOperation in the body of a scan
+        A label gets a suffix if another state has it. Raises InvalidOperation in the body of a scan
         and for an open shape, LimitError for a state that is too large.
         """
         if self.outer is not None:
@@ -125,9 +123,9 @@ class FlatGraph(Emitter):
     # Known values
 
     def known(self, value: Any, *, shapes: bool = False) -> Any:
-        """Return the value with each small parameter in it replaced by its stored array.
+        """Return the value with the stored array in place of each small parameter in it.
 
-        With `shapes` only parameters that may be shapes are replaced.
+        If `shapes`, only parameters that may be shapes are replaced.
         """
         if isinstance(value, list | tuple):
             return type(value)(self.known(item, shapes=shapes) for item in value)  # pyright: ignore[reportUnknownArgumentType]
@@ -144,7 +142,7 @@ class FlatGraph(Emitter):
         """Raise InvalidOperation for an unknown extent, unless an input has one."""
         if not self.is_open and any(item is UNKNOWN for item in _items(value)):
             raise InvalidOperation(
-                "a whole number is due, this is none, or one that no shape of the inputs tells"
+                "a whole number is due, but this is none, or depends on more than the input shapes"
             )
 
     def literal(self, value: Host, dtype: str) -> Any:
@@ -153,7 +151,7 @@ class FlatGraph(Emitter):
             item = value.ravel()[0]
             if is_float(dtype):
                 return rounding.saturated(item, dtype)[()]
-            # int: numpy would cast a real number beyond the range, with a warning only.
+            # int() raises for a real number beyond the range; numpy would only warn.
             return jnp.dtype(dtype).type(int(item) if isinstance(item, float) else item)
         except (OverflowError, ValueError):
             x64 = "jax's x64 mode keeps 64 bits: jax.config.update('jax_enable_x64', True)"

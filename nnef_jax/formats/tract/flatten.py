@@ -58,7 +58,7 @@ def flatten(
     """Return the flat graph of a network, and the document's operations by their results.
 
     `extents` are the values of symbols. Arrays of variables are added to `data` by label, unless
-    it has the label. Raises NnefError, independent errors at once.
+    it has the label already. Raises NnefError, for independent errors together.
     """
     with within_memory("the flat graph"):
         document, header = unit.document, unit.document.graph
@@ -106,7 +106,7 @@ class _UnitFlattener:
     graph: FlatGraph
     extents: ByName
     inputs: ByName
-    shown: Set[str] = frozenset()  # unsupported operations of a network that is only shown
+    shown: Set[str] = frozenset()  # unsupported operations, if the network is only shown
 
     def into(self, graph: FlatGraph) -> _UnitFlattener:
         return replace(self, graph=graph)
@@ -172,13 +172,13 @@ class _UnitFlattener:
     # Expressions
 
     def evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression. `names` are the names for tensors that it makes."""
+        """Return the value of an expression. `names` are for the tensors that it adds."""
         match node:
             case s.Literal(value=value):
                 return value
             case s.Identifier():
                 value = self.lookup(node, frame)
-                if type(value) in WEIGHTY:  # a name may be read many times
+                if type(value) in WEIGHTY:  # each read of a name counts against the limits
                     self.graph.meter.spend(_ITEM * weight(value))
                 return value
             case s.Array(items=items) | s.Tuple(items=items):
@@ -201,7 +201,7 @@ class _UnitFlattener:
                     operands = {"x": value(left), "y": value(right)}
                     return self._operator(OPERATORS[operator], operands, site)
                 case s.Subscript(sequence=sequence, index=index):
-                    is_name = isinstance(sequence, s.Identifier)  # steps for one item, not all
+                    is_name = isinstance(sequence, s.Identifier)  # `lookup`: steps for one item
                     items = self.lookup(sequence, frame) if is_name else value(sequence)
                     return self._item(items, value(index), site)
                 case _:
@@ -217,11 +217,11 @@ class _UnitFlattener:
                 raise Poisoned
             return frame.values[name]
         if name in self.extents:
-            # The length of a stream may stay open.
+            # Only the length of a stream may be open here.
             if self.extents[name] is UNKNOWN and not (
                 self.graph.is_open or self.unit.document.pulsed
             ):
-                message = f"the shapes of the inputs do not tell what symbol '{name}' is"
+                message = f"symbol '{name}' does not follow from the shapes of the inputs"
                 raise self.graph.error(message, node, frame)
             return self.extents[name]
         if name in _CONSTANTS:
@@ -230,14 +230,14 @@ class _UnitFlattener:
 
     def _item(self, values: Any, position: object, site: CallSite) -> Any:
         graph = self.graph
-        if isinstance(values, Value):  # not for a list, of which only one item is read
+        if isinstance(values, Value):  # in a list only the item is replaced, below
             values = graph.known(values)
         is_host = isinstance(values, np.ndarray)
         if not (isinstance(values, list | tuple) or (is_host and values.ndim)):
             raise site.error("only arrays and known values have items")
         index = attribute(graph.known(position), INTEGER)
         if index is UNKNOWN:
-            raise site.error("which item it is depends on an open extent", GIVE_SHAPES)
+            raise site.error("the index of the item depends on an open extent", GIVE_SHAPES)
         if not -len(values) <= index < len(values):
             raise site.error(f"there is no item {index} among {len(values)}")
         item: Any = values[index]
@@ -246,7 +246,7 @@ class _UnitFlattener:
     # Invocations
 
     def _invoke(self, node: s.Invocation, site: CallSite) -> Any:
-        # A fragment of the document is not visible in the bodies of the standard's fragments.
+        # Bodies of the standard's fragments do not see the fragments of the document.
         document, options = self.unit.document, self.graph.options
         in_document = site.frame.source is document.source
         defined_here = document.fragments.get(node.operation) if in_document else None
@@ -280,7 +280,8 @@ class _UnitFlattener:
     ) -> dict[str, Any]:
         """Return the values of a fragment's parameters.
 
-        `is_strict` is for fragments of the document: an argument without a parameter is an error.
+        If `is_strict`, as for fragments of the document, an argument without a parameter is an
+        error.
         """
         meter, frame = self.graph.meter, site.frame
         if is_strict:
@@ -295,7 +296,7 @@ class _UnitFlattener:
             name, default = parameter.name, parameter.default
             if name in positions:
                 arguments[name] = self.evaluate(node.arguments[positions[name]].value, frame)
-            elif isinstance(default, s.Literal):  # as nearly all defaults
+            elif isinstance(default, s.Literal):  # the common case
                 arguments[name] = default.value
             elif default is not None:
                 if inner is None:
@@ -316,7 +317,7 @@ class _UnitFlattener:
         return Results.of(results)
 
     def _calls(self, fragment: s.Fragment, site: CallSite) -> tuple[Call, ...]:
-        """Return the calls that lead into a fragment. Raises NnefError for a recursive one."""
+        """Return the calls that lead into a fragment. Raises NnefError if it calls itself."""
         calls = site.frame.calls
         if any(call.fragment == fragment.name for call in calls):
             raise site.error(f"fragment '{fragment.name}' calls itself")

@@ -47,7 +47,7 @@ _NUMBERS = ("inf", "nan")
 
 
 class TractFrontend(TextFrontend):
-    """A document and its archive. Flattening reads variables, whose types only their files have."""
+    """A document and its archive. Flattening reads the files of variables, for their types."""
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self._unit = Unit(archive, options.meter)
@@ -113,14 +113,14 @@ class TractFrontend(TextFrontend):
         return Written(members | {x: y for x, y in self._unit.texts().items() if x not in members})
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the text of a flat document of a part of the graph, in the dialect.
+        """Return the flat text of a part of the graph, in the dialect.
 
-        The document is flattened again: `graph` does not have the document's operations.
+        The document is flattened again, since `graph` does not have the document's operations.
         """
         return self._flat(options, self._data, cut)[1]
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
-        """Return the archive with the text that was read, or with a flat one that rounds itself."""
+        """Return the archive with the text that was read, or with a flat text, which rounds."""
         if not flat:
             return self.members(data or {}, None)
         options, real = replace(self.options, rounds=True), dict[str, NDArray[Any] | None]()
@@ -134,7 +134,7 @@ class TractFrontend(TextFrontend):
     def _flat(
         self, options: Options, data: dict[str, NDArray[Any] | None], cut: Cut
     ) -> tuple[Graph, str]:
-        """Return a part of the graph, and the text of its flat document.
+        """Return a part of the graph, and its flat text.
 
         Raises UnsupportedError for all loops, states, and attributes that depend on open extents.
         """
@@ -171,12 +171,12 @@ class _DialectWriter(FlatWriter):
         super().__init__(graph, options.meter)
         self._real = options.real
         self.registries: dict[str, None] = {}
-        self.symbols: list[str] = []  # new ones, which the document does not have
-        self.replaced: dict[Value, Value] = {}  # by input of a part: the value of the entire graph
+        self.symbols: list[str] = []  # new symbols, which the document lacks
+        self.replaced: dict[Value, Value] = {}  # values of the entire graph by input of a part
         self._document_read = document
         self._calls = calls
         for state in graph.states:
-            self.refuse(f"'{state.label}' is kept from call to call, which has no flat form")
+            self.refuse(f"'{state.label}' is a state, which has no flat form")
 
     def identifiers(self) -> Names:
         taken = {*super().identifiers().taken, *_NUMBERS, *self._document_read.symbols}
@@ -186,9 +186,8 @@ class _DialectWriter(FlatWriter):
     def external(self, value: Value) -> s.Invocation:
         """Return the declaration of an input.
 
-        An input of the document has the declaration that was read, as long as a symbol in it is
-        open. The input of a part, which is no input of the document, has a new symbol for each open
-        extent.
+        An input of the document has the declaration that was read, with integers if all its symbols
+        are known. Any other input of a part has a new symbol for each open extent.
         """
         if value in self.replaced:
             self.names[self.replaced[value]] = self.names[value]
@@ -229,7 +228,7 @@ class _DialectWriter(FlatWriter):
                 n: self._datum(x) for n, x in attributes.items() if n in DATUM_PARAMETERS and x
             }
             return self._invoked(name, {**operands, **attributes, **types})
-        if first.inserted:  # a part of an operation of the document, which is written
+        if first.inserted:  # a step of an operation of the document, which is written instead
             return None
         match operation.kind:
             case "cast":
@@ -250,7 +249,7 @@ class _DialectWriter(FlatWriter):
 
     def literal(self, value: Number | str, type: Type, operation: Operation) -> s.Expression:
         item: Any = value.item() if isinstance(value, np.generic) else value
-        if isinstance(item, complex) and not item.imag:  # complex by the tensor beside it
+        if isinstance(item, complex) and not item.imag:  # it became complex beside a tensor
             item = item.real
         if not isinstance(item, float) or math.isfinite(item):
             return super().literal(item, type, operation)
@@ -259,6 +258,6 @@ class _DialectWriter(FlatWriter):
 
     def _datum(self, dtype: str) -> str:
         """Return the datum type of a dtype."""
-        if dtype == self._real:  # `load(dtype=)` chooses it: f32 in any document
+        if dtype == self._real:  # chosen by `load(dtype=)` for the document's f32
             return "f32"
         return next(name for name, stored in DATUM_TYPES.items() if stored == dtype)

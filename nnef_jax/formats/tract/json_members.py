@@ -1,9 +1,9 @@
-"""Reads members of an archive that are JSON, or have a JSON header: the safetensors format.
+"""Reads members of an archive that are JSON, or have a JSON header, as safetensors files.
 
 A graph reads single values of a JSON document. A safetensors file starts with the length of its
 header in 8 bytes, little endian. The header is JSON: the dtype, shape and byte range of each
-tensor, by the label of the variable. The data follow without gaps. The package `safetensors` is not
-used: it would copy all tensors. Source: the format's README.
+tensor, by the label of the variable. The data follow without gaps. The package `safetensors` would
+copy all tensors, so it is not used. Source: the format's README.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _DTYPES = {
 
 
 def read_json(source: Source, meter: Meter) -> Any:
-    """Return a JSON document. Raises DataError, or LimitError for one nested too deeply."""
+    """Return a JSON document. Raises DataError, or LimitError if it is nested too deeply."""
     deepest = meter.limits.nesting
     deep = LimitError(f"{source.name}: nested more than {deepest} deep", hint=raising("nesting"))
     try:
@@ -62,7 +62,7 @@ def read_json(source: Source, meter: Meter) -> Any:
 
 
 def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
-    """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError without one."""
+    """Return the value at a path such as '$.a[0].b' or 'a.0.b'. Raises DataError if it has none."""
     value: Any
     value, path, at = document, key.removeprefix("$"), 0
     while at < len(path):
@@ -78,10 +78,10 @@ def value_at(document: object, key: str, name: str, meter: Meter) -> Json:
         meter.spend(1, name)
         item = pending.pop()
         if item is None or isinstance(item, dict):
-            what = "null" if item is None else "an object"
+            kind = "null" if item is None else "an object"
             inside = "" if item is value else " inside the list"
             raise DataError(
-                f"{name} has {what}{inside} at '{key}'",
+                f"{name} has {kind}{inside} at '{key}'",
                 hint="a graph can take a number, a truth value, a string or a list of these",
             )
         if isinstance(item, int) and abs(item) >= _BEYOND:
@@ -101,7 +101,7 @@ def _step(value: object, step: str, key: str, name: str, meter: Meter) -> Any:
         case list():
             hint = f"the list there has {len(value)} items"
         case _:
-            hint = "what is there has no parts"
+            hint = "the value there has no parts"
     raise DataError(f"{name} has nothing at '{key}': there is no '{step}'", hint=hint)
 
 
@@ -137,10 +137,10 @@ class SafetensorsFile:
         for entry in sorted(self._entries.values(), key=lambda entry: entry["data_offsets"]):
             begin, after = entry["data_offsets"]
             if begin != end:
-                raise DataError(f"{name}: the data of tensors have a hole or overlap at byte {end}")
+                raise DataError(f"{name}: the data of tensors have a gap or overlap at byte {end}")
             end = after
         if end != len(self._data):
-            raise DataError(f"{name}: {len(self._data)} bytes of data, tensors take {end}")
+            raise DataError(f"{name} has {len(self._data)} bytes of data, its tensors take {end}")
 
     def _entry(self, label: str, entry: object) -> Mapping[str, Any]:
         match entry:
@@ -151,7 +151,10 @@ class SafetensorsFile:
             } if 0 <= begin <= end and all(type(extent) is int and extent >= 0 for extent in shape):
                 return cast(Mapping[str, Any], entry)
             case _:
-                raise DataError(f"{self._name}: '{label}' is not described as the format asks")
+                raise DataError(
+                    f"{self._name}: the header must have 'dtype', 'shape' and 'data_offsets' for "
+                    f"'{label}'"
+                )
 
     @property
     def labels(self) -> Collection[str]:
@@ -159,7 +162,7 @@ class SafetensorsFile:
         return self._entries.keys()
 
     def get(self, label: str) -> StoredTensor:
-        """Return the tensor of a label. Raises UnsupportedError for its dtype, or DataError."""
+        """Return the tensor of a label. Raises DataError, or UnsupportedError for its dtype."""
         entry = self._entries[label]
         name, shape = f"{self._name}: '{label}'", tuple(entry["shape"])
         if entry["dtype"] not in _DTYPES:
@@ -170,9 +173,9 @@ class SafetensorsFile:
         dtype = jnp.dtype(_DTYPES[entry["dtype"]])
         begin, end = entry["data_offsets"]
         if math.prod(shape) * dtype.itemsize != end - begin:
-            raise DataError(f"{name}: {end - begin} bytes for shape {list(shape)}")
-        truth = dtype.kind == "b"
-        array = np.frombuffer(self._data[begin:end], np.uint8 if truth else dtype)
-        array = shaped(array != 0 if truth else np.require(array, requirements="A"), shape, name)
+            raise DataError(f"{name}: {end - begin} bytes do not fit the shape {list(shape)}")
+        is_bool = dtype.kind == "b"
+        array = np.frombuffer(self._data[begin:end], np.uint8 if is_bool else dtype)
+        array = shaped(array != 0 if is_bool else np.require(array, requirements="A"), shape, name)
         array.setflags(write=False)
         return StoredTensor(array, name)

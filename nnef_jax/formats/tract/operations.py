@@ -1,4 +1,4 @@
-"""Tells how an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
+"""How an operation of the dialect runs: by a meaning, as a kind, or by its definition."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _UNEXPANDED = frozenset(
 
 
 def has_meaning(name: str) -> bool:
-    """Tell whether an operation has a meaning: its own, or the kind of its name."""
+    """Tell whether an operation has a meaning, in the registry or as the kind of its name."""
     return OPERATORS.get(name) is not None or (name in standard() and name in rules)
 
 
 @cache
 def words(name: str) -> Mapping[str, str]:
-    """Return the document's names of arguments, by the names in the operation's meaning."""
+    """Return the names of arguments in the document, by their names in the operation's meaning."""
     operator = OPERATORS.get(name)
     if operator is None:
         return {}
@@ -37,16 +37,16 @@ def words(name: str) -> Mapping[str, str]:
         inputs = [tensors[i] for i in meaning.inputs]
     else:
         parameters, attributes, inputs = inputs_of(meaning), operator.attributes, tensors
-    named = {key: x.name for key, x in attributes.items() if isinstance(x, Attribute)}
-    return {**dict(zip(parameters, inputs, strict=False)), **named}
+    names = {key: x.name for key, x in attributes.items() if isinstance(x, Attribute)}
+    return {**dict(zip(parameters, inputs, strict=False)), **names}
 
 
 @cache
 def defined(expand: Expand) -> frozenset[str]:
     """Return the operations that are expanded into the standard's definitions.
 
-    "auto" are those without a meaning. "all" adds kinds that have the same meaning in tract as in
-    the standard.
+    "auto" expands operations without a meaning. "all" expands also the operations that have the
+    same meaning in tract and in the standard.
     """
     compound = (name for name, fragment in declarations().items() if fragment.body is not None)
     if expand == "auto":

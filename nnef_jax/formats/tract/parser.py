@@ -22,15 +22,18 @@ from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
 _LINE = re.compile(r"extension\s++(\w*+)\s*+(.*);", re.DOTALL)
+# An extension line without a semicolon, and the keyword of the next definition.
 _RUN_ON = re.compile(
     r"^[ \t]*+extension\s[^;\n]*+\n\s*+(extension|fragment|graph)\b(?!\s*=)", re.MULTILINE
 )
+# The fragment `tract_core_properties`; a key in it, with the quote of its value; the value's end.
 _PROPERTIES = re.compile(
     r"fragment\s.*?\]\s*;\s*\}(?=\s*(?:\#|extension\b|fragment\b|graph\b|\Z))", re.DOTALL
 )
 _KEY = re.compile(r"""\(\s*(?:"([^"\n]*)"|'([^'\n]*)')\s*,\s*(["']?)""")
 _END = {quote: re.compile(rf"{quote}\s*+\)\s*+[,\]]") for quote in "\"'"}
-_END[""] = re.compile(r"\)\s*+[,\]]")  # no white space in front: it would be scanned again for each
+# White space in front would be scanned again from each of its characters.
+_END[""] = re.compile(r"\)\s*+[,\]]")
 _BLANKS_PER_STEP = 100
 _TEMPLATE = re.compile(r"\{\{|\{%")
 
@@ -43,7 +46,7 @@ def parse(source: Source, meter: Meter) -> TractDocument:
         raise NnefSyntaxError(
             "the text is a template",
             span=Span(source, template.start(), 2),
-            hint="render it first: nothing here fills in values of JSON resources",
+            hint="render it first: values of JSON resources are not filled in here",
         )
     run_on = _RUN_ON.search(text)
     if run_on is not None:
@@ -79,9 +82,9 @@ def parse(source: Source, meter: Meter) -> TractDocument:
 
 
 def without_properties(text: str) -> tuple[str, dict[str, str]]:
-    """Return the text with the properties blanked out, and the properties.
+    """Return the text with blanks instead of the properties, and the properties.
 
-    tract does not escape the quotes in properties, so the grammar cannot read them.
+    tract does not escape the quotes in properties, so the grammar cannot read properties.
     """
     start = next((x.start() for x in tract.signs(text) if x[1].startswith("fragment")), None)
     match = _PROPERTIES.match(text, start) if start is not None else None
@@ -103,7 +106,7 @@ def _pairs(text: str) -> Iterator[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Line(s.SyntaxNode):
-    """An extension line: its first word, and the text after it, which starts at the offset."""
+    """An extension line: its first word, and the following text, which starts at `offset`."""
 
     kind: str
     value: str
@@ -111,8 +114,8 @@ class _Line(s.SyntaxNode):
 
 def _assertion(source: Source, line: _Line, meter: Meter) -> Assertion:
     meter.spend(line.offset // _BLANKS_PER_STEP, source.name)
-    blank = " " * line.offset + line.value  # for the offsets of the document
-    scenario, condition = PARSER.parse(source, meter, "assertion", blank)
+    text = " " * line.offset + line.value  # offsets are those of the document
+    scenario, condition = PARSER.parse(source, meter, "assertion", text)
     return Assertion(scenario, condition, line.value, line.offset)
 
 

@@ -4,12 +4,12 @@
     i"any name": linear_quantize(min = -1.0, max = 1.0, bits = 8);
 
 The algorithms are the standard's, with two differences. `linear_quantize` is
-`min_max_linear_quantize(..., signed = true, symmetric = false)`. The argument `symmetric` of
-`zero_point_linear_quantize` has no effect: all codes of as many bits are used.
+`min_max_linear_quantize(..., signed = true, symmetric = false)`. In `zero_point_linear_quantize`
+the argument `symmetric` has no effect: all codes of `bits` bits are used.
 
-An integer may be written for a scalar. Commas and semicolons may be left out, or trail. The last
-entry of a name counts. A list in brackets, which tract does not read, has a number for each
-channel; `bits` and `signed` are equal for all channels.
+A scalar may be written as an integer. Commas and semicolons may be left out, or be added at the
+end. The last entry for a name counts. A list in brackets, which tract does not read, has a number
+for each channel; `bits` and `signed` are the same for all channels.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENTRY = re.compile(r"""^[ \t]*i?["']""", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(.)")
 _MOST_ERRORS = 20
 _STEPS = 5  # steps to read a token
-_MOST_DIGITS = 18  # of an integer that fits 64 bits
+_MOST_DIGITS = 18  # An integer with so many digits fits 64 bits.
 _MOST_SHOWN = 40  # characters of a token in errors
 
 # The types of arguments, by algorithm.
@@ -83,7 +83,7 @@ def read_quantization(source: Source, names: Collection[str], meter: Meter) -> d
     while not reader.sees("end") and len(errors) < _MOST_ERRORS:
         try:
             name, algorithm, arguments = reader.entry()
-            hint = "an entry names what the graph's own body assigns"
+            hint = "an entry must name a tensor that the body of the graph itself assigns"
             reader.require(f"the graph has no tensor {name}", name, names, hint)
             quantizers[name.text] = _quantizer(algorithm, arguments)
         except NnefError as error:
@@ -149,8 +149,8 @@ class _EntryReader:
             raise NnefSyntaxError(
                 f"'{argument}' is a printed Python object, {token.text}(...), instead of a number",
                 span=token.span,
-                hint="torch_to_nnef 0.24.12 prints quantised models so: export again with a "
-                "version that writes numbers",
+                hint="torch_to_nnef 0.24.12 writes such objects for quantised models: export again "
+                "with a version that writes numbers",
             )
         value = token.literal()
         if value is None:
@@ -164,7 +164,7 @@ class _EntryReader:
         return value
 
     def require(self, message: str, token: _Token, names: Collection[str], hint: str = "") -> None:
-        """Raise SemanticError unless a token is one of some names."""
+        """Raise SemanticError unless a token is one of `names`."""
         if token.text not in names:
             similar = did_you_mean(token.text, names, meter=self._meter)
             hint = similar or hint or f"there are {', '.join(names)}"
@@ -209,13 +209,13 @@ def _quantizer(algorithm: _Token, arguments: _Arguments) -> Quantizer:
             hint=f"write {', '.join(f'{name} = ...' for name in missing)}",
         )
     offset = algorithm.span.offset
-    fixed = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
-    arguments |= {name: (offset, x) for name, x in fixed.items()}
+    implied = {"symmetric": False} | ({"signed": True} if algorithm.text in _STANDARD else {})
+    arguments |= {name: (offset, x) for name, x in implied.items()}
     values = {name: value for name, (_, value) in arguments.items()}
-    places = tuple(
+    names = tuple(
         s.Argument(at, name, s.Identifier(at, name)) for name, (at, _) in arguments.items()
     )
-    node = s.Invocation(offset, algorithm.text, None, places)
+    node = s.Invocation(offset, algorithm.text, None, names)
     operation = _STANDARD.get(algorithm.text, algorithm.text)
     quantizer = Quantizer(algorithm.span.source, node, operation, values)
     raise_all(list(quantizer.problems()))

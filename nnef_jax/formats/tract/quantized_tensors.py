@@ -1,4 +1,4 @@
-"""Tensors with an entry in graph.quant: as real numbers, or as codes.
+"""Tensors with an entry in graph.quant, as real numbers or as codes.
 
 A real number is (code - zero point) * scale.
 """
@@ -47,7 +47,7 @@ def quantized(site: CallSite, name: str, value: object) -> Any:
 
 
 def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
-    """Return the arguments of an operation, with codes for operands that are codes."""
+    """Return the arguments of an operation, with the codes of the operands in `_CODED`."""
 
     def coded(value: object) -> object:
         if isinstance(value, list):
@@ -61,7 +61,7 @@ def with_codes(site: CallSite, kind: str) -> Mapping[str, Any]:
 
 
 def codes_of(site: CallSite, value: Value, entry: Quantizer) -> Value:
-    """Return the codes of real numbers that are already rounded by an entry."""
+    """Return the codes of real numbers, which are already rounded by the entry."""
     zero, scale = _spacing(entry, value, variable=value in site.graph.constants)
     steps = apply(site, "div", x=value, y=scale)
     rounded = apply(site, "tract_core_round_even", x=steps)

@@ -20,23 +20,27 @@ def _average_type(
     axis = normal_axis(axis, len(input.shape))
     require.same_dtype(require.real, input=input, state=state)
     require.not_negative(skip=skip)
-    why = f"it is 'input' {show(input.shape)} without axis {axis}"
+    reason = f"it is 'input' {show(input.shape)} without axis {axis}"
     shape = with_extent(input.shape, axis)
     if complex:
-        why, shape = f"{why} and without the last one", shape[:-1]
-    require.shape("state", state, shape, why)
+        reason, shape = f"{reason} and without the last axis", shape[:-1]
+    require.shape("state", state, shape, reason)
     return input
 
 
 def _averages(x: Array, state: Array, alpha: float, skip: int) -> Array:
-    """Return s after each item: s <- (1 - alpha) x + alpha s along axis 0, not for `skip` items."""
+    """Return the average s after each item along axis 0: s <- (1 - alpha) x + alpha s.
+
+    The first `skip` items do not change s, which starts as `state`.
+    """
     items = x[skip:] * (1 - alpha)
     decays = jnp.full((items.shape[0],) + (1,) * (x.ndim - 1), alpha, x.dtype)
 
-    def after(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
+    # A pair (a, b) is the step s <- a s + b.
+    def composed(first: tuple[Array, Array], second: tuple[Array, Array]) -> tuple[Array, Array]:
         return first[0] * second[0], second[0] * first[1] + second[1]
 
-    decays, sums = lax.associative_scan(after, (decays, items))
+    decays, sums = lax.associative_scan(composed, (decays, items))
     start = jnp.asarray(state, x.dtype)[None]
     idle = jnp.broadcast_to(start, (min(skip, x.shape[0]), *start.shape[1:]))
     return jnp.concatenate([idle, decays * start + sums])
@@ -96,10 +100,10 @@ def _pulse_mask_type(input: TensorType, axis: int) -> TensorType:
 def pulse_mask(
     input: Array, position: Array, axis: int, begin: int, end: int, value: float
 ) -> Array:
-    """Return the input at the places begin ... end - 1 of a stream, and `value` at other places.
+    """Return the items with the indices begin ... end - 1 in a stream, and `value` elsewhere.
 
-    `position` is the place in the stream of the first item along the axis.
+    `position` is the index in the stream of the first item along the axis.
     """
     x = jnp.asarray(input)
-    places = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
-    return jnp.where((places >= begin) & (places < end), x, rounding.saturated(value, x.dtype))
+    indices = position + lax.broadcasted_iota(position.dtype, x.shape, normal_axis(axis, x.ndim))
+    return jnp.where((indices >= begin) & (indices < end), x, rounding.saturated(value, x.dtype))

@@ -17,8 +17,8 @@ from nnef_jax.formats.syntax.standard import COMPARISONS
 from nnef_jax.formats.tract.document import Assertion, TractDocument
 from nnef_jax.limits import Meter
 
-_LARGEST = 1 << 40  # bound of the search for the value of a symbol
-_BEYOND = 1 << 64  # values of expressions are clamped to it: no extent is as large
+_LARGEST = 1 << 40  # no larger value of a symbol is searched for
+_BEYOND = 1 << 64  # larger than any extent; values of expressions are clamped to it
 _STEPS = 20  # steps for an equation or assertion
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
@@ -29,7 +29,8 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 def has_open_inputs(document: TractDocument, shapes: Shapes, values: Mapping[str, int]) -> bool:
     """Tell whether an extent of an input is open.
 
-    `shapes` are the user's, by input. `values` are those of symbols, for all other inputs.
+    `shapes` are the user's shapes by input. All other inputs have the shapes of the document, with
+    the `values` of symbols.
     """
     return any(
         extent is None or extent is UNKNOWN for shape in shapes.values() for extent in shape
@@ -52,19 +53,23 @@ def solve(
     `fixed` are values that the user gives. Raises InputError if no values fit the shapes, or if an
     assertion fails.
     """
-    equations = [
-        _Equation(name, axis, expression, extent, len(parts), _names(parts), meter)
-        for name, shape in document.input_shapes.items()
-        for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False))
-        if extent is not None and extent is not UNKNOWN and _names(parts := [*_parts(expression)])
-    ]
+    equations: list[_Equation] = []
+    for name, shape in document.input_shapes.items():
+        for axis, (expression, extent) in enumerate(zip(shape, shapes.get(name, ()), strict=False)):
+            if extent is None or extent is UNKNOWN:
+                continue
+            parts = [*_parts(expression)]
+            if names := _names(parts):
+                equations.append(
+                    _Equation(name, axis, expression, extent, len(parts), names, meter)
+                )
     # Quotients last: several values of a symbol have the same quotient.
     equations.sort(key=lambda equation: _divides(equation.expression))
     values = dict(fixed)
     meter.spend(_STEPS * (len(equations) + len(document.assertions)), document.source.name)
     unsolved = list(equations)
-    while pair := next(((e, x) for e in unsolved if (x := e.solution(values)) is not None), None):
-        equation, value = pair
+    while (solution := _next_solution(unsolved, values)) is not None:
+        equation, value = solution
         values[equation.free(values)[0]] = value
         unsolved.remove(equation)
     for equation in equations:
@@ -72,15 +77,26 @@ def solve(
         equation.check(document, values)
     for assertion in document.assertions:
         _check(document, assertion, values)
-    symbols = dict.fromkeys(document.symbols)  # more may occur in shapes without a declaration
+    symbols = dict.fromkeys(document.symbols)  # undeclared symbols in shapes are added
     for shape in document.input_shapes.values():
         symbols |= dict.fromkeys(name for extent in shape for name in _names(_parts(extent)))
     return {symbol: values.get(symbol, UNKNOWN) for symbol in symbols}
 
 
+def _next_solution(
+    equations: Iterable[_Equation], values: Mapping[str, int]
+) -> tuple[_Equation, int] | None:
+    """Return the first equation with a solution, and the solution."""
+    for equation in equations:
+        value = equation.solution(values)
+        if value is not None:
+            return equation, value
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Equation:
-    """An extent of an input that equals an expression of the document, of `size` parts."""
+    """An extent of an input equals an expression of the document, which has `size` parts."""
 
     input: str
     axis: int
@@ -94,9 +110,9 @@ class _Equation:
         return [name for name in self.names if name not in values]
 
     def solution(self, values: Mapping[str, int]) -> int | None:
-        """Return the value of the only free symbol, None without a solution.
+        """Return the value of the only free symbol.
 
-        None too if there are no or several free symbols.
+        It is None without a solution, and if there are no or several free symbols.
         """
         self.meter.spend(_STEPS + self.size, "the symbols")
         free = self.free(values)
@@ -119,7 +135,7 @@ class _Equation:
                 return guess
         if is_symbolic(self.extent):
             return None
-        # The least value, if the expression grows with the symbol.
+        # For an expression that grows with the symbol this is the least solution.
         value = bisect_left(range(_LARGEST), self.extent, key=at)
         return value if at(value) == self.extent else None
 
@@ -128,12 +144,12 @@ class _Equation:
             return
         value, free = evaluate(self.expression, values), self.free(values)
         span = s.span_in(document.source, self.expression)
-        start = f"input '{self.input}' has extent {self.extent} at axis {self.axis}, "
+        extent = f"input '{self.input}' has extent {self.extent} at axis {self.axis}"
         if len(free) == 1:
-            raise InputError(f"{start}which no value of {free[0]} gives", span=span)
+            raise InputError(f"{extent}, which no value of {free[0]} gives", span=span)
         if value is not UNKNOWN and not is_symbolic(value) and value != self.extent:
             raise InputError(
-                f"{start}it should be {value}: {_shown(self.names, values)}",
+                f"{extent}, it should be {value}: {_shown(self.names, values)}",
                 span=span,
                 hint="inputs that share a symbol must agree on it",
             )

@@ -1,20 +1,21 @@
 """Reads tensor files of the dialect: NNEF 1.0's, with the item types that tract adds.
 
-The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, but the
-two quantised types are plain integers: tract writes all integers as such. Vendor 'TR' has
+The header is NNEF 1.0's (`storage.tensorfile`). Item types of vendor 0 are the standard's, except
+that the two quantised types are plain integers, since tract writes all integers as quantised. The
+item types of vendor 'TR' are:
 
     0x0000    complex numbers of 32, 64 and 128 bits, the real part first
     0x1000    strings, which are refused
-    0x3040    Q4_0: blocks of 18 bytes, scale in float16, then 32 codes of 4 bits, two in each of 16
-              bytes; number = (code - 8) * scale. The low halves are the first 16 codes, the high
-              halves the last 16. In the older order of tract, 0x2040, byte j has codes 2j (low)
-              and 2j + 1 (high)
-    0x3080    Q8_1: blocks of 36 bytes, scale in float16, scale times the sum of the codes in
-              float16, then 32 signed codes of 8 bits; number = code * scale. tract writes the
-              item type 0x3081 and reads 0x3080
+    0x3040    Q4_0: blocks of 18 bytes: the scale in float16, then 16 bytes of two codes of 4 bits.
+              A number is (code - 8) * scale. Low halves of bytes are codes 0 to 15, high halves 16
+              to 31.
+    0x2040    Q4_0 in tract's older order: byte j has code 2j (low half) and 2j + 1 (high half)
+    0x3080    Q8_1: blocks of 36 bytes: the scale in float16, scale * sum of the codes in float16,
+              then 32 signed codes of 8 bits. A number is code * scale. tract reads this item type.
+    0x3081    Q8_1: tract writes this item type
 
-The blocks are ggml's. Extents may be 0. Complex numbers with parts of 16 bits come in complex64,
-blocks in float32.
+The blocks are ggml's. Extents may be 0. Complex numbers with parts of 16 bits are read as
+complex64, blocks as float32.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ from nnef_jax.storage.tensorfile import HEADER_SIZE, FinalHeader, TensorFile, sh
 _Codes = NDArray[np.uint8]
 _Reals = NDArray[np.float32]
 
-# Items of a tensor that may be an attribute. Flattening reads only the types of larger tensors.
+# Items. A larger tensor is no attribute: flattening reads only its type.
 LARGEST_ATTRIBUTE = 4096
 _BLOCK = 32  # numbers in a block
 _VENDOR = 0x5452  # 'TR'
 _COMPLEX, _COMPLEX_INTEGERS, _STRINGS = 0, 4, 0x1000
-# Dtypes by the bits of a complex number: of a stored part, and of the array.
+# By the bits of a complex number: the dtype of a stored part, and the dtype of the array.
 _COMPLEX_TYPES = {
     32: ("<f2", "complex64"), 64: ("<f4", "complex64"), 128: ("<f8", "complex128"),
 }  # fmt: skip
@@ -76,14 +77,14 @@ _FORMATS: dict[int, _Format] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTensor:
-    """A stored tensor: a read-only array, the member for errors, whether it was in blocks."""
+    """A stored tensor: a read-only array, its member's name, and whether it was in blocks."""
 
     array: NDArray[Any]
     member: str
     in_blocks: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A pickled network has its data elsewhere. Only small tensors are read by flattening.
+        # A pickled network has its data elsewhere, and flattening reads only small tensors.
         if self.array.size <= LARGEST_ATTRIBUTE:
             return type(self), (self.array, self.member, self.in_blocks)
         return _without_data, (self.array.dtype, self.array.shape, self.member, self.in_blocks)
@@ -104,8 +105,8 @@ class StoredTensor:
     def shaped(self, shape: Shape, label: str) -> NDArray[Any]:
         """Return the array in the declared shape of the variable of a label.
 
-        Trailing 1s may differ. Data in blocks are a matrix in the file and need only have as many
-        items. Raises DataError.
+        Trailing 1s may differ. Blocks are a matrix in the file, so only the number of items must
+        agree. Raises DataError.
         """
         if not self.in_blocks:
             check_shape(self.array.shape, shape, label, self.member)
@@ -124,7 +125,7 @@ def _without_data(dtype: np.dtype[Any], shape: Shape, member: str, in_blocks: bo
 def read_tensor_file(data: memoryview, name: str, meter: Meter) -> StoredTensor:
     """Return the tensor of a file of the dialect. `name` is the file's name in errors.
 
-    No memory is allocated before the header is consistent with itself and the size of the file.
+    Memory is allocated only after the header agrees with itself and with the size of the file.
     Raises DataError, UnsupportedError for item types without a dtype here, LimitError for a tensor
     whose conversion takes more memory than the meter allows.
     """
@@ -144,11 +145,11 @@ def _vendor_tensor(data: memoryview, header: FinalHeader, name: str, meter: Mete
     if kind == _COMPLEX:
         return _complex(data, header, name, meter)
     if kind == _STRINGS:
-        raise UnsupportedError(f"{name} holds strings: there are no tensors of strings in XLA")
+        raise UnsupportedError(f"{name} holds strings, but JAX has no arrays of strings")
     if kind == _COMPLEX_INTEGERS:
         raise UnsupportedError(
             f"{name} holds complex integers of {header.bits} bits",
-            hint="complex numbers have real parts here: store them as such",
+            hint="store the parts of complex numbers as real numbers",
         )
     supported = ", ".join(f"{number:#06x}" for number in (_COMPLEX, *_FORMATS))
     message = f"{name}: item type {kind:#06x} of vendor 'TR'"

@@ -31,8 +31,8 @@ _LARGE = "enable jax's x64 mode, jax.config.update('jax_enable_x64', True), and 
 class Unit:
     """A network of an archive, which may contain other networks: its document and its data.
 
-    Members are read at the first use, and kept after the archive is closed. A label names the
-    member LABEL.dat, or with another suffix, without leading slashes, as in tract. `labels` is the
+    Members are read at the first use, and kept after the archive is closed. As in tract, a label
+    without leading slashes, and a suffix as in LABEL.dat, is the name of a member. `labels` is the
     prefix of the labels of a network within another.
     """
 
@@ -49,7 +49,7 @@ class Unit:
         return {name: x for name, x in self.__dict__.items() if name != "_safetensors"}
 
     def content(self) -> Iterator[object]:
-        """Yield everything that the network's graphs depend on: texts, tensors that were read."""
+        """Yield the texts, and the tensors that were read: the network's graphs depend on these."""
         yield from chain.from_iterable(sorted(self._archive.texts.items()))
         for label, tensor in sorted(self._tensors.items()):
             yield from (label, *tensor.content())
@@ -57,7 +57,7 @@ class Unit:
             yield from (label, *unit.content())
 
     def texts(self) -> dict[str, bytes]:
-        """Return all texts that were read, by member. A network within has a folder."""
+        """Return all texts that were read, by member. A nested network has a folder."""
         texts = {name: text.encode() for name, text in self._archive.texts.items()}
         for label, unit in self._within.items():
             folder = _member(label, "")
@@ -140,7 +140,7 @@ class Unit:
 
 
 def as_dtype(array: NDArray[Any], dtype: str, member: str, meter: Meter) -> NDArray[Any]:
-    """Return stored data in a dtype. Raises DataError for items that it does not have."""
+    """Return stored data in a dtype. Raises DataError for items beyond the range of the dtype."""
     hint = _LARGE if array.dtype.itemsize == 8 else ""
     return convert(array, jnp.dtype(dtype), member, meter, hint)
 

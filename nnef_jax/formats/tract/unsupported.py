@@ -1,4 +1,4 @@
-"""Finds operations of a document that cannot run, and readers of padded lists."""
+"""Finds the operations of a document that cannot run, and the readers of padded results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def unsupported(document: TractDocument, rules: Registry) -> dict[str, list[Span
     return uses
 
 
-# Kinds whose number of items depends on the data, with the axis of the items. The result is padded
-# to the largest number.
+# Kinds whose number of items depends on the data, with the axis of the items. Their results are
+# padded to the largest possible number.
 _PADDED = {"non_zero": 1, "non_max_suppression": 0}
 
 
@@ -53,16 +53,15 @@ def refuse_readers_of_padding(graph: Graph) -> None:
     for operation in graph.operations:
         for value in operation.reads():
             if value in padded:
-                why = "whose extent depends on the data: it is padded with -1 up to the most"
-                text = f"'{operation.name}' reads '{value.name}', {why} there can be"
-                refused.append((operation, text))
+                reason = "whose extent depends on the data: it is padded with -1"
+                refused.append((operation, f"'{operation.name}' reads '{value.name}', {reason}"))
         if operation.kind in _PADDED:
             padded.update(operation.writes())
     for operation in _in_bodies(graph):
         if operation.kind in _PADDED:
-            what = "in the body of a scan has an extent that depends on the data"
-            refused.append((operation, f"'{operation.name}' {what}"))
-    hint = "end the network there, and go on outside of it"
+            reason = "in the body of a scan has an extent that depends on the data"
+            refused.append((operation, f"'{operation.name}' {reason}"))
+    hint = "end the network before it, and go on outside of the network"
     raise_all(
         [UnsupportedError(text, span=x.span, calls=x.calls, hint=hint) for x, text in refused]
     )

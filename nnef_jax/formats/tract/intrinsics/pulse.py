@@ -1,7 +1,7 @@
-"""Operations of a network that takes a stream in pulses: each call has the next piece.
+"""Operations of a network that takes a stream in pulses: each call takes the next piece.
 
-States of the graph, zeros at first, pass items to later pieces. The network runs by `model.step`
-and `model.scan`. Source: registry tract_pulse.
+States of the graph pass items to later pieces; they start with zeros. `model.step` and `model.scan`
+run the network. Source: registry tract_pulse.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDLESS = np.iinfo(np.int32).max  # the end of a stream of unknown length
 
 @intrinsic("tract_pulse_delay", delay=fixed("delay"), overlap=fixed("overlap"))
 def delayed(site: CallSite, *, delay: int, overlap: int) -> Value:
-    """Delay the stream by `delay` items. A piece starts with `overlap` items of the last piece."""
+    """Delay the stream by `delay` items. Each piece starts with the last `overlap` old items."""
     input, axis = _stream(site)
     require.not_negative(delay=delay, overlap=overlap)
     if delay + overlap == 0:
@@ -64,7 +64,7 @@ def pulse_pad(
 
 @intrinsic("tract_pulse_cumsum", exclusive=argument("exclusive"), skip=fixed("skip"))
 def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
-    """Sum all items of the stream up to each, without the first `skip` items."""
+    """Return the running sum of the stream, which leaves out the first `skip` items."""
     input, axis = _stream(site)
     if skip:
         input = _between(site.named(f"{site.name}_counted"), skip, _ENDLESS, 0.0)
@@ -79,7 +79,8 @@ def cumsum(site: CallSite, *, exclusive: bool, skip: int) -> Value:
 
 def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 0) -> Value:
     """Replace items of the stream outside [begin, end) by a value. A state counts the items."""
-    begin, end, (input, axis) = _position(begin), _position(end), _stream(site)
+    begin, end = _position(begin), _position(end)
+    input, axis = _stream(site)
     position = site.state(TensorType((), site.graph.builder.integer), f"{site.name}_position")
     passed = input.type.shape[axis] - overlap
     site.graph.builder.update(
@@ -91,7 +92,7 @@ def _between(site: CallSite, begin: int, end: int, value: float, overlap: int = 
 
 
 def _stream(site: CallSite) -> tuple[Value, int]:
-    """Return the piece of the stream, and the axis along which the stream is cut."""
+    """Return the piece of the stream, and the axis of the stream."""
     input, axis = tensor(site, site.input(0)), site.integer("axis")
     axis = require.normal_axis(axis, len(input.type.shape))
     if input.type.shape[axis] is UNKNOWN:
@@ -104,5 +105,6 @@ def _resized(input: Value, axis: int, extent: int) -> TensorType:
     return TensorType((*shape[:axis], extent, *shape[axis + 1 :]), input.type.dtype)
 
 
-def _position(place: int) -> int:
-    return _ENDLESS if place is UNKNOWN else max(min(place, _ENDLESS), -_ENDLESS)
+def _position(index: int) -> int:
+    """Return an index in the stream, clipped to the range of int32."""
+    return _ENDLESS if index is UNKNOWN else max(min(index, _ENDLESS), -_ENDLESS)

@@ -1,4 +1,4 @@
-"""`tract_core_scan`: a fragment that is repeated over slices of tensors, with states."""
+"""`tract_core_scan` repeats a fragment over slices of tensors, with states."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from nnef_jax.formats.tract.operators.registry import fixed, intrinsic
 from nnef_jax.wording.similar import listed
 
 _STEPS = 1_000  # steps for a scan
-# By argument: the numbers of values that an entry may have, and the positions of names in it.
+# By argument of the scan: the possible lengths of an entry, and the positions of names in it.
 _ENTRIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "scan": ((4,), (0,)),
     "full": ((2,), (0,)),
     "state": ((3,), (0, 2)),
     "output": ((3, 4), (0, 1)),
 }
-_State = tuple[str, Value, str]  # parameter of the body, first value, result that is the next
+# The parameter of the body, the first value, and the result of the body that is the next value.
+_State = tuple[str, Value, str]
 
 
 @intrinsic(SCAN, name=text("body"), skip=fixed("skip"), resets=flag("reset_every_turn"))
 def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     """Flatten the body as a graph of its own, and add one operation `scan` to the graph.
 
-    A parameter of the body is a slice of a scanned tensor, a full tensor, or a state. A state
-    starts as a tensor and is a result of the body after each turn. In a network that takes a
+    A parameter of the body is a slice of a scanned tensor, a full tensor, or a state. The first
+    value of a state is a tensor, each next value is a result of the body. In a network that takes a
     stream, states are kept from call to call.
     """
     document = site.unit.document
@@ -49,7 +50,7 @@ def scan(site: CallSite, *, name: str, skip: int, resets: bool) -> Any:
     )
     scanned = [(n, tensor(site, x), *_axis_and_chunk(place)) for n, x, *place in parts["scan"]]
     states = [(n, tensor(site, x), result) for n, x, result in parts["state"]]
-    outputs = [(n, form, *_axis_and_chunk(place)) for n, form, *place in parts["output"]]
+    outputs = [(n, mode, *_axis_and_chunk(place)) for n, mode, *place in parts["output"]]
     results = [entry[0] for entry in outputs]
     body = _Body(site, fragment, scanned, parts["full"], results, skip if streams else 0)
     graph, full, states = body.flatten(states)
@@ -82,7 +83,9 @@ def _entries(value: object, key: str) -> list[tuple[Any, ...]]:
         if not isinstance(entry, tuple) or len(cast(tuple[Any], entry)) not in lengths:
             raise InvalidOperation(f"'{key}' is a list of tuples of {lengths[-1]} values")
         if any(not isinstance(entry[i], str) for i in names):
-            raise InvalidOperation(f"'{key}': parameters and results of the body go by their names")
+            raise InvalidOperation(
+                f"'{key}' must name parameters and results of the body by strings"
+            )
     return entries
 
 
@@ -105,7 +108,10 @@ class _Body:
     def flatten(
         self, states: list[_State], *, again: bool = False
     ) -> tuple[Graph, list[Value], list[_State]]:
-        """Return the graph, the full tensors, and the states in the dtypes of their results."""
+        """Return the graph, the full tensors, and the states in the dtypes of their results.
+
+        If a state has another dtype at first, it is cast, and the body is flattened `again`.
+        """
         site = self.site.into(self.site.graph.body())
         graph, bound = site.graph, _Bound(site, self.site.graph, self.fragment)
         slices = [bound.bind(*entry) for entry in self.scanned]
@@ -113,22 +119,22 @@ class _Body:
         state_inputs = [bound.bind(name, value) for name, value, _ in states]
         bound.refuse_missing()
         inner = site.evaluator.enter(self.fragment, bound.values, site.named())
-        identifier, place = _finder(inner.values), replace(site, frame=inner)
+        identifier, inner_site = _finder(inner.values), replace(site, frame=inner)
 
         def result(name: str) -> Value:
             node = s.Identifier(site.node.offset, identifier(name) or name)
-            return tensor(place, site.evaluator.lookup(node, inner))
+            return tensor(inner_site, site.evaluator.lookup(node, inner))
 
         nexts = [result(name) for _, _, name in states]
         results = [result(name) for name in self.outputs]
         if not again:
-            agreed = [
+            cast_states = [
                 (name, self.site.cast(value, after.type.dtype), result)
                 for (name, value, result), after in zip(states, nexts, strict=True)
             ]
-            if agreed != states:
-                return self.flatten(agreed, again=True)
-        tensors = [(i, o) for i, o in full if isinstance(i, Value)]
+            if cast_states != states:
+                return self.flatten(cast_states, again=True)
+        tensors = [(inner, outer) for inner, outer in full if isinstance(inner, Value)]
         tensors += [(inner, outer) for outer, inner in graph.captured.items()]
         inputs = [*slices, *(inner for inner, _ in tensors), *state_inputs]
         if self.skipped:
@@ -136,28 +142,30 @@ class _Body:
         outputs = [*nexts, *results]
         names, order = [value.name for value in outputs], [value.name for value in inputs]
         flat = graph.builder.graph(self.fragment.name, outputs, names, order)
-        # Inputs that the body does not need are left out.
-        spare = {inner for inner, _ in tensors} - flat.needed
-        flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in spare))
-        return flat, [outer for inner, outer in tensors if inner not in spare], states
+        unused = {inner for inner, _ in tensors} - flat.needed
+        flat = replace(flat, inputs=tuple(value for value in flat.inputs if value not in unused))
+        return flat, [outer for inner, outer in tensors if inner not in unused], states
 
     def _counted(
         self, site: CallSite, inputs: Sequence[Value], nexts: Sequence[Value]
     ) -> tuple[list[Value], list[Value]]:
-        """Return the inputs and next states with a counter of turns, by which states wait."""
+        """Return the inputs and next states with a counter of turns.
+
+        States change from turn `skipped` on.
+        """
         builder = site.graph.builder
         turn = builder.input(builder.unreserved("turn"), TensorType((), builder.integer))
-        runs = apply(site, "ge", x=turn, y=self.skipped)
-        waiting = [
-            apply(site, "select", condition=runs, true_value=after, false_value=before)
+        changes = apply(site, "ge", x=turn, y=self.skipped)
+        delayed = [
+            apply(site, "select", condition=changes, true_value=after, false_value=before)
             for before, after in zip(inputs[len(inputs) - len(nexts) :], nexts, strict=True)
         ]
-        return [*inputs, turn], [*waiting, apply(site, "add", x=turn, y=1)]
+        return [*inputs, turn], [*delayed, apply(site, "add", x=turn, y=1)]
 
     def variables(
         self, starts: Sequence[object], states: Sequence[_State], prefix: str
     ) -> list[Value]:
-        """Return new states of the graph that replace the initial states, and the counter."""
+        """Return states of the graph for the states of the body, and for the counter of turns."""
         graph, variables = self.site.graph, list[Value]()
         for start, (name, value, _) in zip(starts, states, strict=True):
             initial = graph.constants.get(start) if isinstance(start, Value) else host(start)
@@ -181,9 +189,9 @@ class _Bound:
         self._parameter = _finder(parameter.name for parameter in fragment.parameters)
 
     def bind(self, name: str, value: object, axis: int | None = None, chunk: int = 1) -> Any:
-        """Bind a parameter to a value from outside, or to slices of it along an axis.
+        """Bind a parameter to a value from outside the body, or to slices of it along an axis.
 
-        Return the body's input for it, None for a known value.
+        Return the body's input for the parameter, None if the value is known.
         """
         parameter = self._free(name)
         if not isinstance(value, Value):
@@ -193,7 +201,7 @@ class _Bound:
         stored, symbolic = outer.constants.get(value), list(outer.shape_of(value))
         if axis is not None:
             if not -len(shape) <= axis < len(shape) or chunk == 0:
-                message = f"'scan' names axis {axis} in chunks of {chunk} of a tensor {value.type}"
+                message = f"'scan' cannot cut a tensor {value.type} along axis {axis} by {chunk}"
                 raise self._site.error(message)
             shape[axis] = symbolic[axis] = abs(chunk)
             stored = None
@@ -204,12 +212,12 @@ class _Bound:
     def refuse_missing(self) -> None:
         missing = [p.name for p in self._fragment.parameters if p.name not in self.values]
         if missing:
-            message = f"nothing is given to {', '.join(map(repr, missing))} of the body"
+            message = f"the body's {', '.join(map(repr, missing))} has no value"
             hint = "each of its parameters must be in 'scan', 'full' or 'state'"
             raise self._site.error(message, hint)
 
     def _free(self, name: str) -> str:
-        """Return the parameter of a name. Raises NnefError if it is bound, or without one."""
+        """Return the parameter of a name. Raises NnefError if it is bound or does not exist."""
         parameter = self._parameter(name)
         if parameter is None:
             message = f"fragment '{self._fragment.name}' has no parameter '{name}'"
@@ -221,25 +229,29 @@ class _Bound:
 
 
 def _finder(identifiers: Iterable[str]) -> Callable[[str], str | None]:
-    """Return a function from a string to the equal identifier, or to the only similar one."""
-    names, alike = set(identifiers), dict[str, list[str]]()
+    """Return a function that finds the identifier for a string, None without one.
+
+    It is the identifier that is equal to the string, or to the escaped string, or else the only
+    identifier with the same escaped form.
+    """
+    names, by_escaped = set(identifiers), dict[str, list[str]]()
     for identifier in names:
-        alike.setdefault(_escape(identifier), []).append(identifier)
+        by_escaped.setdefault(_escape(identifier), []).append(identifier)
 
     def find(name: str) -> str | None:
         escaped = _escape(name)
-        for forms in ([name], [escaped], alike.get(escaped, [])):
-            if len(forms) == 1 and forms[0] in names:
-                return forms[0]
+        for candidates in ([name], [escaped], by_escaped.get(escaped, [])):
+            if len(candidates) == 1 and candidates[0] in names:
+                return candidates[0]
         return None
 
     return find
 
 
 def _escape(name: str) -> str:
-    """Return a name as tract writes it without quotes, `/rnn/X.0` as `__rnn_X_0`.
+    """Return a name as tract writes it without quotes: `/rnn/X.0` as `__rnn_X_0`.
 
-    Letters of any alphabet are kept.
+    Letters of any alphabet stay.
     """
-    before = "" if name[:1].isalpha() or name[:1] == "_" else "_"
-    return before + "".join(c if c.isalnum() else "_" for c in name)
+    prefix = "" if name[:1].isalpha() or name[:1] == "_" else "_"
+    return prefix + "".join(c if c.isalnum() else "_" for c in name)

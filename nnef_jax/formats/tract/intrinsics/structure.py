@@ -1,4 +1,4 @@
-"""Intrinsics: inputs, variables, networks within networks, casts, values that shapes decide."""
+"""Intrinsics: inputs, variables, networks within networks, casts, and values from shapes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NETWORK = 60  # steps, for a network within another one
 
 @intrinsic("external", "tract_core_external", shape=integers("shape"))
 def external(site: CallSite, *, shape: Sequence[int]) -> Any:
-    """Declare an input, with the items of `datum_type` or of the generic argument."""
+    """Declare an input. Its item type is `datum_type` or the generic argument."""
     graph, frame = site.graph, site.frame
     if frame.fragment is not None:
         raise site.error(f"'{site.kind}' is not allowed in a fragment")
@@ -63,7 +63,8 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
         raise InvalidShape(f"input '{name}' cannot have shape {show(extents)}")
     if len(extents) != len(declared.shape):
         raise InvalidShape(
-            f"input '{name}' has rank {len(declared.shape)}, the shape given for it {show(extents)}"
+            f"input '{name}' is declared with {len(declared.shape)} axes, "
+            f"the shape {show(extents)} is given"
         )
     symbolic = graph.options.symbolic_shapes.get(name, extents)
     value = graph.input(name, TensorType(extents, dtype), symbolic)
@@ -74,7 +75,7 @@ def external(site: CallSite, *, shape: Sequence[int]) -> Any:
 def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
     """Declare a parameter in the dtype of its file, or in real numbers if codes are decoded."""
     graph, unique = site.graph, site.unit.labels + label
-    if graph.outer is not None:  # in the body of a scan, which reads it from outside
+    if graph.outer is not None:  # the body of a scan reads the variable of the outer graph
         return graph.capture(variable(site.into(graph.outer), label=label, shape=shape))
     if unique not in graph.data:
         graph.report()
@@ -90,7 +91,7 @@ def variable(site: CallSite, *, label: str, shape: Sequence[int]) -> Value:
 
 
 def _stored(site: CallSite, label: str, shape: Shape) -> tuple[NDArray[Any], bool]:
-    """Return the data of a variable in a shape, and whether they were decoded from codes."""
+    """Return the data of a variable in a shape, and whether they are decoded from codes."""
     record = site.unit.get(label)
     array = record.shaped(shape or record.array.shape, label)
     quantizer = site.unit.quantizers.get(site.name)
@@ -129,7 +130,7 @@ def submodel(site: CallSite, input: object, *, label: str) -> Any:
     return Results.of(site.evaluator.submodel(unit, extents, inputs, frame))
 
 
-# Operations whose result is known if their arguments are
+# Operations whose results are known if their arguments are known
 
 
 @intrinsic("cast", "tract_core_cast")
@@ -142,7 +143,7 @@ def cast(site: CallSite, value: object) -> Any:
         name = _GENERIC[generic]
     else:
         casts = ", ".join(f"cast<{name}>" for name in _GENERIC)
-        raise InvalidOperation("'cast' lacks the type to cast to", hint=f"write {casts}")
+        raise InvalidOperation("'cast' must name the type of its result", hint=f"write {casts}")
     if not name:
         return apply(site, "copy", *site.names, x=value)
     dtype = dtype_of(name, graph.builder.real)
@@ -155,7 +156,7 @@ def cast(site: CallSite, value: object) -> Any:
     except h.NotFolded:
         pass
     operand = tensor(site, value)
-    if operand in graph.entries and is_integer(dtype):  # its codes: no number is rounded
+    if operand in graph.entries and is_integer(dtype):  # the codes themselves are cast
         operand = codes_of(site, operand, graph.entries[operand])
     result = site.cast(operand, dtype, *site.names)
     if is_known and h.is_plain(h.host(value).ravel()):
@@ -165,11 +166,11 @@ def cast(site: CallSite, value: object) -> Any:
 
 @intrinsic("constant", shape=integers("shape"), value=argument("value"))
 def constant(site: CallSite, *, shape: Sequence[int], value: object) -> Any:
-    """Return a constant: one number broadcast to the shape, or all its items."""
+    """Return a constant of a shape. `value` has one number for all items, or all items."""
     items = h.host(value).ravel()
     if items.size == 1:
-        filling = items.reshape(())
-        return apply(site, "tract_core_broadcast", *site.names, input=filling, shape=shape)
+        number = items.reshape(())
+        return apply(site, "tract_core_broadcast", *site.names, input=number, shape=shape)
     axes = {"axis_start": 0, "axis_count": -1}
     return apply(site, "reshape", *site.names, input=items, shape=shape, **axes)
 
@@ -182,17 +183,17 @@ def shape_of(site: CallSite, value: object) -> h.Host:
 
 @intrinsic("tract_core_range")
 def range_of(site: CallSite) -> Any:
-    """Return the numbers from `start` to before `end`. A long range is computed in the network."""
+    """Return the numbers from `start` up to `end`, excluded. The network computes a long range."""
     graph = site.graph
     bounds = [_number(site, name) for name in ("start", "end", "step")]
-    real = any(not h.is_integer(bound) for bound in bounds)
-    dtype = graph.builder.real if real else graph.builder.integer
+    is_real = any(not h.is_integer(bound) for bound in bounds)
+    dtype = graph.builder.real if is_real else graph.builder.integer
     start, end, step = (UNKNOWN if x != x else x for x in (b.item() for b in bounds))
     if step == 0:
         raise InvalidOperation("'step' must not be 0")
     if h.is_plain((start, end, step)):
         count = -((start - end) // step)
-        if count <= h.LARGEST and not real:
+        if count <= h.LARGEST and not is_real:
             graph.meter.spend(max(0, count))
             return h.boxes(range(start, end, step))
         if count > graph.limits.array_items:
@@ -204,7 +205,7 @@ def range_of(site: CallSite) -> Any:
 
 
 def _number(site: CallSite, name: str) -> h.Host:
-    """Return an argument that must be one known number. Raises InvalidOperation."""
+    """Return an argument that is one known number. Raises InvalidOperation for any other."""
     value = site.graph.known(site.arguments[name])
     if isinstance(value, Value):
         raise InvalidOperation(
@@ -224,7 +225,7 @@ def _number(site: CallSite, name: str) -> h.Host:
 
 @intrinsic("within_bound_index")
 def within_bound_index(site: CallSite, index: TractOperand, extent: TractOperand) -> Any:
-    """Return an index clamped to 0 ... extent. A negative one counts from the end."""
+    """Return an index, clamped to 0 ... extent. A negative index counts from the end."""
     from_end = apply(site, "add", x=index, y=extent)
     is_negative = apply(site, "lt", x=index, y=0)
     first = apply(site, "select", condition=is_negative, true_value=from_end, false_value=index)

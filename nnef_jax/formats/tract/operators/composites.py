@@ -53,15 +53,15 @@ def attention(
     is_causal: bool = flag("is_causal"),
     wide: str = text("acc_datum_type"),
 ) -> TractOperand:
-    """Compute in `acc_datum_type`. The result has the dtype of the operands."""
-    dtype, how = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
+    """Attend in `acc_datum_type`. The result has the dtype of the operands."""
+    dtype, attributes = site.dtype_of(query), {"scale": scale, "is_causal": is_causal}
     if wide in ("", dtype):
-        return site.last.attention(query, key, value, mask, **how)
+        return site.last.attention(query, key, value, mask, **attributes)
     if not is_float(wide):
         raise InvalidOperation(f"'acc_datum_type' must be a type of real numbers, it is {wide}")
     tensors = {"query": query, "key": key, "value": value}
     cast = (site.step_on(name).cast(x, dtype=wide) for name, x in tensors.items())
-    return site.last.cast(site.step.attention(*cast, mask, **how), dtype=dtype)
+    return site.last.cast(site.step.attention(*cast, mask, **attributes), dtype=dtype)
 
 
 @operator("tract_transformers_scaled_masked_softmax")
@@ -77,7 +77,7 @@ def masked_softmax(
     Raises InvalidOperation if `post_softmax_mask` is set for a mask that is added.
     """
     dtype = site.dtype_of(mask)
-    if acts_again and dtype != "bool":  # truth values applied again change nothing
+    if acts_again and dtype != "bool":  # a second mask of truth values changes nothing
         message = f"'post_softmax_mask' takes a mask of logical values, this one holds {dtype}"
         raise InvalidOperation(message)
     return site.last.masked_softmax(input, mask)
@@ -97,7 +97,7 @@ def experts(
     limit: float = number("act_limit"),
     layout: str = text("expert_layout"),
 ) -> TractOperand:
-    """Transpose the weights of the layout `linear` to those of `canonical`."""
+    """Add a mixture of experts. Weights of the layout `linear` are transposed to `canonical`."""
     require.one_of("expert_layout", layout, ("canonical", "linear"))
     if site.rank(router) == 3:
         router = site.step_on("router").squeeze(router, axes=(0,))
@@ -125,7 +125,7 @@ def _require_hidden(site: CallSite, name: str, x: TractOperand, items: int) -> N
 def lstm_pointwise(
     site: CallSite, gates: TractOperand, cell: TractOperand, *, hidden: int = integer("hidden")
 ) -> Any:
-    """Compute the pointwise end of an LSTM step from its gates and the cell state."""
+    """Compute the pointwise end of an LSTM step from the gates and the cell state."""
     _require_hidden(site, "cell", cell, hidden)
     return site.last.lstm_pointwise(gates, cell)
 
@@ -139,7 +139,7 @@ def gru_pointwise(
     *,
     hidden: int = integer("hidden"),
 ) -> Any:
-    """Compute the pointwise end of a GRU step from its gates and the state."""
+    """Compute the pointwise end of a GRU step from the gates and the state."""
     _require_hidden(site, "state", state, hidden)
     return site.last.gru_pointwise(input_gates, state_gates, state)
 
@@ -159,7 +159,7 @@ def gru_sequence(
     projected: bool = flag("projected"),
     emit_states: bool = flag("emit_y"),
 ) -> Any:
-    """Run a GRU over a sequence, from its start, or from its end if `chunk` is -1."""
+    """Run a GRU over a sequence from its start, or from its end if `chunk` is -1."""
     _require_hidden(site, "recurrent_weight", recurrent_weight, hidden)
     if chunk not in (1, -1):
         message = f"'chunk' must be 1, or -1 for the sequence from its end, it is {chunk}"
@@ -197,7 +197,7 @@ def one_hot(
     off_value: float = number("value_off"),
     on_value: float = number("value_on"),
 ) -> TractOperand:
-    """Truncate real indices to integers."""
+    """Return one-hot vectors. Real indices are truncated to integers."""
     if is_float(site.dtype_of(indices)):
         indices = site.step_on("indices").cast(indices, dtype="int32")
     return site.last.one_hot(indices, depth=depth, off_value=off_value, on_value=on_value)
@@ -231,13 +231,13 @@ def resize(
     scales: Sequence[float] = numbers("scales"),
     sizes: Sequence[int] = integers("sizes"),
 ) -> TractOperand:
-    """Resize by scales or to sizes. Scales of `align_corners` become sizes."""
+    """Resize by scales or to sizes. With `align_corners` scales are replaced by sizes."""
     modes = tuple(name for name in resampling.COORDINATES if name != resampling.CROP)
     require.one_of("coord_transformer", coordinate_transformation_mode, modes)
     coordinates, shape = coordinate_transformation_mode, site.shape(input)
     is_aligned = coordinates == "align_corners" and len(scales) == len(shape) and is_known(shape)
     if is_aligned and not sizes and all(0 < scale < math.inf for scale in scales):
-        # tract aligns the last item of the result, also if extent * scale is no integer.
+        # tract aligns the last items even if extent * scale is no integer.
         sizes, scales = tuple(map(int, map(resampling.length, shape, scales))), ()
     if coordinates == "pytorch_half_pixel":  # tract has no exception for a single item
         coordinates = "half_pixel"

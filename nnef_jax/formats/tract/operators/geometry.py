@@ -1,4 +1,4 @@
-"""Slices and padding of the dialect: bounds are clamped, negative padding cuts items off."""
+"""Slices and padding of the dialect: bounds are clamped, and negative padding cuts items off."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LOWEST = -(1 << 62)  # below every index
 
 
 def new_axes(site: CallSite) -> list[int]:
-    """Return the new axes in ascending order. An axis that is named twice takes the next place."""
+    """Return the new axes in ascending order. A repeated axis stands for the next one."""
     axes = site.ints("axes")
     rank = site.rank() + len(axes)
-    places: list[int] = []
+    distinct: list[int] = []
     for axis in sorted(normal_axis(axis, rank) for axis in axes):
-        places.append(max(axis, places[-1] + 1) if places else axis)
-    return places
+        distinct.append(max(axis, distinct[-1] + 1) if distinct else axis)
+    return distinct
 
 
 def channels(site: CallSite) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ def sliced(
     end: Sequence[int] = integers("end"),
     stride: Sequence[int] = integers("stride"),
 ) -> TractOperand:
-    """Slice with clamped bounds. A negative stride takes the items between them backwards."""
+    """Slice with clamped bounds. A negative stride takes the items between the bounds backwards."""
     for name, items in (("begin", begin), ("end", end), ("stride", stride)):
         if items or name != "stride":
             require.length(name, items, len(axes), "axes")
@@ -57,6 +57,7 @@ def sliced(
 
 
 def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[int, int]:
+    """Return the bounds of the kind `slice`, whose first bound is the first item that is taken."""
     extent = shape[axis]
     if extent is UNKNOWN or any(x is UNKNOWN or is_symbolic(x) for x in (begin, end, step)):
         if is_symbolic(step) or step is UNKNOWN or step > 0:
@@ -67,8 +68,8 @@ def _bounds(shape: Shape, axis: int, begin: int, end: int, step: int) -> tuple[i
         raise InvalidShape(
             f"'begin' {begin} lies behind 'end' {end} in the {extent} items of 'input' "
             f"{show(shape)} along axis {axis}",
-            hint="with a negative stride too 'begin' is the lower bound: what lies between "
-            "the bounds is taken backwards",
+            hint="'begin' is the lower bound with a negative stride, too: the items between the "
+            "bounds are taken backwards",
         )
     if first >= last:
         return extent, extent
@@ -105,7 +106,7 @@ def pad(
     require.length("padding", padding, len(shape), "axes of 'input'")
     cut = [tuple(-p if _is_cut(p) else 0 for p in pair) for pair in padding]
     slices = {
-        # If all items are cut: an empty slice at the end.
+        # If all items are cut off, the slice is empty, at the end.
         axis: (extent, extent) if extent == sum(pair) else (pair[0], -pair[1])
         for axis, (extent, pair) in enumerate(zip(shape, cut, strict=True))
         if any(pair)

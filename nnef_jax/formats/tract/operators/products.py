@@ -16,7 +16,7 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 @operator("matmul")
 def matmul(site: CallSite, a: TractOperand, b: TractOperand) -> TractOperand:
-    """Multiply matrices of equal or different ranks."""
+    """Multiply matrices, also of different ranks."""
     return site.last.matmul(*_of_one_rank(site, {"A": a, "B": b}))
 
 
@@ -27,7 +27,7 @@ def linear(site: CallSite, input: TractOperand, filter: TractOperand) -> TractOp
 
 
 def _of_one_rank(site: CallSite, factors: dict[str, TractOperand]) -> list[TractOperand]:
-    """Return two operands of one rank: leading axes of 1 are added, a vector becomes a column."""
+    """Return two operands of one rank: a vector becomes a column, then leading axes are added."""
     shapes = {name: site.shape(x) for name, x in factors.items()}
     rank = max(map(len, shapes.values()))
     for name, shape in shapes.items():
@@ -76,7 +76,7 @@ def quantized_einsum(
     accumulator: str = text("acc"),
     dtype: str = text("output"),
 ) -> TractOperand:
-    """Compute a quantised Einstein sum of two inputs, which are a list."""
+    """Compute a quantised Einstein sum of a list of two inputs."""
     if len(inputs) != 2:
         raise InvalidOperation(f"there must be two inputs, there are {len(inputs)}")
     return site.last.quantized_einsum(
@@ -101,9 +101,10 @@ def quantized_matmul(
     axes: Sequence[int] = integers("axes"),
     dtype: str = text("output_type"),
 ) -> TractOperand:
-    """Multiply quantised matrices. Zero points and scales are one for all, or by row and column.
+    """Multiply quantised matrices.
 
-    The bias and those of A are by row, those of B by column.
+    The bias, and the zero point and scale of A, are one number or one for each row. Zero point and
+    scale of B are one number or one for each column.
     """
     term_a, term_b, term_c = _terms(site, axes)
     return site.last.quantized_einsum(
@@ -113,9 +114,9 @@ def quantized_matmul(
 
 
 def _terms(site: CallSite, axes: Sequence[int]) -> tuple[str, str, str]:
-    """Return the letters of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
+    """Return the terms of two operands and the result for the `axes` [a_m,a_k,b_k,b_n,c_m,c_n].
 
-    The letters are m, k and n, and capitals for the batch axes, in order. Without `axes` the
+    A term has the letters m, k and n, and capitals for the batch axes in order. Without `axes` the
     matrices are in the last two axes.
     """
     shapes = [site.shape(0), site.shape(1)]

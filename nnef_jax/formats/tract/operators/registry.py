@@ -7,12 +7,12 @@ from typing import Any
 from nnef_jax.flattening.operators.attributes import attribute
 from nnef_jax.flattening.operators.registry import Operators
 
-# Operands have the types of the declaration. If the last operation of a meaning lacks a parameter
-# of its kind, it takes the argument of that name from the call.
+# Operands are converted to the types of the declaration. The last operation of a meaning takes
+# missing arguments from the call, by name.
 OPERATORS = Operators()
 operator = OPERATORS.operator
 
-# Arguments have the values that the text gives them.
+# Arguments are passed without conversion.
 INTRINSICS = Operators()
 intrinsic = INTRINSICS.operator
 

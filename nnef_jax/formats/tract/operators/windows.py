@@ -1,7 +1,6 @@
 """Pooling and convolutions of the dialect.
 
-A border is never the maximum of a window. A bias may lie along any axis. `deconv` has the filter
-layout of `conv`.
+Maxima ignore the border. A bias may lie along any axis. `deconv` has the filter layout of `conv`.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from nnef_jax.formats.tract.operators.registry import operator
 
 
 def _border(site: CallSite) -> str:
+    """Return "ignore", which is the meaning of both borders in tract."""
     site.word("border", "constant", "ignore")
     return "ignore"
 
@@ -41,7 +41,7 @@ WINDOW = {
 
 
 def channel_plane(site: CallSite) -> int:
-    """Return the first axis that counts in an index: 2, or the window's first axis if lower."""
+    """Return the first axis over which indices count: 2, or the window's first axis if lower."""
     size, stride = site.ints("size"), site.ints("stride")
     steps = zip(size, stride or (1,) * len(size), strict=True)
     return min([2, *(axis for axis, step in enumerate(steps) if step != (1, 1))])
@@ -62,7 +62,7 @@ def conv(
     *,
     groups: int = integer("groups"),
 ) -> TractOperand:
-    """Convolve, with the bias along axis 1 and the padding of spatial axes only."""
+    """Convolve, with the bias moved to axis 1, and the padding of spatial axes only."""
     groups, padding = _checked(site, groups)
     return site.last.conv(input, filter, _bias(site), groups=groups, padding=padding)
 
@@ -77,14 +77,14 @@ def deconv(
     groups: int = integer("groups"),
     output_shape: Sequence[int] = integers("output_shape"),
 ) -> TractOperand:
-    """Convolve transposed. The filter [O,I/G,f...] becomes [I,O/G,f...]."""
+    """Add a transposed convolution. The filter [O,I/G,f...] becomes [I,O/G,f...]."""
     groups, padding = _checked(site, groups)
     bias = _bias(site)
     rank, (outputs, inputs) = site.rank(), site.shape(filter)[:2]
     if len(output_shape) not in (0, rank - 2, rank):
         raise InvalidOperation(
-            f"'output_shape' {list(output_shape)} must have an item for each of the {rank - 2} "
-            f"spatial axes, or for each of all {rank}"
+            f"'output_shape' {list(output_shape)} must have an item for each of {rank - 2} spatial "
+            f"axes, or for each of all {rank} axes"
         )
     if output_shape:
         output_shape = [1, outputs, *output_shape[2 - rank :]]
@@ -151,7 +151,7 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
             require.length(name, items, rank - 2, "spatial axes")
     if groups < 0:
         raise InvalidOperation(
-            f"'groups' must be positive, or 0 for a group for each channel, it is {groups}"
+            f"'groups' must be positive, or 0 for one group per channel, it is {groups}"
         )
     groups = groups or (input[1] // filter[1] if filter[1] != 0 else 1) or 1
     if differ(filter[1] * groups, input[1]):
@@ -168,7 +168,7 @@ def _checked(site: CallSite, groups: int) -> tuple[int, Sequence[tuple[int, int]
 
 
 def _bias(site: CallSite) -> TractOperand:
-    """Return the bias along axis 1. Raises InvalidShape unless it has an item a channel, or one."""
+    """Return the bias along axis 1. Raises InvalidShape unless it has 1 or all channels' items."""
     bias, shape, channels = site.operand(2), site.shape(2), site.shape(1)[0]
     extents: Shape = tuple(extent for extent in shape if differ(extent, 1))
     if len(extents) > 1 or any(differ(extent, channels) for extent in extents):
