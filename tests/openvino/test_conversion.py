@@ -189,7 +189,7 @@ def test_a_body_within_itself() -> None:
     use = f"[y] = nnef_jax_branch(true, [x], {both})"
     body = f"fragment nnef_jax_body( x: tensor<scalar> ) -> ( y: tensor<scalar> )\n{{ {use}; }}\n"
     text = HEAD + kind + body + BODY % use
-    with pytest.raises(nnef_jax.NnefError, match="'nnef_jax_body' is within itself"):
+    with pytest.raises(nnef_jax.NnefError, match="'nnef_jax_body' contains itself"):
         nnef_jax.load(packed({"graph.nnef": text.encode()}))
 
 

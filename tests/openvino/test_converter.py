@@ -83,8 +83,8 @@ FAILURES = {
         "\ufffd",
     ),
     "word": ("raise RuntimeError('unknown\\noperator')", "RuntimeError: unknown operator"),
-    "status": ("os._exit(5)", "with status 5, without a word"),
-    "nothing": ("pass", "with status 0, without a word"),
+    "status": ("os._exit(5)", "with status 5 and no message"),
+    "nothing": ("pass", "with status 0 and no message"),
     "a folder": ("os.mkdir('converted.xml')", "is a folder"),
     "a fifo": ("os.mkfifo('converted.xml')", "is a fifo"),
     "a link": ("os.symlink('/etc/passwd', 'converted.xml')", "outside of the folder"),
@@ -286,7 +286,7 @@ def test_without_a_place_for_copies(
 
 def test_weights_elsewhere_are_refused(fake: Fake, tmp_path: Path) -> None:
     fake("pass")
-    with pytest.raises(InputError, match="weights= does not go with"):
+    with pytest.raises(InputError, match="weights= is not for"):
         nnef_jax.load(net_in(tmp_path), weights=b"")
 
 
@@ -304,7 +304,7 @@ def test_without_the_extra(
 ) -> None:
     monkeypatch.setattr(converter, "find_spec", lambda name: None)
     path = net_in(tmp_path, name, data)
-    said = f"{path} is a network of {kind}: OpenVINO converts it, which is not installed"
+    said = f"{path} is a network of {kind}, and OpenVINO, which reads it, is not installed"
     assert said in fails("summary", path).replace("\n", " ")
     with pytest.raises(UnsupportedError, match="is not installed") as error:
         nnef_jax.load(tmp_path if name == "saved_model.pb" else path)

@@ -72,7 +72,7 @@ def test_weights_elsewhere(tmp_path: Path, wanted: np.ndarray) -> None:
 
 def test_weights_that_cannot_be(tmp_path: Path) -> None:
     path = NET.write(tmp_path)
-    with pytest.raises(nnef_jax.NnefError, match=r"of 'weights', which has 10"):
+    with pytest.raises(nnef_jax.NnefError, match=r"of 'weights', which has only 10"):
         nnef_jax.load(path, weights=DATA[:10])
     with pytest.raises(nnef_jax.ArchiveError, match="is a folder; only regular files"):
         nnef_jax.load(path, weights=tmp_path)

@@ -66,7 +66,7 @@ def test_bounds(declared: str, extents: tuple[int, ...], tmp_path: Path) -> None
     model = nnef_jax.load(path)
     assert model(np.ones((3, 3))).shape == (3, 3)
     for extent in extents:
-        message = rf"net\.xml:1:.*input 'x': axis 0 has {extent} items, declared are {declared}"
+        message = rf"net\.xml:1:.*input 'x': axis 0 has {extent} items, it must have {declared}"
         with pytest.raises(nnef_jax.ShapeError, match=message):
             model(np.ones((extent, 3)))
 

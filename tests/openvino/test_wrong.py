@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "beyond the .bin": (
         GOOD.replace('offset="48"', 'offset="4800"'),
-        r"bytes 4800 to 4812 of .*which has 60",
+        r"bytes 4800 to 4812 of .*which has only 60",
     ),
     "another size": (
         GOOD.replace('size="12"', 'size="16"'),
@@ -101,7 +101,7 @@ def test_it_is_located(name: str, tmp_path: Path) -> None:
 def test_weights_that_there_are_not(tmp_path: Path) -> None:
     with pytest.raises(nnef_jax.NnefError, match=r"net\.bin', which does not exist"):
         load(tmp_path, GOOD, None)
-    with pytest.raises(nnef_jax.NnefError, match="which has 10"):
+    with pytest.raises(nnef_jax.NnefError, match="which has only 10"):
         load(tmp_path, GOOD, DATA[:10])
 
 

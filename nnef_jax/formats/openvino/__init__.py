@@ -1,6 +1,6 @@
 """The format OpenVINO IR, versions 2 to 11: layers in an .xml file, weights in a .bin file.
 
-Networks of TensorFlow, TensorFlow Lite and PaddlePaddle are read too: `converter` makes IR of them.
+Networks of TensorFlow, TensorFlow Lite and PaddlePaddle are read too: `converter` converts them.
 
 Where is `auto_pad` converted to padding? `window_attributes`
 Where are a network's inputs, outputs and variables declared? `network_ends`

@@ -24,14 +24,14 @@ from nnef_jax.storage import protected_files, temporaries
 from nnef_jax.storage.archive import Archive
 from nnef_jax.storage.folder import Folder
 
-_SECONDS_PER_STEP = 6e-6  # a minute by default; large networks take seconds
+_SECONDS_PER_STEP = 6e-6  # The default limits allow a minute; large networks take seconds.
 _LOG, _RESULT = "converted.log", "converted.xml"
-_SHOWN = 800  # bytes, the last ones of the converter's log
-_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # in a SavedModel
+_SHOWN = 800  # bytes at the end of the converter's log
+_VARIABLES = re.compile(r"variables/variables\.[\w.-]+")  # members of a SavedModel
 
 
 class _Result(Folder):
-    """The converter's files, which errors show as members of the converted file."""
+    """The converter's files. Errors name them as members of the file that is converted."""
 
     def __init__(self, folder: str, meter: Meter, shown: str) -> None:
         super().__init__(folder, meter)
@@ -42,12 +42,13 @@ class _Result(Folder):
 
     def read(self, name: str) -> memoryview:
         data = super().read(name)
-        return memoryview(bytes(data)) if os.name == "nt" else data  # no mapped file is deleted
+        # Windows cannot delete a mapped file.
+        return memoryview(bytes(data)) if os.name == "nt" else data
 
 
 @contextmanager
 def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
-    """Convert a network to an archive of OpenVINO's IR. `kind` names its framework in errors.
+    """Convert a network to an archive of OpenVINO's IR. `kind` names the framework in errors.
 
     The archive's files are deleted at the end of the block; arrays mapped from them stay valid.
     Raises UnsupportedError without the package openvino, InputError for separate weights, and
@@ -55,9 +56,9 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
     """
     shown = archive.location(archive.graph)
     if archive.weights is not None:
-        raise InputError(f"weights= does not go with {shown}, of {kind}: it has its own")
+        raise InputError(f"weights= is not for {shown}: a network of {kind} contains its weights")
     if getattr(find_spec("openvino"), "origin", None) is None:
-        message = f"{shown} is a network of {kind}: OpenVINO converts it, which is not installed"
+        message = f"{shown} is a network of {kind}, and OpenVINO, which reads it, is not installed"
         raise extra_missing(message, "convert")
     try:
         target = os.path.join(tempfile.gettempdir(), "converted")
@@ -68,7 +69,7 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
             source = _copy(archive, folder, meter)
             complaint = _run(source, folder, meter.limits)
             if complaint:
-                message = f"{shown}: OpenVINO does not convert this network of {kind}: {complaint}"
+                message = f"{shown}: OpenVINO cannot convert this network of {kind}: {complaint}"
                 raise ArchiveError(message, hint="is it complete, and does OpenVINO itself run it?")
             with Archive(_Result(folder, meter, shown), shown, meter, graph=_RESULT) as result:
                 yield result
@@ -77,7 +78,7 @@ def converted(archive: Archive, kind: str, meter: Meter) -> Generator[Archive]:
 
 
 def _copy(archive: Archive, folder: str, meter: Meter) -> str:
-    """Copy the files of a network; return the name of the graph's copy, or of their folder."""
+    """Copy the files of a network; return the name of the graph's copy, or of its folder."""
     graph = archive.graph
     stem, ending = os.path.splitext(graph)
     copies = {graph: f"source{ending}"}
@@ -112,17 +113,17 @@ def _run(source: str, folder: str, limits: Limits) -> str:
     with open(log, "rb") as file:
         file.seek(-min(_SHOWN, os.path.getsize(log)), os.SEEK_END)
         complaint = " ".join(file.read().decode(errors="replace").split())
-    return complaint or f"its converter ended with status {status}, without a word"
+    return complaint or f"its converter ended with status {status} and no message"
 
 
 def _status(command: Sequence[str], folder: str, errors: int, seconds: int) -> int | None:
-    """Return the exit status of a command, None if it takes too long. Ends all its processes."""
-    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # for the same packages as here
+    """Return the exit status of a command, None if it takes too long. End all its processes."""
+    paths = os.pathsep.join(map(os.path.abspath, sys.path))  # to import the same packages
     process = subprocess.Popen(
         command,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": paths},
-        stdin=subprocess.PIPE,  # it closes when this process ends, and the child notices
+        stdin=subprocess.PIPE,  # closes when this process ends, which ends the child
         stdout=subprocess.DEVNULL,
         stderr=errors,
         start_new_session=True,

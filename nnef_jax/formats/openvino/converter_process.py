@@ -1,9 +1,9 @@
 """The script in which OpenVINO converts a network, so that no load imports openvino itself.
 
-`converter` runs it in a temporary folder with three arguments: the name of the network's file or
-folder there, a bound on the seconds, and a bound on the bytes of its memory and of each file. It
-writes `converted.xml` and `converted.bin`. On failure it exits with a status other than 0 and
-writes the reason to its standard error.
+`converter` runs the script in a temporary folder with three arguments: the name of the network's
+file or folder there, a bound on the seconds, and a bound on the bytes of its memory and of each
+file. The script writes `converted.xml` and `converted.bin`. On failure it exits with a status other
+than 0 and writes the reason to its standard error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(source: str, seconds: int, size: int) -> None:
     """Convert a network within limits; end as soon as the parent process ends."""
     threading.Thread(target=_end_with_parent, args=(os.getcwd(),), daemon=True).start()
     if resource is not None:
-        # Limits of the system hold while native code blocks all Python threads.
+        # Limits of the system hold even while native code blocks all Python threads.
         signal.alarm(min(2 * seconds, 1 << 30))
         _bound(resource.RLIMIT_CORE, 0)
         _bound(resource.RLIMIT_FSIZE, size)

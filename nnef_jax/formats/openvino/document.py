@@ -15,13 +15,13 @@ from nnef_jax.formats.openvino.xml import Element
 from nnef_jax.limits import COMPARISONS_PER_STEP, OPERATION, Meter
 
 OLDEST, NEWEST = 2, 11
-FIRST_OF_OPSETS = 10  # the first version that has weights as layers
-CONSTANTS = ("const", "constant")  # layers, in lower case
-_OLD_TYPES = {  # spellings of version 2, by the type in lower case
+FIRST_OF_OPSETS = 10  # the first version whose weights are layers
+CONSTANTS = ("const", "constant")  # types of layers in lower case
+_OLD_TYPES = {  # spellings in version 2 by type in lower case
     "fullyconnected": "fc", "innerproduct": "fc", "norm": "lrn", "batchnormalization": "batch_norm",
 }  # fmt: skip
 _BODIES = ("body", "then_body", "else_body")
-_PLACE = ("offset", "size")  # attributes, in bytes of the .bin
+_PLACE = ("offset", "size")  # attributes: bytes in the .bin
 _LARGEST = 1 << 40  # items along an axis
 OPEN_RANK = "..."  # the shape of a tensor of any rank
 BOUNDS = re.compile(r"(\d{0,20})\.\.(\d{0,20})")  # an open extent between two bounds
@@ -39,7 +39,7 @@ class Port:
 
 @dataclass(slots=True, eq=False)
 class Blob:
-    """The place of a layer's weights in the .bin, in bytes. `type` is "" for the layer's type."""
+    """The place of a layer's weights in the .bin, in bytes. If `type` is "", the layer has it."""
 
     offset: int
     size: int
@@ -48,7 +48,7 @@ class Blob:
 
 @dataclass(slots=True, eq=False)
 class NetLayer:
-    """One layer. `attributes` are those of its `<data>`; `kind` is its type in lower case."""
+    """A layer. `attributes` are the attributes of `<data>`; `kind` is the type in lower case."""
 
     id: int
     name: str
@@ -86,7 +86,7 @@ class Net:
     name: str
     version: int
     layers: Sequence[NetLayer]
-    feeds: Mapping[End, End]  # from an input port to the output port that feeds it
+    feeds: Mapping[End, End]  # the output port that feeds an input port
     element: Element
     source: Source
 
@@ -118,15 +118,15 @@ class Body:
     """A network inside a layer, with its port map and its back edges."""
 
     net: Net
-    ports: Sequence[tuple[bool, Mapping[str, str]]]  # lines of the map: is it an input, attributes
-    back: Sequence[tuple[End, End]]  # from, to
+    ports: Sequence[tuple[bool, Mapping[str, str]]]  # lines: whether it is an input, attributes
+    back: Sequence[tuple[End, End]]  # (from, to)
 
 
 def read_net(root: Element, source: Source, meter: Meter) -> Net:
     """Return the network of a document. Raises NnefError, which lists all its errors."""
     if root.tag != "net":
         raise SemanticError(
-            f"the root element is <{root.tag}>, a network has <net>",
+            f"the root element must be <net>, it is <{root.tag}>",
             span=root.span(source),
             hint="a network of OpenVINO is an .xml with <net> and a .bin beside it",
         )
@@ -136,7 +136,7 @@ def read_net(root: Element, source: Source, meter: Meter) -> Net:
         raise SemanticError(error.message, span=root.span(source)) from None
     if not OLDEST <= version <= NEWEST:
         raise UnsupportedError(
-            f"the network is of version {version}, versions {OLDEST} to {NEWEST} are read",
+            f"the network has version {version}, versions {OLDEST} to {NEWEST} are supported",
             span=root.span(source),
         )
     return _NetReader(source, meter, version).net(root)
@@ -197,7 +197,7 @@ class _NetReader:
             self._error(message, e, error.hint)
             precision = ""
         bodies = {tag: self._body(e, tag) for tag in _BODIES if e.child(tag)}
-        for body in bodies.values():  # each line of a port map is compared with all lines
+        for body in bodies.values():  # lines of a port map are compared with each other
             lines = len(body.ports) + len(inputs) + len(outputs)
             self.meter.spend(lines**2 // COMPARISONS_PER_STEP, self.source.name)
         return NetLayer(
@@ -237,14 +237,14 @@ class _NetReader:
     def _edge(self, e: Element, layers: Mapping[int, NetLayer], feeds: dict[End, End]) -> None:
         try:
             start, end = _end(e, "from"), _end(e, "to")
-            for which, (layer, port) in (("outputs", start), ("inputs", end)):
+            for side, (layer, port) in (("outputs", start), ("inputs", end)):
                 if layer not in layers:
-                    raise InvalidOperation(f"there is no layer of id {layer}")
-                ports: Sequence[Port] = getattr(layers[layer], which)
+                    raise InvalidOperation(f"there is no layer with the id {layer}")
+                ports: Sequence[Port] = getattr(layers[layer], side)
                 self.meter.spend(len(ports) // COMPARISONS_PER_STEP, self.source.name)
                 if port not in [x.id for x in ports]:
                     name = layers[layer].name
-                    raise InvalidOperation(f"there is no port {port} among {which} of '{name}'")
+                    raise InvalidOperation(f"there is no port {port} among {side} of '{name}'")
             if feeds.setdefault(end, start) != start:
                 name = layers[end[0]].name
                 raise InvalidOperation(f"two edges lead to port {end[1]} of '{name}'")
@@ -254,7 +254,7 @@ class _NetReader:
     def _ordered(
         self, layers: Sequence[NetLayer], by_id: Mapping[int, NetLayer], feeds: Mapping[End, End]
     ) -> Iterator[NetLayer]:
-        """Yield layers in the order of the document, but each after the layers that feed it."""
+        """Yield the layers, each after the layers that feed it, else in the document's order."""
         state = dict[int, int]()  # by id: 1 while its predecessors are visited, 2 afterwards
         for start in layers:
             stack = [start]
@@ -264,22 +264,22 @@ class _NetReader:
                     stack.pop()
                     continue
                 ends = [feeds.get((layer.id, port.id)) for port in layer.inputs]
-                before = [by_id[end[0]] for end in ends if end and state.get(end[0]) != 2]
-                if state.get(layer.id) == 1 or not before:
-                    if before:
-                        raise SemanticError(
-                            f"layer '{layer.name}' depends on itself, through '{before[0].name}'",
-                            span=layer.span,
-                        )
+                pending = [by_id[end[0]] for end in ends if end and state.get(end[0]) != 2]
+                if not pending:
                     state[layer.id] = 2
                     yield stack.pop()
                     continue
+                if state.get(layer.id) == 1:
+                    raise SemanticError(
+                        f"layer '{layer.name}' depends on itself, through '{pending[0].name}'",
+                        span=layer.span,
+                    )
                 state[layer.id] = 1
-                stack += reversed(before)
+                stack += reversed(pending)
 
 
 def _data(e: Element, type: str) -> Element:
-    """Return the element with a layer's attributes; version 2 names it after the layer's type."""
+    """Return the element with a layer's attributes. In version 2 the layer's type is its name."""
     kind = type.lower()
     names = [
         f"{name}{end}"
@@ -295,9 +295,9 @@ def _type(attributes: Mapping[str, str]) -> str:
     return element_type(type) if type else ""
 
 
-def _end(e: Element, which: str) -> End:
-    layer = whole_number(e.attributes, f"{which}-layer")
-    return layer, whole_number(e.attributes, f"{which}-port", 0)
+def _end(e: Element, side: str) -> End:
+    layer = whole_number(e.attributes, f"{side}-layer")
+    return layer, whole_number(e.attributes, f"{side}-port", 0)
 
 
 def whole_number(attributes: Mapping[str, str], name: str, default: int | None = None) -> int:
@@ -308,7 +308,7 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
             raise InvalidOperation(f"'{name}' is missing")
         return default
     if not text.strip().isdecimal() or len(text) > 20:
-        raise InvalidOperation(f"'{name}' is {text[:40]!r}, no whole number")
+        raise InvalidOperation(f"'{name}' must be a whole number, it is {text[:40]!r}")
     return int(text)
 
 
@@ -323,7 +323,7 @@ def _extent(text: str) -> int:
 
 
 def extents(text: str) -> list[int | None]:
-    """Return the shape that an attribute lists. `?`, -1 and bounds as `1..8` are None: open."""
+    """Return the shape in an attribute. Open extents (`?`, -1, bounds as `1..8`) are None."""
     if text.strip() == OPEN_RANK:
         raise InvalidOperation("its rank is open")
     parts = map(str.strip, text.split(",") if text.strip() else ())
@@ -331,6 +331,6 @@ def extents(text: str) -> list[int | None]:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Split names at commas. A comma within a name follows a backslash."""
+    """Split names at commas. A backslash precedes a comma within a name."""
     parts = text.replace("\\,", "\0").split(",") if text else []
     return tuple(part.replace("\0", ",") for part in parts)

@@ -1,7 +1,7 @@
 """Element types: their names in files, their bytes in a .bin, and the dtypes they are computed in.
 
-Parts of a .bin are views, checked against the end of the file. Items of less than a byte fill it
-from its low bits, items of u1 from its high bit.
+Parts of a .bin are views, checked against the end of the file. Items of less than a byte fill a
+byte from the low bits on, items of u1 from the high bit on.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lowering.errors import InvalidOperation
 from nnef_jax.flattening.emission import computed as computed_in
 from nnef_jax.storage.bitstream import codes_of, packed_size
 
-# By the names of versions 10 and 11. Ports and older versions have `_ALIASES`.
+# By name in versions 10 and 11. `_ALIASES` are names of ports, and names in older versions.
 _DTYPES: dict[str, Any] = {
     "f64": np.float64, "f32": np.float32, "f16": np.float16, "bf16": ml_dtypes.bfloat16,
     "f8e4m3": ml_dtypes.float8_e4m3fn, "f8e5m2": ml_dtypes.float8_e5m2,
@@ -35,7 +35,7 @@ _ALIASES = {
 _NAMES = {type: np.dtype(dtype).name for type, dtype in _DTYPES.items()}
 BY_DTYPE = {name: type for type, name in reversed(_NAMES.items())}
 _BITS = {"u1": 1, "bin": 1, "u2": 2, "i4": 4, "u4": 4, "nf4": 4, "f4e2m1": 4}
-# The 16 numbers of nf4, quantiles of the normal distribution (Dettmers et al. 2023,
+# The 16 numbers of nf4: quantiles of the normal distribution (Dettmers et al. 2023,
 # arXiv:2305.14314, appendix E).
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635,
@@ -53,7 +53,7 @@ class Weights:
     name: str
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # By value: the file may be missing where the pickle is read.
+        # Bytes are copied, since the file may be missing where the pickle is read.
         return Weights, (None if self.data is None else bytes(self.data), self.name)
 
     def slice(self, offset: int, size: int) -> memoryview:
@@ -66,19 +66,19 @@ class Weights:
         if offset < 0 or offset + size > len(self.data):
             raise InvalidOperation(
                 f"its weights are the bytes {offset} to {offset + size} of '{self.name}', "
-                f"which has {len(self.data)}",
+                f"which has only {len(self.data)} bytes",
                 "the file is cut off, or belongs to another network",
             )
         return memoryview(self.data)[offset : offset + size]
 
 
 def element_type(name: str) -> str:
-    """Return the type of any spelling, as version 11 spells it. Raises InvalidOperation."""
+    """Return the name of a type in version 11, for any spelling. Raises InvalidOperation."""
     spelling = name.strip().lower()
     type = _ALIASES.get(spelling, spelling)
     if type not in _DTYPES:
         raise InvalidOperation(
-            f"there is no element type '{name[:40]}'", f"known are {', '.join(_DTYPES)}"
+            f"there is no element type '{name[:40]}'", f"the types are {', '.join(_DTYPES)}"
         )
     return type
 
@@ -102,20 +102,20 @@ def unpacked(data: memoryview, type: str, shape: tuple[int, ...]) -> NDArray[Any
 
 
 def stored(type: str, real: str) -> str:
-    """Return the dtype of weights in the graph: that of the file, except for f32 and 64 bits."""
+    """Return the dtype of weights in the graph: the file's, except for f32 and types of 64 bits."""
     if type in ("i64", "u64", "f64"):
         return computed(type, real)
     return real if type == "f32" else _NAMES[type]
 
 
 def computed(type: str, real: str) -> str:
-    """Return the dtype that tensors of a type are computed in: `real` for f32.
+    """Return the dtype that tensors of a type are computed in.
 
-    It is `real` for f16 too: OpenVINO's runtime computes f16 in f32 on CPUs. Integers of 64 bits
-    are computed in 32 unless jax's x64 mode is on.
+    It is `real` for f32, and for f16, which OpenVINO's runtime computes in f32 on CPUs. Integers of
+    64 bits are computed in 32 bits unless jax's x64 mode is on.
     """
     if type in ("f16", "nf4"):
         return real
-    if type not in _DTYPES:  # strings: the network computes with none
+    if type not in _DTYPES:  # strings
         raise InvalidOperation(f"there are no tensors of type '{type}'")
     return computed_in(_NAMES[type], real)

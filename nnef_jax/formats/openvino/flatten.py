@@ -33,20 +33,20 @@ from nnef_jax.formats.openvino.network_ends import (
 from nnef_jax.formats.openvino.pre_process import pre_processed
 from nnef_jax.limits import within_memory
 
-_SINKS = ("assign", "memory", "result")  # layers that may lack results
+_SINKS = ("assign", "memory", "result")  # layers that may have no results
 _STATEFUL = ("assign", "memory", "readvalue")
 
 
 def flatten(
     net: Net, ends: Ends, options: Options, weights: Weights, data: dict[str, NDArray[Any]]
 ) -> Graph:
-    """Return the flat graph. Collects its weights in `data`, by label. Raises NnefError."""
+    """Return the flat graph. Add its weights to `data`, by label. Raises NnefError."""
     with within_memory("the flat graph"):
         graph = LayerGraph(options, data)
         graph.variables = ends.variables
         ports = (port for layer in net.layers for port in layer.outputs)
         names = chain((layer.name for layer in net.layers), *(port.names for port in ports))
-        graph.builder.reserve([*ends.inputs, *names])  # names of no other tensor
+        graph.builder.reserve([*ends.inputs, *names])
         flattener = Flattener(graph, weights)
         feeds: dict[End, Tensor] = {}
         for name, (layer, port) in ends.inputs.items():
@@ -60,7 +60,7 @@ def flatten(
 
 @dataclass(slots=True, eq=False)
 class Flattener:
-    """Flattens networks into a graph, and bodies each into a graph of the body."""
+    """Flattens a network into a graph, and each body into a graph of its own."""
 
     graph: LayerGraph
     weights: Weights
@@ -72,11 +72,11 @@ class Flattener:
         with placed(f"input '{name}'", layer.span):
             type, shape = element_type(declared or "f32"), declared_shape(layer, port)
             if net.is_legacy and type not in ("i32", "i64"):
-                type = "f32"  # inputs of any other type are converted
+                type = "f32"  # the runtime converts inputs of other types
             require_bounds(self.graph.options.input_shapes.get(name, ()), layer)
             value = self.graph.input(name, shape, type, self.graph.computed(type), layer.span)
         if isinstance(value, Value) and layer.kind in INPUTS:
-            self._called_also(value, *port.names, layer.name)
+            self._add_aliases(value, *port.names, layer.name)
         return value
 
     def site(self, layer: NetLayer, net: Net, operands: Sequence[Tensor | None]) -> LayerSite:
@@ -107,7 +107,7 @@ class Flattener:
                 continue
             try:
                 tensors.update(self._flattened(layer, net, operands))
-            except UnsupportedError:  # in a body
+            except UnsupportedError:  # raised in a body
                 if not is_shown:
                     raise
                 tensors.update(self._shown(layer, operands))
@@ -122,7 +122,7 @@ class Flattener:
         results = add_untyped(self.graph, kind, operands, names, layer.span)
         builder = self.graph.builder
         variable = builder.variable_of(label_of(layer)) if layer.kind == "assign" else None
-        if variable is not None:  # it stays a state; no other tensor has its type
+        if variable is not None:  # it stays a state, updated by its own value, which has its type
             with placed(str(layer), layer.span):
                 builder.update(variable, variable)
         return (((layer.id, port.id), value) for port, value in zip(ports, results, strict=True))
@@ -146,27 +146,27 @@ class Flattener:
             if isinstance(value, Value) and value.name != name:
                 self.graph.builder.aliases.setdefault(name, value)
             if isinstance(value, Value) and not self.prefix:
-                self._called_also(value, *port.names)
+                self._add_aliases(value, *port.names)
             yield (layer.id, port.id), value
 
-    def _called_also(self, value: Value, *names: str) -> None:
-        """Note further names of a tensor, except those that a layer has."""
+    def _add_aliases(self, value: Value, *names: str) -> None:
+        """Note further names of a tensor, except names of layers."""
         builder = self.graph.builder
         for name in names:
             if name != value.name and not builder.is_taken(name):
                 builder.aliases.setdefault(name, value)
 
     def value(self, net: Net, name: str, end: End, tensors: Mapping[End, Tensor]) -> Value:
-        """Return the tensor at an output port as the output `name` of the graph."""
+        """Return the tensor of an output port as the output `name` of the graph."""
         layer, tensor = net.by_id[end[0]], tensors.get(end)
         site = self.site(layer, net, ())
         with placed(str(layer), layer.span):
             if tensor is None:
-                raise InvalidOperation(f"nothing gives the output of port {end[1]}")
+                raise InvalidOperation(f"output port {end[1]} has no value")
             return self.graph.ended(site.tensor(tensor), name, layer.span)
 
     def note_folded(self, net: Net, tensors: Mapping[End, Tensor]) -> None:
-        """Note the names of known tensors, with the layers that read them."""
+        """Note the names of known tensors, and the layers that read them."""
         outputs = {layer: layer.named(layer.outputs) for layer in net.layers}
         names = {(x.id, port.id): [n, *port.names] for x in outputs for n, port in outputs[x]}
         constants = [n for end, x in tensors.items() if isinstance(x, Constant) for n in names[end]]
@@ -185,13 +185,13 @@ class Flattener:
         outputs: Sequence[End],
         name: str,
     ) -> dict[End, Tensor]:
-        """Flatten a body into `graph`; return its tensors by port. `feeds` are at its inputs."""
+        """Flatten a body into `graph`; return its tensors by port. `feeds` are its inputs."""
         inner = Flattener(graph, self.weights, f"{self.prefix}{name}.")
         tensors = inner.run(body.net, feeds, outputs)
         if any(tensors.get(end) in graph.counts for end in outputs):
             raise InvalidOperation(
                 f"the number of items of a result of '{name}' depends on values",
-                "a body may have such tensors inside, but not as its results",
+                "such tensors may be inside a body, but not be its results",
             )
         return tensors
 
@@ -222,11 +222,11 @@ def _needed(net: Net, feeds: Mapping[End, Tensor], outputs: Sequence[End]) -> li
             end = (id, port.id)
             if end not in feeds and end in net.feeds:
                 waiting.append(net.feeds[end][0])
-    # A ReadValue declares its variable, and must precede the Assign that writes it. Therefore an
-    # Assign that only Results read comes last.
+    # A ReadValue declares its variable, so it must precede the Assign that writes the variable.
+    # Therefore each Assign comes last unless a layer other than a Result reads it.
     layers = [layer for layer in net.layers if layer.id in visited]
-    reads = (
+    inputs = (
         (layer.id, port.id) for layer in layers if layer.kind != "result" for port in layer.inputs
     )
-    read = {net.feeds[end][0] for end in reads if end in net.feeds}
+    read = {net.feeds[end][0] for end in inputs if end in net.feeds}
     return sorted(layers, key=lambda layer: layer.kind == "assign" and layer.id not in read)

@@ -19,7 +19,7 @@ from nnef_jax.formats.openvino.xml import parse
 from nnef_jax.formats.syntax.graph_frontend import GraphFrontend, Titles
 from nnef_jax.storage.archive import Archive
 
-_SMALL = 1 << 15  # bytes; constants that may decide a shape are smaller
+_SMALL = 1 << 15  # bytes; larger constants decide no shapes
 
 
 class OpenvinoFrontend(GraphFrontend):
@@ -39,14 +39,14 @@ class OpenvinoFrontend(GraphFrontend):
         self.integer = computed("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
-        """Return the graph for the shapes in `options.input_shapes`, or else the declared ones."""
+        """Return the graph for the shapes in `options.input_shapes`, else the declared shapes."""
         return flatten(self._net, self._ends, options, self._weights, self._data)
 
     def declared_shapes(self, options: Options) -> Shapes:
         """Return the declared shapes of the inputs, without inputs of open rank."""
         shapes: dict[str, Any] = {}
         for name, (layer, port) in self._ends.inputs.items():
-            with suppress(InvalidOperation):  # flattening raises it again, with the line
+            with suppress(InvalidOperation):  # flattening raises it with the line
                 shapes[name] = declared_shape(layer, port)
         return {name: shape for name, shape in shapes.items() if shape is not None}
 
@@ -56,7 +56,7 @@ class OpenvinoFrontend(GraphFrontend):
         return {label: variable.shape for label, variable in variables if variable.changes}
 
     def content(self) -> Iterable[object]:
-        """Return the text and all small constants: they decide the structure of the graph."""
+        """Return the text and all small constants, which decide the structure of the graph."""
         constants = b"".join(_small_constants(self._net, self._weights.data or b""))
         return self.dialect, self._text, constants
 
@@ -70,9 +70,11 @@ class OpenvinoFrontend(GraphFrontend):
 
     def unsavable(self) -> Sequence[NnefError]:
         """Return errors for variables whose shape or initial value depends on a call."""
-        why = "starts with a computed value or has an open shape, which NNEF cannot express"
-        changing = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
-        return [UnsupportedError(f"variable '{label}' {why}", span=at) for label, at in changing]
+        reason = "starts with a computed value or has an open shape, which NNEF cannot express"
+        spans = [(label, x.span) for label, x in self._ends.variables.items() if x.changes]
+        return [
+            UnsupportedError(f"variable '{label}' {reason}", span=span) for label, span in spans
+        ]
 
 
 def _weights(archive: Archive) -> Weights:

@@ -1,4 +1,4 @@
-"""The graph that layers of a network, or of a body, are flattened into, with its weights."""
+"""The graph into which the layers of a network or body are flattened, with its weights."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ class LayerGraph(TensorGraph):
         return computed(type, options.real)
 
     def held(self, type: str) -> np.dtype[Any]:
-        """Return the dtype that known tensors of an element type are computed in: 32 or 64 bits.
+        """Return the dtype that known tensors of an element type are computed in.
 
-        A tensor declared with fewer bits may be computed from tensors with more.
+        It has 32 or 64 bits: a tensor declared with fewer bits may be computed from wider tensors.
         """
         if type == "boolean":
             return np.dtype(np.bool_)
         return np.dtype(np.int64 if type[0] in "iu" else np.float32)
 
     def is_literal(self, constant: Constant) -> bool:
-        """Tell whether operations may hold the only item of a known tensor as a number."""
+        """Tell whether the only item of a known tensor may become a literal of operations."""
         return constant.type in ("f32", "i32", "i64", "boolean") and super().is_literal(constant)
 
     def element(self, dtype: str) -> str:
@@ -63,7 +63,7 @@ class LayerGraph(TensorGraph):
         return self.add("cast", {"input": value}, {"dtype": dtype}, names, span, inserted=True)[0]
 
     def _looked_up(self, codes: Value, name: str, span: Span) -> Value:
-        """Return the numbers of `NF4` at indices of 4 bits."""
+        """Return the numbers of `NF4` for codes, which are indices of 4 bits."""
 
         def add(kind: str, operands: Mapping[str, Any], **attributes: Attribute) -> Value:
             names = [self.builder.unreserved(f"{name}.{kind}")]

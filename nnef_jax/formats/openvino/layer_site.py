@@ -1,4 +1,4 @@
-"""The site of a layer: its operands and attributes, and shorthands for the operations it adds."""
+"""The site of a layer: its operands and attributes, and shorthands for operations."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from nnef_jax.formats.openvino.element_types import (
 from nnef_jax.formats.openvino.layer_graph import LayerGraph
 from nnef_jax.storage.bitstream import CODES_PER_STEP
 
-# Types of layers that are computed while the network is read, if their operands are known and
-# decide shapes. In files before version 10 only `_FOLDED_OLD` are. The network itself computes
-# conversions of stored numbers.
+# Types of layers that are computed while the network is read, if their operands are known and may
+# decide shapes. Before version 10 these are `_FOLDED_OLD` only. Conversions of stored numbers are
+# computed by the network.
 _CONVERSIONS = ("convert", "convertlike")
 _FOLDED_OLD = ("gather", "concat", "squeeze", "unsqueeze")
 _FOLDED = frozenset({
@@ -53,17 +53,17 @@ class _Known(Value):
 
 @dataclass(slots=True, eq=False)
 class LayerSite(Site[LayerGraph]):
-    """A layer while it is flattened. `operands` are by input port, None if not connected."""
+    """A layer while it is flattened. An item of `operands` is None if its port is unconnected."""
 
     layer: NetLayer
     net: Net
-    version: int  # of the document
+    version: int  # the document's version
     graph: LayerGraph
     weights: Weights
     operands: Sequence[Tensor | None]
-    flatten: Callable[..., dict[End, Tensor]]  # flattens a body: `Flattener.body`
-    prefix: str = ""  # before labels and names, in a body
-    folds: bool = False  # operations are computed at once, not added
+    flatten: Callable[..., dict[End, Tensor]]  # `Flattener.body`, which flattens a body
+    prefix: str = ""  # the beginning of labels and names in a body
+    folds: bool = False  # whether operations are computed at once instead of added
 
     # Operands
 
@@ -86,12 +86,12 @@ class LayerSite(Site[LayerGraph]):
         return [self.tensor(x) for x in self.operands if x is not None]
 
     def tensor(self, x: int | Tensor) -> Value:
-        """Return an input as a tensor of the graph. While the layer folds, no constant is added."""
+        """Return an input as a tensor of the graph. While a layer folds, no constant is added."""
         operand = self.operand(x) if isinstance(x, int) else x
         return self._placed(operand) if self.folds else Site.tensor(self, operand)
 
     def body(self, name: str) -> Body:
-        """Return the body of this name. Raises InvalidOperation without it."""
+        """Return the body of a name. Raises InvalidOperation if there is none."""
         body = self.layer.bodies.get(name)
         if body is None:
             raise InvalidOperation(f"it has no <{name}>")
@@ -157,7 +157,7 @@ class LayerSite(Site[LayerGraph]):
     # Operations
 
     def results(self, run: Callable[[Any], Any]) -> Any:
-        """Return the results of a meaning: known tensors if the operands decide shapes."""
+        """Return the results of a meaning, known tensors if the layer can be folded."""
         kind, operands = self.layer.kind, [x for x in self.operands if x is not None]
         folds = kind in (_FOLDED_OLD if self.net.is_legacy else _FOLDED) and decides(operands)
         if kind in _CONVERSIONS:
@@ -174,10 +174,11 @@ class LayerSite(Site[LayerGraph]):
         return Site._emit(self, kind, operands, attributes, inserted)
 
     def evaluate(self, function: Callable[..., Any], *operands: Tensor | float) -> Value:
-        """Return the result of a function of host values on known tensors. The layer must fold."""
+        """Return a function's result on known tensors as host values. The layer must fold."""
         return self._placed(self.evaluated(function, _unplaced(operands)))
 
     def _placed(self, x: Any) -> Any:
+        """Return known tensors as `_Known`, anything else unchanged."""
         if isinstance(x, list):
             return [self._placed(item) for item in cast("list[Any]", x)]
         if not isinstance(x, Constant):
@@ -205,14 +206,14 @@ class LayerSite(Site[LayerGraph]):
         return self.graph.options.real
 
     def has_one_weight(self) -> bool:
-        """Tell whether the weights, or else the biases, are a single item for all channels."""
+        """Tell whether the weights, else the biases, are a single item for all channels."""
         blob = self.layer.blobs.get("weights") or self.layer.blobs.get("biases")
         return blob is not None and blob.size == size_of(self._stored_type(blob), 1)
 
     def blob(self, tag: str, shape: Sequence[int], type: str = "") -> Constant | None:
         """Return weights of the layer in a shape; None if they are missing or have 0 bytes.
 
-        `type` overrides the element type that the layer declares.
+        `type` replaces the element type that the layer declares.
         """
         blob = self.layer.blobs.get(tag)
         if blob is None or blob.size == 0:
@@ -229,7 +230,7 @@ class LayerSite(Site[LayerGraph]):
     def read(self, data: memoryview, type: str, shape: tuple[int, ...], label: str) -> Constant:
         """Return a tensor of a file. Items of less than a byte are unpacked to a byte each."""
         items = volume(shape)
-        if len(data) < items:
+        if len(data) < items:  # less than a byte
             self.spend(items // CODES_PER_STEP)
             self.graph.meter.expand(items, self.title)
         return Constant(unpacked(data, type, shape), type, label)
@@ -255,7 +256,7 @@ class LayerSite(Site[LayerGraph]):
         return [self.tensor(i) for i in range(count)]
 
     def integer_tensor(self, i: int) -> Value:
-        """Return an input in the dtype of i64: old files store whole numbers as reals."""
+        """Return an input in the dtype of i64. Old files store whole numbers as reals."""
         return self.cast(self.tensor(i), self.integer)
 
     def indices(self, x: int | Tensor) -> Value:
@@ -268,18 +269,21 @@ class LayerSite(Site[LayerGraph]):
         return [self.axis(axis) for axis in self.integers(i)]
 
     def needed(self, tag: str, shape: Sequence[int], type: str = "") -> Constant:
-        """Return weights of the layer in a shape. Raises InvalidOperation without them."""
+        """Return weights of the layer in a shape. Raises InvalidOperation if there are none."""
         weights = self.blob(tag, shape, type)
         if weights is None:
             raise InvalidOperation("it has no weights")
         return weights
 
     def broadcast(self) -> list[Any]:
-        """Return inputs 0 and 1 with the same rank, by the attribute `auto_broadcast`."""
+        """Return inputs 0 and 1 with the same rank, by the attribute `auto_broadcast`.
+
+        In mode "pdpd" the first axis of input 1 lies along `axis` of input 0.
+        """
         mode = self.word("auto_broadcast", "numpy", "none", "pdpd")
         x, y = self.operand(0), self.operand(1)
-        more = self.rank(x) > self.rank(y)
-        if mode == "pdpd" and more and (axis := self.int("axis", -1)) >= 0:
+        lacks_axes = self.rank(x) > self.rank(y)
+        if mode == "pdpd" and lacks_axes and (axis := self.int("axis", -1)) >= 0:
             following = range(axis + self.rank(y), self.rank(x))
             y = self.unsqueezed(y, (*range(axis), *following))
         return self.aligned(x, y)
@@ -290,7 +294,7 @@ class LayerSite(Site[LayerGraph]):
         return self.step.unsqueeze(tensor, axes=tuple(axes)) if axes else tensor
 
     def padded(self, x: Tensor, around: Mapping[int, Sequence[int]], value: float = 0.0) -> Value:
-        """Return a tensor padded by a value. `around` has the items (before, after) by axis."""
+        """Return a tensor padded by a value. `around` has the padding (before, after) by axis."""
         pairs = [around.get(axis, (0, 0)) for axis in range(len(self.shape(x)))]
         return self.step.pad(x, padding=pairs, border="constant", value=value)
 
@@ -300,29 +304,30 @@ class LayerSite(Site[LayerGraph]):
         return self.step.constant(shape=shape, value=items, dtype=dtype)
 
     def beside(self, x: Value, item: float) -> Value | float:
-        """Return an operand `item` in the dtype of `x`: a literal if a literal has that dtype."""
+        """Return a number as an operand in the dtype of `x`, if possible as a literal."""
         dtype = x.type.dtype
         if dtype in (self.real, self.integer):
             return float(item) if dtype == self.real else int(item)
         return self.filled(item, dtype)
 
     def flattened(self, x: Value, first: int, last: int) -> Value:
-        """Add a reshape that joins the axes `first` to `last`, as the layer's result."""
+        """Return the layer's result: a reshape that joins the axes `first` to `last`."""
         return self.last.reshape(x, shape=(-1,), axis_start=first, axis_count=last - first + 1)
 
     def truths(self, x: Value) -> Value:
-        """Return a tensor of bool: which items are not 0."""
+        """Return a tensor of bool that is true for items other than 0."""
         if x.type.dtype == "bool":
             return x
         return self.step.ne(x, self.beside(x, 0))
 
     def count(self, x: Value, axis: int, dtype: str = "") -> Value:
-        """Return the number of true items along an axis, which stays with extent 1."""
+        """Return the number of true items along an axis. The axis remains, with extent 1."""
         numbers = self.step.cast(x, dtype=dtype or self.integer)
         return self.step.sum_reduce(numbers, axes=(axis,), normalize=False)
 
 
 def _unplaced(x: Any) -> Any:
+    """Return the constants of `_Known` tensors, anything else unchanged."""
     if isinstance(x, list | tuple):
         return [_unplaced(item) for item in cast("Sequence[Any]", x)]
     return x.constant if isinstance(x, _Known) else x
@@ -354,10 +359,10 @@ def stored(site: LayerSite, type: str = "") -> Constant:
     if any(n < 0 for n in shape):
         raise InvalidOperation(f"a constant cannot have the shape {list(shape)}")
     items = volume(shape)
-    due = size_of(type, items)
-    size = site.int("size", due)
-    if size != due and items:
-        message = f"it has {size} bytes, {list(shape)} items of {type} take {due}"
+    expected = size_of(type, items)
+    size = site.int("size", expected)
+    if size != expected and items:
+        message = f"it has {size} bytes, {list(shape)} items of {type} take {expected}"
         raise InvalidOperation(message)
     data = site.weights.slice(site.int("offset", 0), size) if items else memoryview(b"")
     return site.read(data, type, shape, site.name)

@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A variable. `follows` is whether its initial value is computed from inputs.
+    """A variable. `follows` tells whether its initial value is computed from inputs.
 
     Extents of `shape` that may change are UNKNOWN.
     """
@@ -39,7 +39,7 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """The inputs and outputs of a network with their ports, by name; its variables, by label."""
+    """The inputs and outputs of a network with their ports, by name; the variables, by label."""
 
     inputs: Mapping[str, tuple[NetLayer, Port]]
     outputs: Mapping[str, End]
@@ -78,7 +78,7 @@ def ends_of(net: Net) -> Ends:
         elif layer.kind == "result":
             end = net.feeds.get((layer.id, layer.inputs[0].id)) if layer.inputs else None
             if end is None:
-                message = f"layer '{layer.name}' (Result): nothing leads to it"
+                message = f"layer '{layer.name}' (Result) has no input"
                 raise SemanticError(message, span=layer.span)
             producer = net.by_id[end[0]]
             name, port = next(x for x in producer.named(producer.outputs) if x[1].id == end[1])
@@ -88,7 +88,7 @@ def ends_of(net: Net) -> Ends:
 
 
 def _by_name(items: Iterable[tuple[str, _T]]) -> dict[str, _T]:
-    """Return items by name. The second item of a name gets `name_1`."""
+    """Return items by name. The second item with a name gets `name_1`."""
     table, repeated = dict[str, _T](), Counter[str]()
     for name, item in items:
         unique = name
@@ -115,7 +115,7 @@ def require_bounds(shape: Sequence[int | None], layer: NetLayer) -> None:
         if bounds and extent is not None:
             low, high = bounds.groups()
             if extent < int(low or 0) or (high and extent > int(high)):
-                raise InvalidShape(f"axis {axis} has {extent} items, declared are {text.strip()}")
+                raise InvalidShape(f"axis {axis} has {extent} items, it must have {text.strip()}")
 
 
 def label_of(layer: NetLayer) -> str:
@@ -126,8 +126,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return the variables of a network by label.
 
-    A variable is left out if nothing writes it and inputs determine its initial value: it always
-    equals that value.
+    A variable is left out if nothing writes it and inputs determine its initial value, to which it
+    is always equal.
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
@@ -140,14 +140,14 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
         label = label_of(layer)
         if layer.kind == "readvalue" and layer.outputs and (label in written or not follows):
             shape = _shape(layer)
-            if label not in written:  # it never grows
+            if label not in written:  # its shape never changes
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
             variables.setdefault(label, Variable(shape, follows, layer.span))
     return variables
 
 
 def _shape(layer: NetLayer) -> Shape:
-    """Return the declared shape of a ReadValue; that of ReadValue-3 is its port's."""
+    """Return the declared shape of a ReadValue. ReadValue-3 declares it at its port."""
     text = layer.attributes.get("variable_shape")
     if text is None:
         return tuple(UNKNOWN if n < 0 else n for n in layer.outputs[0].shape or ())

@@ -1,8 +1,8 @@
 """Port maps: connections between a layer's ports and the layers of its bodies.
 
-Before version 10 a map names ports of body layers, since then Parameter and Result layers. A line
-with `axis` cuts an input along the axis into one part an iteration, or joins results along it.
-Parts from -1 to 0 by -1 are taken from the end.
+Before version 10 a map names ports of the body's layers, since then Parameter and Result layers. A
+line with `axis` cuts an input along the axis into one part for each iteration, or joins results
+along the axis. Parts from -1 to 0 by -1 start at the end.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nnef_jax.formats.openvino.document import Body, End, NetLayer
 
 @dataclass(slots=True, eq=False)
 class Link:
-    """A line of a port map: the layer's port (-1 for none), the end in the body, and its parts."""
+    """A line of a port map: the layer's port (-1 for none), the end in the body, and the parts."""
 
     port: int
     end: End
@@ -56,7 +56,7 @@ def _number(attributes: Mapping[str, str], name: str, default: int | None = None
     try:
         return int(text or "")
     except ValueError:
-        raise InvalidOperation(f"a port map has no whole number for '{name}'") from None
+        raise InvalidOperation(f"'{name}' of a port map must be a whole number") from None
 
 
 def _port_of(layer: NetLayer) -> int:
@@ -65,7 +65,7 @@ def _port_of(layer: NetLayer) -> int:
 
 
 def back_edges(body: Body) -> dict[End, End]:
-    """Return the ends that compute the next iteration's values, by the ends that read them."""
+    """Return the ends that compute the values of the next iteration, by the ends that read them."""
     by_id = body.net.by_id
     edges: dict[End, End] = {}
     for source, target in body.back:
@@ -80,5 +80,5 @@ def back_edges(body: Body) -> dict[End, End]:
 
 
 def source_of(body: Body, end: End) -> End:
-    """Return the output port with the value of an end of the body: a Result has its input's."""
+    """Return the output port with the value of an end of the body, for a Result its input's."""
     return body.net.feeds.get(end, end) if body.net.by_id[end[0]].kind == "result" else end

@@ -34,7 +34,7 @@ def pre_processed(
 
 
 def _input(net: Net, inputs: Mapping[End, Tensor], element: Element) -> tuple[NetLayer, End, Value]:
-    """Return the input that `element` names; without a name, the first input of four axes."""
+    """Return the input that `element` names, or the first input with four axes without a name."""
     name = element.attributes.get("reference-layer-name")
     for layer in net.layers:
         for end in ((layer.id, port.id) for port in layer.outputs):
@@ -73,7 +73,7 @@ def _per_channel(
     try:
         items = [default if e is None else float(e.attributes["value"]) for e in elements]
     except (KeyError, ValueError):
-        raise InvalidOperation(f"the {name} of a channel is no number") from None
+        raise InvalidOperation(f"the {name} of each channel must be a number") from None
     array = np.array(items, np.float32).reshape(1, -1, *[1] * (len(x.type.shape) - 2))
     return Constant(array, "f32", f"{x.name}.{name}")
 
@@ -85,6 +85,6 @@ def _image(site: LayerSite, mean: Element | None, type: str, shape: Shape) -> ND
     offset, size = (whole_number(mean.attributes, name) for name in ("offset", "size"))
     if size != size_of(type, volume(shape)):
         raise InvalidOperation(
-            f"a mean image has {size} bytes, the input has {list(shape)} items of {type}"
+            f"a mean image has {size} bytes, which do not fit {list(shape)} items of {type}"
         )
     return unpacked(site.weights.slice(offset, size), type, tuple(shape))

@@ -1,6 +1,6 @@
 """Reads the attributes of windows: extents, strides, dilations and padding by spatial axis.
 
-Lists are in the order of the spatial axes. Version 2 has an attribute for each axis.
+A list has an item for each spatial axis, in order. Version 2 has an attribute for each axis.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SAME = ("same_upper", "same_lower")
 def spatial(
     site: LayerSite, name: str, rank: int, default: Sequence[int] | None = None
 ) -> list[int]:
-    """Return an attribute with an item for each spatial axis, as `kernel`.
+    """Return an attribute with an item for each spatial axis, such as `kernel`.
 
-    Version 2 has `kernel-x`, `kernel-y` and `kernel-z`, of which x is the last axis.
+    Version 2 has `kernel-x`, `kernel-y` and `kernel-z`, where x is the last axis.
     """
     keys = [f"{_OLD.get(name, name)}-{letter}" for letter in _LETTERS[:rank]]
     if name == "pads_end":
@@ -52,7 +52,7 @@ def auto_pad(site: LayerSite) -> str:
 
 
 def pads_of(site: LayerSite, rank: int) -> Pairs:
-    """Return explicit padding. In old files `pads_end` is `pads_begin` by default."""
+    """Return explicit padding. Before version 10 `pads_end` is `pads_begin` by default."""
     begin = spatial(site, "pads_begin", rank, [0] * rank)
     end = spatial(site, "pads_end", rank, begin if site.net.is_legacy else [0] * rank)
     return list(zip(begin, end, strict=True))
@@ -63,7 +63,7 @@ def padding_of(
 ) -> Pairs:
     """Return the padding before and after each spatial axis, automatic or explicit.
 
-    `reach` has the extents of a dilated window, gaps included.
+    `reach` has the extents of a dilated window.
     """
     mode = auto_pad(site)
     if mode == "valid":
@@ -76,7 +76,7 @@ def padding_of(
 def window_of(
     site: LayerSite, shape: Sequence[int], kernel: Sequence[int], *, dilated: bool = True
 ) -> dict[str, Any]:
-    """Return the strides, dilations and padding of windows on the spatial axes `shape`."""
+    """Return the strides, dilations and padding of windows. `shape` are the spatial extents."""
     rank = len(kernel)
     strides = spatial(site, "strides", rank, [1] * rank)
     dilations = spatial(site, "dilations", rank, [1] * rank) if dilated else [1] * rank

@@ -11,10 +11,10 @@ from lowering.location import Source, Span
 from nnef_jax.errors import LimitError, NnefSyntaxError
 from nnef_jax.limits import Meter, raising
 
-_ELEMENT = 6  # steps
+_ELEMENT = 6  # steps for an element
 _BYTES_PER_STEP = 32
-_CHUNK = 1 << 16
-_NUMBERS = "dim"  # the most frequent tag; only the texts of such elements are stored
+_CHUNK = 1 << 16  # bytes
+_NUMBERS = "dim"  # the most frequent tag, and the only one whose texts are stored
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +57,7 @@ class _ElementReader:
         self._parser.StartElementHandler = self._start
         self._parser.EndElementHandler = self._end
         self._parser.StartDoctypeDeclHandler = self._refuse_doctype
-        self._texts: list[str] = []  # since the last start tag
+        self._texts: list[str] = []  # texts since the last start tag
         self._parser.CharacterDataHandler = self._texts.append
         self._open: list[Element] = []
         self._root: Element | None = None
@@ -72,7 +72,7 @@ class _ElementReader:
             self._parser.Parse(b"", True)
         except expat.ExpatError as error:
             raise self._error(f"this is no XML: {expat.ErrorString(error.code)}") from None
-        except (LookupError, ValueError) as error:  # an encoding that Python lacks
+        except (LookupError, ValueError) as error:  # an encoding that Python does not have
             if isinstance(error, NnefSyntaxError | LimitError):
                 raise
             raise self._error(f"this is no XML: {error}") from None
@@ -107,7 +107,7 @@ class _ElementReader:
             self._open.pop()
 
     def _refuse_doctype(self, *_: object) -> None:
-        raise self._error("a document type is not read: it may define entities without end")
+        raise self._error("document types are refused: they may define entities without end")
 
     def _error(self, message: str) -> NnefSyntaxError:
         line, column = self._parser.CurrentLineNumber, self._parser.CurrentColumnNumber + 1

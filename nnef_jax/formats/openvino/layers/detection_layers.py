@@ -16,7 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, operator, opsets, tensor
 
-_BOX = 4  # steps
+_BOX = 4  # steps for a box
 _INPUTS = [*map(tensor, range(3))]
 _Sizes = tuple[tuple[int, int], tuple[int, int]]
 
@@ -53,8 +53,8 @@ def _priors(
 ) -> Constant:
     """Return boxes around each item of the features, and their variances: [2,4*boxes].
 
-    Each of `shapes` is (half width, half height, right, down, clips) of a box in pixels. `right`
-    and `down` shift its centre; `clips` is whether it is clipped to the image.
+    Each of `shapes` is a box in pixels: (half width, half height, right, down, clips). `right` and
+    `down` shift the centre. `clips` tells whether the box is clipped to the image.
     """
     (height, width), (image_h, image_w) = sizes
     variance = site.numbers("variance", []) or [0.1]
@@ -87,7 +87,7 @@ def _ratios(site: LayerSite) -> list[float]:
 
 
 def _halves(size: float, ratios: Sequence[float]) -> list[tuple[float, float]]:
-    """Return (half width, half height) of a box of a size in each ratio of width to height."""
+    """Return (half width, half height) of boxes of a size, one for each width / height."""
     return [(size / 2 * math.sqrt(ratio), size / 2 / math.sqrt(ratio)) for ratio in ratios]
 
 
@@ -109,24 +109,24 @@ def _prior_box(
 ) -> Constant:  # fmt: skip
     """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
 
-    Without `scale_all_sizes`, only the first size has boxes of all ratios, as in MXNet's
-    MultiBoxPrior. Operation sets then have sizes and step in multiples of the image's height,
-    older versions in pixels.
+    If `scale_all_sizes` is not set, only the first size has boxes of all ratios, as in MXNet's
+    MultiBoxPrior. Sizes and step are then multiples of the image's height since version 10, and
+    pixels in older versions.
     """
     feature, image = sizes
-    if not scale_all and not site.net.is_legacy:  # in multiples of the image's height
+    if not scale_all and not site.net.is_legacy:
         step = image[0] / feature[0] if step == -1 else step * image[0]
         smallest = [size * image[0] for size in smallest]
     shapes: list[tuple[float, float, float, float, bool]] = []
-    for size, per_side in zip(fixed, density, strict=False):  # boxes that are clipped
+    for size, per_side in zip(fixed, density, strict=False):  # clipped boxes
         count, side = int(per_side), int(size)
-        shift = int(size / count)
+        step_in_box = int(size / count)
         halves = [] if fixed_ratios else [(side / 2, side / 2)]
         halves += _halves(size, fixed_ratios or ratios[1:])
         site.spend(_BOX * len(halves) * count**2)
-        places = [shift / 2 + at * shift - side // 2 for at in range(count)]
+        shifts = [step_in_box / 2 + i * step_in_box - side // 2 for i in range(count)]
         shapes += [
-            (*half, right, down, True) for half in halves for down in places for right in places
+            (*half, right, down, True) for half in halves for down in shifts for right in shifts
         ]
     for i, size in enumerate(smallest):
         halves = _halves(size, [1.0])
@@ -155,7 +155,7 @@ def _prior_box_clustered(
     site: LayerSite, *, sizes: _Sizes, widths: list[float], heights: list[float], step: float,
     step_h: float, step_w: float, offset: float,
 ) -> Constant:  # fmt: skip
-    """Return boxes of each pair of `widths` and `heights` around each item."""
+    """Return boxes around each item, one for each pair of `widths` and `heights`."""
     feature, image = sizes
     step_h = step_h or step or image[0] / feature[0]
     step_w = step_w or step or image[1] / feature[1]
@@ -167,7 +167,7 @@ _ENCODED = flag("variance_encoded_in_target")
 
 
 def _old_priors(site: LayerSite) -> Value:
-    """Return the boxes. Unused variances are left out: the runtime of 2020 does not read them."""
+    """Return the boxes without unused variances, which the runtime of 2020 does not read."""
     priors = site.tensor(2)
     has_variances = _ENCODED(site) and priors.type.shape[:2] == (1, 2)
     return site.part(priors, 1, 0, 1) if has_variances else priors
@@ -176,7 +176,7 @@ def _old_priors(site: LayerSite) -> Value:
 def _scaled(default: bool) -> dict[str, Any]:
     """Return the attributes `normalized`, with a default, and `num_classes`, which depends on it.
 
-    Coordinates are in extents of the image if `normalized`, else in pixels.
+    Coordinates are fractions of the image's extents if `normalized`, else pixels.
     """
     is_normalized = flag("normalized", default)
 
@@ -215,10 +215,10 @@ opsets("DetectionOutput")(
 def _anchors(
     base: float, ratios: Sequence[float], scales: Sequence[float], offset: float
 ) -> tuple[float, ...]:
-    """Return four coordinates of a box for each ratio and scale, relative to a place in pixels.
+    """Return the corners of a box for each ratio and scale, in pixels relative to a point.
 
-    The boxes are centred there. With an `offset`, as in Caffe, their extents are whole pixels, and
-    the box of `base` pixels begins there.
+    The boxes are centred at the point. With an `offset`, as in Caffe, extents are whole pixels, and
+    the box of `base` pixels begins at the point.
     """
     boxes: list[float] = []
     middle = (base - offset) / 2 if offset else 0.0
@@ -281,12 +281,12 @@ def _region_yolo(
     classes: int = integer("classes"),
     is_softmax: bool = flag("do_softmax", True),
 ) -> Value:
-    """Apply the logistic function to coordinates, objectness and classes; or softmax to classes."""
+    """Apply the logistic function to x, y, objectness and classes; softmax to classes if set."""
     batch, channels, height, width = x.type.shape
     regions = site.int("num") if is_softmax else len(site.ints("mask", []))
     items = coords + classes + 1
     if regions * items != channels:
-        message = f"{regions} regions of {items} items do not make {channels} channels"
+        message = f"{regions} regions of {items} items do not fit {channels} channels"
         raise InvalidOperation(message)
     split = site.reshaped(x, [batch, regions, items, height, width])
     parts = [site.step.sigmoid(site.part(split, 2, 0, 2)), site.part(split, 2, 2, coords)]
@@ -341,7 +341,7 @@ def _limits(site: LayerSite) -> dict[str, Any]:
 
 @opsets("ExperimentalDetectronGenerateProposalsSingleImage", limits=_limits)
 def _proposals_of_image(site: LayerSite, *, limits: dict[str, Any]) -> Any:
-    """Return the best regions [n,4] of an image and their scores [n], both padded by zeros."""
+    """Return the best regions [n,4] of an image and their scores [n], both padded with zeros."""
     operands = site.first(4)
     count, height, width = site.known_shape(operands[3])
     shapes = [
@@ -365,7 +365,7 @@ def _proposals(
 ) -> Any:
     """Return the best regions [n,4] of images, their scores [n], and their number by image.
 
-    Regions and scores are padded by zeros.
+    Regions and scores are padded with zeros.
     """
     offsets = dict.fromkeys(("pixel_offset", "overlap_offset"), 0.0 if is_normal else 1.0)
     regions, scores, count = site.last.anchored_proposals(

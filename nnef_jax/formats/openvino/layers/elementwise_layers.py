@@ -59,7 +59,7 @@ def _legacy_relu(site: LayerSite, x: Value, *, slope: float = number("negative_s
 def _legacy_prelu(site: LayerSite, x: Value) -> Value:
     """Multiply negative items by the slope of their channel, or by one slope.
 
-    The number of stored slopes decides; `channel_shared` is ignored.
+    The number of stored slopes decides which; `channel_shared` is ignored.
     """
     slopes = 1 if site.has_one_weight() else x.type.shape[1]
     return site.last.prelu(x, site.needed("weights", (1, slopes)))
@@ -67,7 +67,7 @@ def _legacy_prelu(site: LayerSite, x: Value) -> Value:
 
 @opsets("PReLU")
 def _prelu(site: LayerSite, x: Value) -> Value:
-    """Multiply negative items by slopes. A vector is by channel; others broadcast as in numpy."""
+    """Multiply negative items by slopes: a vector has one for each channel, others broadcast."""
     shape, slope, slopes = x.type.shape, site.operand(1), site.shape(1)
     if len(slopes) == 1 and len(shape) > 1 and slopes[0] in (1, shape[1]):
         return site.last.prelu(x, site.unsqueezed(slope, (0,)))
@@ -144,7 +144,7 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
     x, dtype = site.operand(0), site.graph.computed(type)
     if isinstance(x, Constant):
         if is_float(dtype) and site.dtype_of(0) == dtype:
-            return x  # weights of 16 bits, which the graph widens where they are read
+            return x  # The graph widens stored weights of 16 bits when they are read.
         if site.folds:
             return site.converted(x, type)
     return _converted(site, site.tensor(0), type=type)
@@ -152,7 +152,7 @@ def _convert(site: LayerSite, *, type: str) -> Value | Constant:
 
 @opsets("ConvertPromoteTypes")
 def _promoted(site: LayerSite) -> list[Value]:
-    """Cast both tensors to the type of the output ports, which the file's writer has derived."""
+    """Cast both tensors to the types of the output ports, which the file declares."""
     types = [port.type for port in site.layer.outputs]
     if len(types) != 2 or "" in types:
         raise InvalidOperation("its output ports do not declare their types")
@@ -170,18 +170,18 @@ def _fake_convert(site: LayerSite, *, type: str = one_of("destination_type", *_L
         scaled = step.sub(scaled, shift[0])
     scaled = step.clamp(scaled, -_LARGEST[type], _LARGEST[type])
     codes = step.cast(scaled, dtype=computed(type, site.real))
-    back = step.cast(codes, dtype=scaled.type.dtype)
+    rounded = step.cast(codes, dtype=scaled.type.dtype)
     if shift:
-        back = step.add(back, shift[0])
-    return site.last.div(back, scale)
+        rounded = step.add(rounded, shift[0])
+    return site.last.div(rounded, scale)
 
 
 @operator("FakeQuantize", "Quantize")
 def _fake_quantize(site: LayerSite, x: Value, *, levels: int = integer("levels")) -> Value:
-    """Round to levels between the input's ends, mapped to the range between the output's ends.
+    """Round to levels between the input's ends, and map them to the range of the output's ends.
 
-    Halves round to even. It is NNEF's `min_max_linear_quantize` if input and output have the same
-    known ends and `levels` is a power of 2.
+    Halves round to even. If input and output have the same known ends, and `levels` is a power of
+    2, this is NNEF's `min_max_linear_quantize`.
     """
     if levels < 2:
         raise InvalidOperation(f"'levels' must be 2 or more, it is {levels}")
@@ -221,8 +221,8 @@ def _floored_mod(site: LayerSite, x: Tensor | float, y: Tensor | float) -> Value
         return site.last.sub(x, step.mul(step.floor(quotient), y))
     remainder = step.rem(x, y)
     product = step.mul(step.sign(remainder), y)
-    differs = step.lt(product, site.beside(product, 0))
-    return site.last.add(remainder, step.mul(step.cast(differs, dtype=dtype), y))
+    signs_differ = step.lt(product, site.beside(product, 0))
+    return site.last.add(remainder, step.mul(step.cast(signs_differ, dtype=dtype), y))
 
 
 @opsets("FloorMod")
@@ -258,14 +258,14 @@ def _eltwise(
             x if factor == 1 else site.step.mul(site.tensor(x), factor)
             for x, factor in zip(parts, factors, strict=True)
         ]
-    joined, *parts = parts
+    result, *parts = parts
     for i, part in enumerate(parts, 1):
-        x, y = site.aligned(joined, part)
-        joined = _joined(site, site.step_or_last(i == len(parts)), operation, x, y)
-    return site.tensor(joined) if isinstance(joined, Constant) else joined
+        x, y = site.aligned(result, part)
+        result = _combined(site, site.step_or_last(i == len(parts)), operation, x, y)
+    return site.tensor(result) if isinstance(result, Constant) else result
 
 
-def _joined(
+def _combined(
     site: LayerSite, last: ByKind, operation: str, x: Tensor | float, y: Tensor | float
 ) -> Value:
     step = site.step

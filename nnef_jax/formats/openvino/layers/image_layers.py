@@ -27,12 +27,12 @@ _ROUNDINGS = ("round_prefer_floor", "round_prefer_ceil", "floor", "ceil", "simpl
 def _resized(
     last: ByKind, x: Value, sizes: Sequence[int], mode: str, coordinates: str, **attributes: Any
 ) -> Value:
-    """Add a resize to `sizes`, or by the attribute `scales` if it is there."""
+    """Add a resize by the attribute `scales`, or to `sizes` without it."""
     attributes["sizes"] = () if attributes.get("scales") else sizes
     if coordinates == "tf_half_pixel_for_nn":
-        is_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
-        if mode != "nearest" or not is_down:  # otherwise axes of unchanged extent would shift
-            raise InvalidOperation(f"'{coordinates}' is supported for 'nearest' that rounds down")
+        rounds_down = attributes.get("nearest_mode", "floor") in ("floor", "round_prefer_floor")
+        if mode != "nearest" or not rounds_down:  # axes of unchanged extent would shift
+            raise InvalidOperation(f"'{coordinates}' needs 'nearest' and a mode that rounds down")
     return resized(last, x, mode, coordinates, **attributes)
 
 
@@ -46,7 +46,7 @@ def _interpolate(
 ) -> Value:
     """Resize along axes, to sizes or by scales.
 
-    Operation set 1 has sizes only, set 4 both inputs, and set 11 one input for either.
+    Operation set 1 has sizes only. Set 4 has an input for each, set 11 has one input for either.
     """
     if any((*begin, *end)):
         x = site.padded(x, dict(enumerate(zip_longest(begin, end, fillvalue=0))))
@@ -93,12 +93,12 @@ def _interpolated(
         if mode == "cubic":
             attributes["cubic_coeff_a"] = site.number("cube_coeff", -0.5)
     elif mode in ("linear", "linear_onnx"):
-        # The runtime of 2026.4 widens the kernel only for 'linear' and five axes or more.
+        # The runtime of 2026.4 widens the kernel only in the mode 'linear', for five axes or more.
         antialias = antialias and mode == "linear" and len(shape) > 4
         attributes |= {"antialias": antialias, "exclude_outside": antialias}
         mode = "linear"
     if scales and coordinates != "align_corners":
-        # Coordinates follow from the exact scales, not from the extents, which are rounded down.
+        # Exact scales decide coordinates, extents are rounded down.
         exact = tuple(scales.get(axis, 1.0) for axis in range(len(shape)))
         if any(n * s != m for n, s, m in zip(shape, exact, result, strict=True)):
             attributes["scales"] = exact
@@ -139,7 +139,7 @@ def _resample(site: LayerSite, x: Value, *, type: str = text("type")) -> Value:
     return _resized(site.last, x, sizes, "linear", "half_pixel", **widens)
 
 
-# Frames of video: ITU-R BT.601 in the range of video. Factors of u - 128 and v - 128 in red, green
+# Frames of video (ITU-R BT.601, range of video): the factors of u - 128 and v - 128 in red, green
 # and blue.
 _RGB = ((0.0, 1.596), (-0.391, -0.813), (2.018, 0.0))
 _BGR = _RGB[::-1]
@@ -147,7 +147,7 @@ _BRIGHTNESS = 1.164
 
 
 def _colour(site: LayerSite, chroma: Value, i: int, shape: tuple[int, int, int]) -> Value:
-    """Return plane `i` of `chroma` [batch,rows/2,columns/2,2] less 128: [batch,rows,columns,1]."""
+    """Return plane `i` of chroma [batch,rows/2,columns/2,2] minus 128 as [batch,rows,columns,1]."""
     batch, height, width = shape
     one = site.part(chroma, 3, i, i + 1)
     blocks = site.reshaped(one, (batch, height // 2, 1, width // 2, 1))
@@ -162,7 +162,7 @@ def _planes(site: LayerSite, *, interleaved: bool) -> tuple[Value, Value]:
         batch, rows, width, _ = site.known_shape()
         height = rows * 2 // 3
         if rows % 3 or height % 2 or width % 2:
-            message = f"{show(site.shape())} is no image with colours for every second pixel"
+            message = f"{show(site.shape())} is no image with half as many colour pixels by axis"
             raise InvalidShape(message)
         colours = site.part(parts[0], 1, height, rows)
         brightness = site.part(parts[0], 1, 0, height)

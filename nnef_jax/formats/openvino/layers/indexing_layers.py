@@ -1,6 +1,6 @@
 """Layers of indices: gather, scatter, one-hot, range, search, and items that differ from 0.
 
-A result whose number of items depends on values has the greatest possible length, and is padded.
+A result whose number of items depends on values is padded to the greatest possible length.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def _gather(
 
 @legacy("Gather")
 def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
-    """Gather. The catalogue has the indices first, but files have them second."""
+    """Gather. The indices are input 1 in files, but input 0 in the catalogue.
+
+    The declared shape of the result decides.
+    """
 
     def result(data: int, indices: int) -> tuple[int, ...]:
         shape = site.shape(data)
@@ -56,8 +59,8 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
         k = axis % len(shape)
         return (*shape[:k], *site.shape(indices), *shape[k + 1 :])
 
-    first = result(0, 1) == site.declared or result(1, 0) != site.declared
-    data, indices = (0, 1) if first else (1, 0)
+    is_data_first = result(0, 1) == site.declared or result(1, 0) != site.declared
+    data, indices = (0, 1) if is_data_first else (1, 0)
     axis = site.axis(axis, len(site.shape(data)))
     return site.last.gather(site.tensor(data), site.indices(indices), axis=axis)
 
@@ -66,7 +69,7 @@ def _legacy_gather(site: LayerSite, *, axis: int = integer("axis", 0)) -> Value:
 def _gather_nd(
     site: LayerSite, x: Value, indices: Value, *, dims: int = integer("batch_dims", 0)
 ) -> Value:
-    joins = dims > 1 and site.layer.opset == "opset5"  # axes of the batch
+    joins = dims > 1 and site.layer.opset == "opset5"  # set 5 joins the axes of the batch
     slices = site.step_or_last(not joins).gather_nd(x, indices, batch_dims=dims)
     return site.flattened(slices, 0, dims - 1) if joins else slices
 
@@ -80,7 +83,7 @@ _NEW_AXIS: dict[str, Any] = {
 def _hot(
     site: LayerSite, indices: Value, values: Sequence[float], dtype: str, **attributes: int
 ) -> Value:
-    """Add the layer's result, of two values (off, on): on at indices of a new axis, else off."""
+    """Return the layer's result: of the `values` (off, on), on at indices along a new axis."""
     off, on = (float(rounding.saturated(x, dtype)) if is_float(dtype) else x for x in values)
     is_last = dtype == "float32"
     hot = site.step_or_last(is_last).one_hot(indices, on_value=on, off_value=off, **attributes)
@@ -88,7 +91,7 @@ def _hot(
 
 
 def _unsigned(site: LayerSite, depth: int, negative: str) -> Value:
-    """Return the indices; if the layer ignores negative indices, `depth` replaces them."""
+    """Return the indices. If the layer ignores negative indices, these are replaced by `depth`."""
     indices, step = site.indices(0), site.step
     if negative == "normalize" or isinstance(site.operand(0), Constant):
         return indices
@@ -134,7 +137,7 @@ def _range(site: LayerSite) -> Constant | Value:
     if site.has_attribute("output_type"):
         type = element_type(site.text("output_type"))
     if step == 0:
-        raise InvalidOperation("the step of a range is 0")
+        raise InvalidOperation("the step of a range must not be 0")
     if any(map(is_symbolic, (start, stop, step))):
         return site.last.range(start=start, end=stop, step=step, dtype=computed(type, site.real))
     if abs((stop - start) / step) > site.graph.options.meter.limits.array_items:
@@ -147,7 +150,7 @@ def _range(site: LayerSite) -> Constant | Value:
 def _bucketize(
     site: LayerSite, x: Value, edges: Value, *, has_right: bool = flag("with_right_bound", True)
 ) -> Value:
-    """Return the bucket of each item. A bucket includes its right boundary, or its left one."""
+    """Return the bucket of each item. It includes its right edge if `has_right`, else the left."""
     rank = len(x.type.shape)
     x = site.unsqueezed(x, (rank,))
     edges = site.step.unsqueeze(site.cast(edges, x.type.dtype), axes=[*range(rank)])
@@ -164,7 +167,10 @@ def _search_sorted(
     right: bool = flag("right_mode"),
     dtype: str = dtype("output_type", "i64"),
 ) -> Value:
-    """Return the number of edges, sorted along the last axis, below each value or up to it."""
+    """Return the number of edges below each value, or up to it if `right_mode` is set.
+
+    Edges are sorted along the last axis.
+    """
     rank = len(x.type.shape)
     if len(edges.type.shape) == 1:
         edges = site.step.unsqueeze(edges, axes=[*range(rank - 1)])
@@ -188,7 +194,7 @@ def _scatter_elements(
     reduction: str = word("reduction", *_REDUCTIONS, "mean"),
     keeps_first: bool = flag("use_init_val", True),
 ) -> Value:
-    """Put items at indices along an axis, or reduce them with the items there."""
+    """Put items at indices along an axis, or reduce them with the old items there."""
     dtype = x.type.dtype
 
     def scattered(add: ByKind, start: Value, items: Value, kind: str) -> Value:
@@ -222,7 +228,7 @@ def _scatter_nd(
     *,
     reduction: str = word("reduction", *_REDUCTIONS, "sub"),
 ) -> Value:
-    """Put slices at coordinates, or reduce them with the slices there."""
+    """Put slices at coordinates, or reduce them with the old slices there."""
     if reduction == "sub":
         reduction, updates = "sum", site.step.neg(updates)
     return site.last.scatter_nd(x, indices, updates, reduction=_REDUCTIONS[reduction])
@@ -234,10 +240,13 @@ def _scatter_update(
 ) -> Value:
     """Put slices at indices along an axis."""
     rank, count = len(x.type.shape), len(indices.type.shape)
+    # The axis comes first, and in the updates the axes of the indices, which replace it.
     order = [axis, *(i for i in range(rank) if i != axis)]
     moved = site.transposed(x, order)
-    back = [*range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)]
-    changes = site.transposed(updates, back)
+    indices_first = [
+        *range(axis, axis + count), *range(axis), *range(axis + count, rank - 1 + count)
+    ]  # fmt: skip
+    changes = site.transposed(updates, indices_first)
     coordinates = site.unsqueezed(indices, (count,))
     result = site.step_or_last(axis == 0).scatter_nd(moved, coordinates, changes, reduction="none")
     return result if axis == 0 else site.last.transpose(result, axes=np.argsort(order).tolist())
@@ -259,17 +268,17 @@ def _slice_scatter(
     site.spend(sum(shape[a] for a in axes))
     bounds = zip(axes, start, stop, step, strict=True)
     indices = [(a, np.arange(shape[a])[b:e:s]) for a, b, e, s in bounds]
-    return _placed(site, x, updates, indices)
+    return _updated(site, x, updates, indices)
 
 
-def _placed(
+def _updated(
     site: LayerSite, x: Value, updates: Value, indices: Sequence[tuple[int, NDArray[np.int64]]]
 ) -> Value:
     """Put updates at indices along axes, one axis after the other."""
     (axis, items), *inner = indices
     if inner:
         part = site.step.gather(x, derived(items), axis=axis)
-        updates = _placed(site, part, updates, inner)
+        updates = _updated(site, part, updates, inner)
     shape = [1] * len(x.type.shape)
     shape[axis] = len(items)
     along = site.step.broadcast(derived(items.reshape(shape)), shape=updates.type.shape)
@@ -280,7 +289,7 @@ def _placed(
 
 
 def _noted(site: LayerSite, x: Value, axis: int, items: Value) -> Value:
-    """Return `x`, noted to have `items` [1] items along an axis, and padding after them."""
+    """Note the number of items [1] along the padded axis of a tensor; return the tensor."""
     site.graph.counts[x] = Count(axis, items)
     return x
 
@@ -324,13 +333,13 @@ def _unique(
         axis = site.axes(1)[0]
     else:
         x = site.reshaped(x, (volume(site.known_shape(x)),))
-    items, first, inverse, often, count = _distinct(site, x, axis, sorts=sorts)
+    items, first, inverse, counts, count = _distinct(site, x, axis, sorts=sorts)
     count = site.cast(count, site.integer)
     return [
         _noted(site, items, axis, count),
         _noted(site, site.cast(first, index), 0, count),
         site.cast(inverse, index),
-        _noted(site, site.cast(often, number), 0, count),
+        _noted(site, site.cast(counts, number), 0, count),
     ]
 
 
@@ -343,21 +352,27 @@ def _legacy_unique(
     with_inverse: bool = flag("return_inverse"),
     with_counts: bool = flag("return_counts"),
 ) -> list[Value]:
-    """Return the distinct items, padded by the last; inverse and counts, as reals, if asked."""
-    items, _, inverse, often, _ = _distinct(site, x, 0, sorts=sorts)
-    more = [inverse] * with_inverse + [often] * with_counts
-    return [items, *(site.cast(integers, x.type.dtype) for integers in more)]
+    """Return the distinct items, padded with the last one.
+
+    Attributes add inverse indices and counts, as real numbers.
+    """
+    items, _, inverse, counts, _ = _distinct(site, x, 0, sorts=sorts)
+    numbers = [inverse] * with_inverse + [counts] * with_counts
+    return [items, *(site.cast(integers, x.type.dtype) for integers in numbers)]
 
 
 @opsets("SparseFillEmptyRows")
 def _filled_rows(site: LayerSite, values: Value, *, rows: int = integer_at(1)) -> list[Value]:
-    """Return a sparse matrix with an item in each row: rows without items get the default."""
+    """Return a sparse matrix with an item in each row: a row without items gets the default.
+
+    The results are indices [items,2], values, and which rows were empty.
+    """
     step, indices, count = site.step, site.integer_tensor(2), site.known_shape(values)[0]
     row = site.part(indices, 1, 0, 1)  # [items,1]
     sizes = site.count(step.eq(row, site.places(rows, 1, 2)), 0)
     is_empty = step.eq(site.reshaped(sizes, (rows,)), 0)
-    # Candidates are all items, then a default for each row. Their keys are their rows, but `rows`,
-    # which sorts last, for a default that is not needed.
+    # All items, and a default for each row, are sorted by row. A default that is not needed sorts
+    # last, by the key `rows`.
     keys = step.select(is_empty, site.places(rows), rows)
     keys = step.concat([site.reshaped(row, (count,)), keys], axis=0)
     order = step.topk(keys, k=count + rows, axis=0, largest=False)[1]

@@ -1,4 +1,4 @@
-"""Layers with bodies: TensorIterator and Loop repeat one, If chooses one of two."""
+"""Layers with bodies: TensorIterator and Loop repeat a body, If chooses one of two bodies."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ from nnef_jax.formats.openvino.layer_site import LayerSite, derived, stored
 from nnef_jax.formats.openvino.layers.registry import operator, opsets
 from nnef_jax.formats.openvino.ports import Link, back_edges, links, source_of
 
-_MOST = 1 << 16  # iterations; a loop of at most this many is computed as a scan
+_MOST = 1 << 16  # iterations; a loop with a higher bound is computed without the bound
 
 
 @opsets("Loop")
 def _loop(site: LayerSite) -> list[Any]:
-    """Repeat while the condition is true, at most as often as input 0 says."""
+    """Repeat a body while its condition is true. Input 0 is the greatest number of iterations.
+
+    Input 1 is the condition of the first iteration.
+    """
     repetition = _Repetition(site)
     count = site.operand(0)
     begins: Tensor | bool = site.operand(1) if site.has(1) else True
     if isinstance(begins, Constant):
         begins = bool(begins.array.any())
-    going = repetition.condition()
+    condition = repetition.condition()
     if isinstance(count, Constant):
-        turns = int(count.array.reshape(-1)[0])
-        count = turns if turns >= 0 else None
-        if going is None and begins is True:
+        number = int(count.array.reshape(-1)[0])
+        count = number if number >= 0 else None
+        if condition is None and begins is True:
             parts = repetition.parts()
             if count is None and parts is None:
-                raise InvalidOperation("nothing ends it: no count, no condition, no parts")
+                raise InvalidOperation("nothing ends it: it has no count, condition or parts")
             if count is None or parts is None or count == parts:
                 return repetition.scanned(count)
-    return repetition.until(going, count, begins)
+    return repetition.until(condition, count, begins)
 
 
 class _Repetition:
@@ -59,18 +62,18 @@ class _Repetition:
     # The port maps
 
     def condition(self) -> End | None:
-        """Return the end of the body that computes the condition; None if it is always true."""
+        """Return the end of the body that computes the condition, None if it is always true."""
         for link in self.outputs:
             if link.purpose == "execution_condition":
                 end = source_of(self.body, link.end)
                 layer = self.body.net.by_id[end[0]]
                 if layer.kind == "parameter":
-                    before = self.back.get(end)
-                    is_fixed = before is None or source_of(self.body, before) == end
+                    following = self.back.get(end)
+                    is_true = following is None or source_of(self.body, following) == end
                 else:
-                    here = replace(self.site, layer=layer, net=self.body.net, operands=())
-                    is_fixed = layer.kind in CONSTANTS and stored(here).array.all()
-                return None if is_fixed else end
+                    site = replace(self.site, layer=layer, net=self.body.net, operands=())
+                    is_true = layer.kind in CONSTANTS and stored(site).array.all()
+                return None if is_true else end
         return None
 
     def _is_turn(self, link: Link) -> bool:
@@ -81,7 +84,7 @@ class _Repetition:
         return [x for x in self.inputs if x.axis is not None]
 
     def parts(self) -> int | None:
-        """Return the number of parts of the cut inputs, None without such inputs."""
+        """Return the number of parts into which inputs are cut, None if no input is cut."""
         for link in self._cut:
             shape = self.site.known_shape(_outer(self.site, link))
             axis = self.site.axis(link.axis or 0, len(shape))
@@ -90,20 +93,21 @@ class _Repetition:
         return None
 
     def _hold(self, value: Value) -> Value:
+        """Return the input of the body for a tensor that each iteration reads entirely."""
         graph = self.repeated.graph
         return graph.entered(value, f"full_{len(graph.captured) + 1}")
 
-    def _number(self, head: Value) -> None:
+    def _feed_turn(self, turn: Value) -> None:
         """Feed the number of the iteration, of one item, to the ends that read it."""
         for link in self.inputs:
             if self._is_turn(link):
                 rank = len(self.body.net.by_id[link.end[0]].outputs[0].shape or ())
-                self.feeds[link.end] = self.repeated.at.reshaped(head, (1,) * rank)
+                self.feeds[link.end] = self.repeated.at.reshaped(turn, (1,) * rank)
 
     # The operations
 
     def scanned(self, turns: int | None) -> list[Any]:
-        """Add a scan over the parts of the cut inputs, or of a number of turns."""
+        """Add a scan over the parts of the cut inputs, or over a number of turns."""
         site, repeated = self.site, self.repeated
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(site, link)), link)
@@ -111,14 +115,17 @@ class _Repetition:
         if not self._cut or any(map(self._is_turn, self.inputs)):
             turns = self.parts() if turns is None else turns
             if turns is None:
-                raise InvalidOperation("it has no tensor to cut into parts")
-            self._number(repeated.turn(turns))
+                raise InvalidOperation("it has no input that is cut into parts")
+            self._feed_turn(repeated.turn(turns))
         return self._emit()
 
     def until(
-        self, going: End | None, count: Tensor | int | None, begins: Tensor | bool
+        self, condition: End | None, count: Tensor | int | None, begins: Tensor | bool
     ) -> list[Any]:
-        """Add a loop that a condition or a computed count ends. Each turn slices its parts."""
+        """Add a loop that a condition or a computed count ends. Each turn slices its parts.
+
+        `begins` is the condition of the first turn.
+        """
         site, inner = self.site, self.repeated.at
         parts = self.parts()
         bounds = [n for n in (parts, count) if isinstance(n, int)]
@@ -126,19 +133,18 @@ class _Repetition:
         if limit > _MOST:
             limit = -1
         integer = site.integer
-        number = self.repeated.turn(None)
-        self._number(number)
+        turn = self.repeated.turn(None)
+        self._feed_turn(turn)
         for link in self._cut:
             value, sign, axis = _cut(site, site.tensor(_outer(self.site, link)), link)
-            start: Value = number
+            start: Value = turn
             if link.size > 1:
                 start = inner.step.mul(start, link.size)
             if sign < 0:
                 last = value.type.shape[axis] - link.size
                 start = inner.step.sub(last, start)
-            held = self._hold(value)
             self.feeds[link.end] = inner.step.dynamic_slice(
-                held, start, length=link.size, axis=axis
+                self._hold(value), start, length=link.size, axis=axis
             )
         if isinstance(count, Value):
             most: Value | int = site.reshaped(site.cast(count, integer), ())
@@ -146,11 +152,11 @@ class _Repetition:
                 most = site.step.min(most, parts)
         else:
             most = min([*bounds, int(np.iinfo(integer).max)])
-        starts = begins if isinstance(begins, bool) else _truth(site, begins)
-        return self._emit(going, {"count": most, "condition": starts}, limit)
+        first = begins if isinstance(begins, bool) else _truth(site, begins)
+        return self._emit(condition, {"count": most, "condition": first}, limit)
 
     def _emit(
-        self, going: End | None = None, start: ByName | None = None, limit: int = -1
+        self, condition: End | None = None, start: ByName | None = None, limit: int = -1
     ) -> list[Any]:
         """Add the operation: a loop with the operands `start`, or a scan without them."""
         site, inner, body, is_loop = self.site, self.repeated.at, self.body, start is not None
@@ -166,31 +172,31 @@ class _Repetition:
         nexts = [source_of(body, self.back[link.end]) for link in states]
         shown = [x for x in self.outputs if x.port >= 0]
         results = [source_of(body, link.end) for link in shown]
-        ends = [*nexts, *results, *([going] if going else [])]
+        ends = [*nexts, *results, *([condition] if condition else [])]
         tensors = site.flatten(body, self.repeated.graph, self.feeds, ends, site.layer.name)
         after = [
-            inner.cast(inner.tensor(tensors[end]), b.type.dtype)
-            for end, b in zip(nexts, before, strict=True)
+            inner.cast(inner.tensor(tensors[end]), old.type.dtype)
+            for end, old in zip(nexts, before, strict=True)
         ]
         values = [inner.tensor(tensors[end]) for end in results]
-        first = [_truth(inner, tensors[going] if going else True)] if is_loop else []
+        first = [_truth(inner, tensors[condition] if condition else True)] if is_loop else []
         modes = [
             ("last", 0, 1)
-            if x.axis is None
-            else ("full", site.axis(x.axis, len(v.type.shape)), 1 if x.stride > 0 else -1)
-            for x, v in zip(shown, values, strict=True)
+            if link.axis is None
+            else ("full", site.axis(link.axis, len(x.type.shape)), 1 if link.stride > 0 else -1)
+            for link, x in zip(shown, values, strict=True)
         ]
-        if is_loop:  # the number of iterations comes last
+        if is_loop:  # the number of iterations is the last result
             values.append(inner.step.add(self.repeated.heads[0], 1))
             modes.append(("last", 0, 1))
         outputs = self.repeated.add(site.insert, first, after, values, modes, start, limit)
         if is_loop:
-            self._count(shown, outputs)
+            self._note_counts(shown, outputs)
         by_port = dict(zip((x.port for x in shown), outputs, strict=False))
         return [by_port.get(port.id) for port in site.layer.outputs]
 
-    def _count(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
-        """Note the number of items of each joined result: the iterations are not known."""
+    def _note_counts(self, shown: Sequence[Link], outputs: Sequence[Value]) -> None:
+        """Note the number of items of each joined result, by the computed number of iterations."""
         for link, value in zip(shown, outputs, strict=False):
             if link.axis is None:
                 continue
@@ -253,7 +259,7 @@ def _results(
 
 
 def _outer(site: LayerSite, link: Link) -> Tensor:
-    """Return the operand of the layer that an end of its body reads."""
+    """Return the layer's operand that an end of the body reads."""
     ports = [port.id for port in site.layer.inputs]
     if link.port not in ports:
         raise InvalidOperation(f"it has no input port {link.port}")
@@ -268,12 +274,14 @@ def _truth(site: LayerSite, x: Tensor | bool) -> Value:
 
 
 def _range(link: Link, extent: int) -> tuple[int, int, int]:
-    """Return the first cut item, the one after the last, and the direction: 1 or -1."""
+    """Return the begin and end of the items that are cut, and the direction: 1 or -1."""
     if abs(link.stride) != link.size or not link.size:
-        raise InvalidOperation("parts that overlap, or leave items out, are not supported")
+        raise InvalidOperation("parts that overlap or leave items out are not supported")
     first, last = (x + extent + 1 if x < 0 else x for x in (link.start, link.stop))
     if not (0 <= first <= extent and 0 <= last <= extent):
-        raise InvalidOperation(f"its parts go from {link.start} to {link.stop} of {extent} items")
+        raise InvalidOperation(
+            f"its parts from {link.start} to {link.stop} do not fit {extent} items"
+        )
     return (first, last, 1) if link.stride > 0 else (last, first, -1)
 
 

@@ -43,7 +43,7 @@ def _fully_connected(
     if not outputs:
         raise InvalidOperation("attribute 'out-size' is missing")
     shape = x.type.shape
-    if len(site.declared) == len(shape) == 3:  # along the last axis, as in files of later versions
+    if len(site.declared) == len(shape) == 3:  # sums along the last axis, as later versions do
         filter, bias = (1, outputs, shape[-1]), (1, 1, outputs)
     else:
         filter, bias = (outputs, volume(shape[1:])), (1, outputs)
@@ -94,7 +94,7 @@ def _attention(
 ) -> Value:
     """Attend. Inputs are query, key and value, and optionally mask, scale and sink.
 
-    With `causal`, query i attends to keys 0 to i, and the mask is ignored.
+    If `causal` is set, query i attends to keys 0 to i, and the mask is ignored.
     """
     mask: Tensor | bool = site.operand(3) if site.has(3) and not is_causal else False
     if isinstance(mask, Constant) and mask.array.size == 1 and not mask.array.any():
@@ -119,7 +119,7 @@ def _with_sink(
 ) -> tuple[Value, Value, Value]:
     """Return keys, values and a mask with one more key, whose score is the sink.
 
-    That key and its value are zeros: it takes a share of the softmax, and adds 0 to the result.
+    The key and its value are zeros: the key takes a share of the softmax, and adds 0 to the result.
     """
     *batch, times, _ = site.known_shape(query)
     keys, step = site.known_shape(key)[-2], site.step

@@ -16,7 +16,7 @@ from nnef_jax.flattening.tensor_graph import Constant
 from nnef_jax.formats.openvino.layer_site import LayerSite, derived
 from nnef_jax.formats.openvino.layers.registry import legacy, opsets
 
-_WAYS = {  # for each direction: does it run backward
+_WAYS = {  # by direction: whether each run is backward
     "forward": [False], "reverse": [True], "backward": [True], "bidirectional": [False, True],
 }  # fmt: skip
 
@@ -38,16 +38,18 @@ def _cell_of(site: LayerSite) -> Cell:
 
 
 def _product(
-    site: LayerSite, cell: Cell, state: Value, first: int, last: int, r: Value, b: Value | float
-) -> Value:
+    site: LayerSite, cell: Cell, state: Value, first: int, last: int, filters: Value,
+    bias: Value | float,
+) -> Value:  # fmt: skip
     """Multiply a state by the filters of the gates `first` to `last - 1`.
 
-    `r` [gates*hidden,hidden] has the filters of all gates. `b` is the bias of the last gate of a
-    GRU that resets the product, else 0.
+    `filters` [gates*hidden,hidden] are those of all gates. `bias` is for the last gate of a GRU
+    that resets the product, else 0.
     """
     hidden = state.type.shape[-1]
-    rows = r if last - first == cell.gates else site.part(r, 0, first * hidden, last * hidden)
-    return site.step.linear(state, rows, b if first else 0.0)
+    if last - first < cell.gates:
+        filters = site.part(filters, 0, first * hidden, last * hidden)
+    return site.step.linear(state, filters, bias if first else 0.0)
 
 
 def _biases(
@@ -99,18 +101,18 @@ def _next(
     bias: Tensor | None,
 ) -> list[Value]:
     """Return the next states of a cell."""
-    of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
+    input_bias, state_bias = _biases(site, cell, bias, states[0].type.shape[-1])
 
     def product(state: Value, first: int, last: int) -> Value:
-        return _product(site, cell, state, first, last, r, of_state)
+        return _product(site, cell, state, first, last, r, state_bias)
 
-    return cell.next(site, site.step.linear(x, w, of_input), states, product)
+    return cell.next(site, site.step.linear(x, w, input_bias), states, product)
 
 
 def _joined_weights(
     site: LayerSite, cell: Cell, items: int, hidden: int
 ) -> tuple[Value, Value, Constant | None]:
-    """Return w [gates*hidden,items] and r [gates*hidden,hidden] of old weights, and the bias."""
+    """Return w [gates*hidden,items] and r [gates*hidden,hidden] from a joined filter; the bias."""
     stored = site.needed("weights", (cell.gates * hidden, items + hidden))
     bias = site.blob("biases", (1, (cell.gates + cell.resets_after) * hidden))
     joined = site.tensor(stored)
@@ -124,13 +126,13 @@ def _run(
     """Run a cell over [batch,time,items]; return outputs [batch,time,hidden] and last states."""
     if len(w.type.shape) == 2:
         w = site.unsqueezed(w, (0,))
-    of_input, of_state = _biases(site, cell, bias, states[0].type.shape[-1])
+    input_bias, state_bias = _biases(site, cell, bias, states[0].type.shape[-1])
     products = site.step.matmul(x, w, transposeA=False, transposeB=True)
-    if bias is not None and not isinstance(of_input, int | float):
-        products = site.step.add(products, site.unsqueezed(of_input, (0,)))
+    if bias is not None and not isinstance(input_bias, int | float):
+        products = site.step.add(products, site.unsqueezed(input_bias, (0,)))
 
     def product(body: RepeatedBody, state: Value, first: int, last: int) -> Value:
-        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(of_state))
+        return _product(body.at, cell, state, first, last, body.seen(r), body.seen(state_bias))
 
     return cell.run(site, products, states, product, mask, axis=1, reverse=reverse)
 
@@ -139,7 +141,7 @@ def _run(
 def _sequence(
     site: LayerSite, x: Value, *, cell: Cell, direction: str = text("direction", "forward")
 ) -> list[Value]:
-    """Run a cell forward, backward or both. States are [batch,directions,hidden]."""
+    """Run a cell forward, backward or both ways. States are [batch,directions,hidden]."""
     count = cell.states
     starts = [site.tensor(1 + i) for i in range(count)]
     lengths = site.operand(1 + count) if site.has(1 + count) else None
@@ -175,7 +177,7 @@ def _legacy_sequence(
     axis: int = integer("axis", 1),
     way: str = word("direction", "forward", "backward", "reverse"),
 ) -> list[Value]:
-    """Run a cell in one direction over the axis of time: 1, or 0 by the attribute `axis`."""
+    """Run a cell in one direction along the axis of time, which is axis 1 by default."""
     states = [site.tensor(1 + i) for i in range(cell.states) if site.has(1 + i)]
     if axis == 0:
         x = site.transposed(x, (1, 0, 2))

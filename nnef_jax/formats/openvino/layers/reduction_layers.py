@@ -56,7 +56,10 @@ def _arg_max(
     count: int = integer("top_k", 1),
     with_values: bool = flag("out_max_val"),
 ) -> Value:
-    """Return the indices of the largest items as real numbers, with `out_max_val` their values."""
+    """Return the indices of the largest items as real numbers; with `out_max_val` the values too.
+
+    If `axis` is set, `out_max_val` returns the values instead.
+    """
     step = site.step
     if site.has_attribute("axis"):
         values, places = step.topk(x, k=count, axis=site.axis_of("axis"), largest=True)
@@ -101,7 +104,7 @@ def _top_k(
 def _legacy_batch_normalization(
     site: LayerSite, x: Value, *, epsilon: float = number("epsilon", 1e-5)
 ) -> Value:
-    """Normalise channels by a variance, stored as `weights`, and a mean, stored as `biases`."""
+    """Normalise channels. The variance is stored as `weights`, the mean as `biases`."""
     shape = (1, x.type.shape[1])
     variance, mean = (site.blob(tag, shape) for tag in ("weights", "biases"))
     if variance is None or mean is None:
@@ -111,10 +114,10 @@ def _legacy_batch_normalization(
 
 @opsets("BatchNormInference")
 def _batch_normalization(site: LayerSite, *, epsilon: float = number("epsilon")) -> Value:
-    """Normalise channels. The data is input 2 of operation set 1, and input 0 since set 5."""
-    first, places = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
-    scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in places)
-    x = site.tensor(first)
+    """Normalise channels. The data is input 2 in operation set 1, and input 0 since set 5."""
+    data, parameters = (2, (0, 1, 3, 4)) if site.layer.opset == "opset1" else (0, (1, 2, 3, 4))
+    scale, offset, mean, variance = (site.unsqueezed(site.operand(i), (0,)) for i in parameters)
+    x = site.tensor(data)
     return site.last.batch_normalization(x, mean, variance, offset, scale, epsilon=epsilon)
 
 
@@ -145,7 +148,7 @@ def _legacy_response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta, the mean over channels or over space."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta. The mean is over channels or over space."""
     if size < 1:
         raise InvalidOperation("attribute 'local-size' is missing")
     axes = [1] if region == "across" else range(2, len(x.type.shape))
@@ -163,16 +166,16 @@ def _response(
     alpha: float,
     beta: float,
 ) -> Value:
-    """Divide by (bias + alpha * mean(x**2)) ** beta, the mean over windows along axes."""
+    """Divide by (bias + alpha * mean(x**2)) ** beta. The mean is over windows along axes."""
     sizes = [size if i in axes else 1 for i in range(len(x.type.shape))]
     return site.last.local_response_normalization(x, size=sizes, alpha=alpha, beta=beta, bias=bias)
 
 
-def _root_mean(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
-    """Return 1 / sqrt(squares + epsilon).
+def _inverse_root(site: LayerSite, squares: Value, epsilon: float, where: str = "add") -> Value:
+    """Return 1 / sqrt(squares), with an epsilon as `where` says.
 
-    It is 1 / sqrt(max(squares, epsilon)) for `where` "max", and 1 / (sqrt(squares) + epsilon) for
-    "outside_sqrt".
+    "add": 1 / sqrt(squares + epsilon); "max": 1 / sqrt(max(squares, epsilon)); "outside_sqrt":
+    1 / (sqrt(squares) + epsilon).
     """
     if where == "outside_sqrt":
         return site.step.rcp(site.step.add(site.root(squares), epsilon))
@@ -193,7 +196,10 @@ def _mvn(
     epsilon: float = number("eps", 1e-9),
     scales: bool = flag("normalize_variance", True),
 ) -> Value:
-    """Normalise along axes: those of input 1 (set 6), or all but the batch and maybe channels."""
+    """Normalise along the axes in input 1 (operation set 6), or along all spatial axes.
+
+    `across_channels` adds the channels to the spatial axes.
+    """
     where = "add"
     if site.has(1) and not site.net.is_legacy:
         axes = sorted(site.axes(1))
@@ -204,17 +210,17 @@ def _mvn(
     if not scales:
         return site.last.sub(x, site.step.mean_reduce(x, axes=axes))
     centred, variance = _centred(site, x, axes)
-    return site.last.mul(centred, _root_mean(site, variance, epsilon, where))
+    return site.last.mul(centred, _inverse_root(site, variance, epsilon, where))
 
 
 def _unit_factor(
     site: LayerSite, x: Value, axes: Sequence[int], epsilon: float, where: str = "add"
 ) -> Value:
-    """Return 1 / sqrt(sum of squares along axes), see `_root_mean`. No axes mean no sum."""
+    """Return 1 / sqrt(sum of squares along axes), see `_inverse_root`. No axes mean no sum."""
     squares = site.step.sqr(x)
     if axes:
         squares = site.step.sum_reduce(squares, axes=axes, normalize=False)
-    return _root_mean(site, squares, epsilon, where)
+    return _inverse_root(site, squares, epsilon, where)
 
 
 @operator("GRN", axes=(1,), epsilon=number("bias", 1.0), where="add")
@@ -233,7 +239,7 @@ def _legacy_unit(
     is_shared: bool = flag("channel_shared"),
     is_spatial: bool = flag("across_spatial"),
 ) -> Value:
-    """Divide by the root of the sum of squares, and multiply by the stored scale, if any."""
+    """Divide by the root of the sum of squares, and multiply by a stored scale."""
     shape = x.type.shape
     is_shared = is_shared or site.has_one_weight()
     scale = site.blob("weights", (1, 1 if is_shared else shape[1]))
@@ -257,7 +263,7 @@ def _group_normalization(
         raise InvalidOperation(f"'num_groups' {groups} does not divide {channels} channels")
     split = step.reshape(x, shape=(groups, channels // groups), axis_start=1, axis_count=1)
     centred, variance = _centred(site, split, [*range(2, len(extents) + 3)])
-    normal = step.mul(centred, _root_mean(site, variance, epsilon))
+    normal = step.mul(centred, _inverse_root(site, variance, epsilon))
     normal = step.reshape(normal, shape=(channels,), axis_start=1, axis_count=2)
     scale, shift = (site.unsqueezed(site.operand(i), (0,)) for i in (1, 2))
     return site.last.add(step.mul(normal, scale), shift)

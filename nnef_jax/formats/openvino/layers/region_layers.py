@@ -1,6 +1,6 @@
 """Layers of regions: suppression of overlapping boxes, and pools.
 
-Suppression returns the indices of the boxes that remain, padded by -1.
+Suppression returns the indices of the boxes that remain, padded with -1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nnef_jax.formats.openvino.layers.registry import operator, opsets, tensor
 
 
 def _typed(site: LayerSite, *indices: Value) -> list[Value]:
-    """Cast indices to the attribute `output_type`, if it is there."""
+    """Return indices in the dtype `output_type`, if the layer has this attribute."""
     if not site.has_attribute("output_type"):
         return list(indices)
     return [site.cast(x, site.dtype("output_type")) for x in indices]
@@ -32,7 +32,7 @@ def _is_centre(site: LayerSite) -> bool:
 
 
 def _has_count(site: LayerSite) -> bool:
-    """Tell whether the result has as many rows as boxes remain: since operation set 5."""
+    """Tell whether the result has one row for each remaining box: since operation set 5."""
     return site.layer.opset in ("opset5", "opset9")
 
 
@@ -58,7 +58,7 @@ def _suppression(
 ) -> Any:
     """Return indices (image, class, box), and since set 5 scores and the number of indices.
 
-    Rotated boxes are (centre x, y, width, height, angle).
+    Rotated boxes are (x, y, width, height, angle), where x and y are the centre.
     """
     indices, values, count = suppressed(
         site, boxes, scores, score=0, center_point_box=is_centre, sorts=sorts, **kind
@@ -66,7 +66,7 @@ def _suppression(
     if site.net.is_legacy and site.declared and site.declared[0] > 0:
         indices = site.fitted(indices, 0, site.declared[0], -1.0)
     indices, count = _typed(site, indices, count)
-    if has_count:  # later layers take padding for boxes otherwise
+    if has_count:  # without a count, later layers read padding as boxes
         note_count(site, count, indices, values)
     return [indices, values, count][: max(len(site.layer.outputs), 1)]
 
@@ -90,9 +90,9 @@ _CLASSES: dict[str, Any] = {
 
 
 def _matrix_order(site: LayerSite) -> str:
-    """Return the order of the boxes of MatrixNms.
+    """Return the order of the boxes in MatrixNms.
 
-    The runtime sorts by class only across images, whatever `sort_result_type` says.
+    The runtime follows `sort_result_type` only if boxes are sorted across images.
     """
     order = _order(site)
     return order if _ACROSS(site) else "score"
@@ -118,7 +118,7 @@ def _counts(site: LayerSite) -> Any:
     ),
 )  # fmt: skip
 def _several_classes(site: LayerSite, *, results: Sequence[Value]) -> list[Value]:
-    """Return boxes with classes and scores, their indices, and their number by image."""
+    """Return boxes with classes and scores, the indices of boxes, and their number by image."""
     rows, indices, count = results
     return [rows, *_typed(site, indices, count)]
 
@@ -160,22 +160,22 @@ def _position_sensitive(
     site: LayerSite, *, mode: str, channels: int, scale: float, rows: int, columns: int
 ) -> Value:
     if mode not in ("average", "bilinear", "bilinear_deformable"):
-        raise InvalidOperation(f"the mode '{mode}' is not supported")
-    moved = {"offset_scale": site.number("trans_std", 1)} if "deformable" in mode else {}
+        raise InvalidOperation(f"'mode' '{mode}' is not supported")
+    offsets = {"offset_scale": site.number("trans_std", 1)} if "deformable" in mode else {}
     operands = {"input": site.tensor(0), "rois": site.tensor(1)}
     if site.has(2) and not site.flag("no_trans"):
         operands["offsets"] = site.tensor(2)
     return site.emit(
         "position_sensitive_roi_pool", operands, output_channels=channels,
         group_size=site.int("group_size", site.int("pooled_height", 1)), spatial_scale=scale,
-        mode=mode.removeprefix("bilinear_"), bins=(rows, columns), **moved,
+        mode=mode.removeprefix("bilinear_"), bins=(rows, columns), **offsets,
     )  # fmt: skip
 
 
 def _scaled(
     site: LayerSite, rois: Value, factors: Sequence[float], offsets: Sequence[float]
 ) -> Value:
-    """Return regions [n,items] times `factors`, plus `offsets`, both by item."""
+    """Return regions [n,items] * `factors` + `offsets`, which have a number for each item."""
     factor, offset = (derived(np.array([row], np.float32)) for row in (factors, offsets))
     return site.step.add(site.step.mul(rois, factor), offset)
 
@@ -197,7 +197,7 @@ def _roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of regions (x1, y1, x2, y2), shifted as `aligned_mode` says."""
+    """Pool samples of regions (x1, y1, x2, y2). `aligned_mode` decides how they are shifted."""
     shifts = {"asymmetric": 0, "half_pixel_for_nn": -0.5, "half_pixel": scale / 2 - 0.5}
     if corners not in shifts:
         raise InvalidOperation(f"'aligned_mode' must be one of {', '.join(shifts)}")
@@ -215,7 +215,7 @@ def _rotated_roi_align(
     scale: float,
     samples: dict[str, Any],
 ) -> Value:
-    """Pool samples of rotated regions (centre x, y, width, height, angle)."""
+    """Pool samples of rotated regions (x, y, width, height, angle), where x, y is the centre."""
     turn = 1.0 if is_clockwise else -1.0
     rois = _scaled(site, site.tensor(1), [*[scale] * 4, turn], [-0.5, -0.5, 0, 0, 0])
     x, images = site.tensor(0), site.tensor(2)
@@ -231,7 +231,7 @@ def _roi_feature_extractor(
     scales: list[int] = integers("pyramid_scales"),
     is_aligned: bool = flag("aligned"),
 ) -> Any:
-    """Pool each region from a level of a pyramid; return the pools and the regions.
+    """Pool each region from one level of a pyramid; return the pooled regions, and the regions.
 
     The level of a region is floor(2 + log2(sqrt(area) / 224)) (arXiv:1612.03144, equation 1).
     """

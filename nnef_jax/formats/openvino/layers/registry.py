@@ -1,7 +1,7 @@
 """The registry of OpenVINO's layers, by type in any case, and readers of their known inputs.
 
-Versions are versions of the document. Operation sets have known inputs for attributes of older
-versions: a reader makes such an input an attribute of the meaning.
+Versions are versions of the document. Operation sets have known inputs where older versions have
+attributes. A reader returns such an input as an attribute of the meaning.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ legacy = partial(operator, until=LEGACY)
 opsets = partial(operator, since=FIRST_OF_OPSETS)
 Reader = Callable[[LayerSite], Any]
 
-# Readers of an input by its index: as a tensor of the graph, as a tensor in the dtype of i64, as
-# known axes of input 0, as a known number (a default may follow).
+# Readers of an input with an index: a tensor of the graph, a tensor in the dtype of i64, known axes
+# of input 0, a known number (with an optional default).
 tensor: Callable[[int], Any] = partial(methodcaller, "tensor")
 integer_tensor: Callable[[int], Any] = partial(methodcaller, "integer_tensor")
 axes_at: Callable[[int], Any] = partial(methodcaller, "axes")
@@ -52,11 +52,11 @@ def integers_at(i: int, default: tuple[int, ...] | None = None) -> Any:
 
 
 def element(name: str, default: str | None = None) -> Any:
-    """Return the reader of an attribute that is an element type, as version 11 spells it."""
+    """Return the reader of an attribute that is an element type, in the spelling of version 11."""
     return lambda site: element_type(site.text(name, default))
 
 
 def either(attribute: Attribute, name: str) -> Any:
-    """Return the reader of an attribute that some files have under another name."""
+    """Return the reader of an attribute that has another name in some files."""
     other = replace(attribute, name=name)
     return lambda site: (attribute if site.has_attribute(attribute.name) else other)(site)

@@ -1,4 +1,4 @@
-"""The table of layers that are one operation each, or a line of code."""
+"""The table of layers that are one operation, or a line of code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_two(kind: str) -> Meaning:
     return lambda site: getattr(site.last, kind)(*site.broadcast())
 
 
-# Functions of one tensor. Activation of versions 2 to 9 has their names as its `type`.
+# Functions of one tensor. In versions 2 to 9 their names are values of `type` in Activation, too.
 FUNCTIONS = {
     "Abs": "abs", "Acos": "acos", "Acosh": "acosh", "Asin": "asin", "Asinh": "asinh",
     "Atan": "atan", "Atanh": "atanh", "Ceil": "ceil", "Ceiling": "ceil", "Cos": "cos",
@@ -120,7 +120,7 @@ _OLD: dict[str, Meaning] = {
     ),
 }
 
-# Layers that are no pure functions of arrays.
+# Layers that are not pure functions of arrays.
 REFUSED: Mapping[str, Meaning] = {
     **dict.fromkeys(
         ("RandomUniform", "Multinomial"),

@@ -25,34 +25,34 @@ def _greedy_decoder(
     index: str = dtype("classes_index_type", "i32"),
     number: str = dtype("sequence_length_type", "i32"),
 ) -> list[Value]:
-    """Return the classes of the best path without blanks, padded by -1, and their number.
+    """Return the classes of the best path without blanks, padded with -1, and their number.
 
-    With `merge_repeated` equal neighbours become one. The blank is the class that input 2 names, or
-    else the last class.
+    If `merge_repeated` is set, equal neighbours become one. The blank is the class in input 2, or
+    the last class without this input.
     """
     step = site.step
     _, steps, classes = site.known_shape()
     best = step.squeeze(step.argmax_reduce(x, axes=(2,)), axes=(2,))
     best = site.cast(best, site.integer)
     lengths = site.unsqueezed(site.integer_tensor(1), (1,))
-    places = site.places(steps, 1, 2)
+    times = site.places(steps, 1, 2)
     blank = site.integers(2)[0] if site.has(2) else classes - 1
-    shown = step.and_(step.ne(best, blank), step.lt(places, lengths))
+    stays = step.and_(step.ne(best, blank), step.lt(times, lengths))
     if merges:
-        before = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
-        shown = step.and_(shown, step.ne(best, before))
-    ranks = step.select(shown, places, steps)
-    order = step.topk(ranks, k=steps, axis=1, largest=False)[1]
+        previous = site.part(site.padded(best, {1: (1, 0)}, -1.0), 1, 0, steps)
+        stays = step.and_(stays, step.ne(best, previous))
+    keys = step.select(stays, times, steps)
+    order = step.topk(keys, k=steps, axis=1, largest=False)[1]
     packed = step.gather_elements(best, order, axis=1)
-    count = site.count(shown, 1)
-    path = site.last.select(step.lt(places, count), packed, -1)
+    count = site.count(stays, 1)
+    path = site.last.select(step.lt(times, count), packed, -1)
     count = site.last.squeeze(count, axes=(1,))
     return [site.cast(path, index), site.cast(count, number)]
 
 
 @operator("GatherTree")
 def _gather_tree(site: LayerSite) -> Value:
-    """Return the tokens [steps,batch,beams] of beams, traced back from the last step."""
+    """Return the tokens [steps,batch,beams] of beams, traced back from each beam's last step."""
     steps, parents, lengths, end = (site.integer_tensor(i) for i in range(4))
     tokens = site.step.gather_tree(steps, parents, lengths, site.reshaped(end, ()))
     dtype = site.dtype_of(0)
@@ -65,7 +65,7 @@ def _gather_tree(site: LayerSite) -> Value:
 
 
 def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = None) -> Value:
-    """Return rows of input 0 at `indices` (by default input 1), times the input `weights`."""
+    """Return rows of input 0 at `indices`, by default input 1, times the input `weights`."""
     factors = site.tensor(weights) if weights is not None and site.has(weights) else None
     rows = site.step.gather(site.tensor(0), indices or site.integer_tensor(1), axis=0)
     if factors is None:
@@ -74,19 +74,18 @@ def _rows(site: LayerSite, weights: int | None = None, indices: Value | None = N
 
 
 def _of_rank(site: LayerSite, x: Value, rank: int) -> Value:
-    """Return a tensor with axes of extent 1 appended, up to a rank."""
+    """Return a tensor of a rank: axes of extent 1 are appended."""
     return site.unsqueezed(x, range(len(x.type.shape), rank))
 
 
 def _counts(site: LayerSite, segments: Value, count: int, dtype: str = "") -> Value:
     """Return the number of items of each segment, [count]."""
-    places = site.places(count, 0, 2)
-    is_in = site.step.eq(places, site.unsqueezed(segments, (0,)))
-    return site.step.squeeze(site.count(is_in, 1, dtype), axes=(1,))
+    is_member = site.step.eq(site.places(count, 0, 2), site.unsqueezed(segments, (0,)))
+    return site.step.squeeze(site.count(is_member, 1, dtype), axes=(1,))
 
 
 def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value:
-    """Return which segments have no items, [count,1,...] of a rank."""
+    """Return true for segments without items, [count,1,...] of a rank."""
     is_empty = site.step.eq(_counts(site, segments, count), 0)
     return _of_rank(site, is_empty, rank)
 
@@ -94,9 +93,10 @@ def _are_empty(site: LayerSite, segments: Value, count: int, rank: int) -> Value
 def _bags(
     site: LayerSite, rows: Value, segments: Value, count: int, over: str, default: int | None = None
 ) -> Value:
-    """Sum the rows of each segment, divided by their number ("mean") or its root ("sqrtn").
+    """Sum the rows of each segment. `over` "mean" divides by their number, "sqrtn" by its root.
 
-    A segment without rows gets the row of the table that the input `default` names, or zeros.
+    Input `default` is the index of the table's row for a segment without rows. Without it, or if it
+    is -1, such a segment gets zeros.
     """
     dtype, cells = rows.type.dtype, rows.type.shape[1:]
     start = site.filled(0, dtype, (count, *cells))
@@ -106,9 +106,9 @@ def _bags(
         sizes = site.step.max(sizes, site.filled(1, dtype, (1,)))
         sizes = sizes if over == "mean" else site.step.sqrt(sizes)
         total = site.step.div(total, _of_rank(site, sizes, 1 + len(cells)))
-    place = site.operand(default) if default is not None and site.has(default) else None
-    is_none = isinstance(place, Constant) and place.array.ravel().tolist() == [-1]
-    if default is None or place is None or is_none:
+    row_index = site.operand(default) if default is not None and site.has(default) else None
+    is_none = isinstance(row_index, Constant) and row_index.array.ravel().tolist() == [-1]
+    if default is None or row_index is None or is_none:
         return site.last.copy(total)
     index = site.reshaped(site.integer_tensor(default), (1,))
     row = site.step.gather(site.tensor(0), index, axis=0)
@@ -122,11 +122,11 @@ _REDUCTION = word("reduction", "sum", "mean")
 @operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table by bag. A bag is a run of indices from its offset on."""
+    """Sum or average rows of a table by bag. A bag has the indices from its offset to the next."""
     step, indices, offsets = site.step, site.integer_tensor(1), site.integer_tensor(2)
-    places = site.places(site.known_shape(indices)[0], 0, 2)
-    ordinal = site.count(step.ge(places, site.unsqueezed(offsets, (0,))), 1)
-    segments = step.sub(step.squeeze(ordinal, axes=(1,)), 1)
+    positions = site.places(site.known_shape(indices)[0], 0, 2)
+    started = site.count(step.ge(positions, site.unsqueezed(offsets, (0,))), 1)  # bags
+    segments = step.sub(step.squeeze(started, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
     return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)
 
@@ -153,23 +153,23 @@ def _segments(site: LayerSite, *, count: int = integer_at(3)) -> Value:
 def _segment_max(
     site: LayerSite, x: Value, *, fill: str = one_of("fill_mode", "zero", "lowest")
 ) -> Value:
-    """Return the greatest items of each segment; of an empty one zeros, or the least number."""
+    """Return the greatest items of each segment; for an empty segment zeros or the least number."""
     segments = site.operand(1)
     if site.has(2):
         count = site.integers(2)[0]
     elif isinstance(segments, Constant):
         count = int(segments.array.max(initial=-1)) + 1
     else:
-        message = "the number of segments depends on values; give it as input 2"
+        message = "the number of segments depends on values: give it as input 2"
         raise InvalidOperation(message)
     dtype, cells = x.type.dtype, x.type.shape[1:]
     start = site.filled(float(ends_of(dtype)[0]), dtype, (count, *cells))
-    places = site.integer_tensor(1)
-    most = site.step.scatter_nd(start, site.unsqueezed(places, (1,)), x, reduction="max")
+    indices = site.integer_tensor(1)
+    most = site.step.scatter_nd(start, site.unsqueezed(indices, (1,)), x, reduction="max")
     if fill == "lowest":
         return site.last.copy(most)
     rank = 1 + len(cells)
-    is_empty = _are_empty(site, places, count, rank)
+    is_empty = _are_empty(site, indices, count, rank)
     return site.last.select(is_empty, site.filled(0, dtype, (1,) * rank), most)
 
 
@@ -177,7 +177,7 @@ def _segment_max(
 @legacy("SparseSegmentMean", over="mean")
 @legacy("SparseSegmentSqrtN", over="sqrtn")
 def _sparse_segments(site: LayerSite, *, over: str) -> Value:
-    """Sum rows of a table by segment, divided by their number or its root."""
+    """Sum rows of a table by segment, and divide by the number of rows or its root."""
     return _bags(site, _rows(site), site.integer_tensor(2), (site.declared or (0,))[0], over)
 
 

@@ -31,7 +31,7 @@ from nnef_jax.formats.openvino.layers.registry import (
 @legacy("ShapeOf", "Shape", default="i32")
 @opsets("ShapeOf", "Shape", default="i64")
 def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
-    """Return the shape without padding. The network computes extents that depend on values."""
+    """Return the shape without padding. Extents that depend on values are computed."""
     x = site.operand(0)
     if isinstance(x, Value) and x in site.graph.counts:
         site.known_shape()
@@ -43,7 +43,7 @@ def _shape_of(site: LayerSite, *, default: str) -> Constant | Value:
 
 @opsets("Reshape")
 def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) -> Value:
-    """Reshape. With `special_zero` a 0 copies the extent of the input."""
+    """Reshape. If `special_zero` is set, 0 stands for the extent of the input."""
     if 0 in shape and -1 not in shape and not site.flag("special_zero"):
         if volume(x.type.shape) == 0:
             return site.last.constant(shape=shape, value=(), dtype=x.type.dtype)
@@ -53,7 +53,7 @@ def _reshape(site: LayerSite, x: Value, *, shape: list[int] = integers_at(1)) ->
 
 @legacy("Reshape")
 def _legacy_reshape(site: LayerSite, x: Value) -> Value:
-    """Reshape to the declared shape of the output, for the batch of the actual input."""
+    """Reshape to the declared shape of the output, adapted to the batch of the actual input."""
     declared = site.layer.inputs[0].shape or ()
     return site.last_reshape(x, _rebatched(site.declared, declared, x.type.shape))
 
@@ -61,13 +61,13 @@ def _legacy_reshape(site: LayerSite, x: Value) -> Value:
 def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[int]) -> list[int]:
     """Return the declared shape of a result, adapted to the actual shape of the input.
 
-    Only the first extent, the batch, is adapted: to the number of items.
+    Only the first extent, the batch, changes, as the number of items demands.
     """
     result = list(result)
     if tuple(declared) == tuple(actual) or not result:
         return result
     if result[0] == declared[0] and result[0] != actual[0]:
-        return [0, *result[1:]]  # 0 copies the extent of the input
+        return [0, *result[1:]]  # 0 stands for the extent of the input
     items = math.prod(result[1:])
     if UNKNOWN in actual or (items and math.prod(actual) % items == 0):
         return [-1, *result[1:]]
@@ -76,7 +76,7 @@ def _rebatched(result: Sequence[int], declared: Sequence[int], actual: Sequence[
 
 @operator("Squeeze")
 def _squeeze(site: LayerSite, x: Value) -> Value:
-    """Drop axes of extent 1: the axes of input 1, or all."""
+    """Drop the axes in input 1, or all axes of extent 1 without it."""
     shape = x.type.shape
     axes = site.axes(1) if site.has(1) else []
     if not axes:
@@ -99,7 +99,7 @@ def _transpose(site: LayerSite, x: Value, *, order: Sequence[int]) -> Value:
     rank = len(x.type.shape)
     axes = [site.axis(a) for a in order] or list(range(rank))[::-1]
     if sorted(axes) != list(range(rank)):
-        raise InvalidOperation(f"{list(order)} is no permutation of {rank} axes")
+        raise InvalidOperation(f"the order {list(order)} must be a permutation of {rank} axes")
     return site.last.transpose(x, axes=axes)
 
 
@@ -132,7 +132,7 @@ def _variadic_split(
 
 @legacy("Split", "Slice")
 def _legacy_split(site: LayerSite, *, axis: int = axis("axis", 1)) -> Sequence[Value]:
-    """Cut along an axis, into parts with the declared extents of the outputs."""
+    """Cut along an axis into parts of the extents that the outputs declare."""
     shapes = [port.shape or () for port in site.layer.outputs]
     if any(len(shape) <= axis for shape in shapes):
         raise InvalidShape(f"an output has no axis {axis}")
@@ -184,11 +184,11 @@ def _reverse(
     axes: Sequence[int] = integers_at(1),
     mode: str = word("mode", "index", "mask"),
 ) -> Value:
-    """Reverse the axes that input 1 lists, or masks."""
+    """Reverse the axes that input 1 lists, or marks in a mask."""
     if mode == "mask":
         axes = [i for i, flag in enumerate(site.known(1).tolist()) if flag]
-    ways = {"begin": -1, "end": -(2**31), "stride": -1}
-    window = {name: [bound] * len(axes) for name, bound in ways.items()}
+    bounds = {"begin": -1, "end": -(2**31), "stride": -1}
+    window = {name: [bound] * len(axes) for name, bound in bounds.items()}
     return site.last.slice(x, axes=[site.axis(axis) for axis in axes], **window)
 
 
@@ -206,10 +206,10 @@ def _roll(
     for i, (shift, along) in enumerate(zip(shifts, axes, strict=True), 1):
         extent = site.known_shape(x)[along]
         first = (-shift) % extent if extent else 0
-        ends = [(a, b) for a, b in ((first, extent), (0, first)) if a != b]
-        halves = [site.part(x, along, a, b) for a, b in ends]
+        ranges = [(begin, end) for begin, end in ((first, extent), (0, first)) if begin != end]
+        parts = [site.part(x, along, begin, end) for begin, end in ranges]
         add = site.step_or_last(i == len(axes))
-        x = add.concat(halves, axis=along) if len(halves) > 1 else halves[0]
+        x = add.concat(parts, axis=along) if len(parts) > 1 else parts[0]
     return x
 
 
@@ -282,7 +282,10 @@ def _shuffle_channels(
 
 @operator("ReorgYolo")
 def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers("stride")) -> Value:
-    """Rearrange as darknet: as if the input had channels / stride**2 channels."""
+    """Move blocks of space to channels as darknet does.
+
+    It computes indices as if the input had channels / stride**2 channels, and a larger plane.
+    """
     stride = strides[0]
     batch, channels, height, width = site.known_shape()
     if stride < 1 or channels % stride**2 or height % stride or width % stride:
@@ -292,11 +295,11 @@ def _reorg_yolo(site: LayerSite, x: Value, *, strides: Sequence[int] = integers(
         return site.last.copy(x)
     site.spend(items)
     c, j, i = np.meshgrid(*map(np.arange, (channels, height, width)), indexing="ij")
-    inner, offset = c % depth, c // depth
+    channel, offset = c % depth, c // depth
     column, row = i * stride + offset % stride, j * stride + offset // stride
-    places = column + width * stride * (row + height * stride * inner)
+    indices = column + width * stride * (row + height * stride * channel)
     flat = site.reshaped(x, [batch, items])
-    moved = site.step.gather(flat, derived(places.reshape(-1)), axis=1)
+    moved = site.step.gather(flat, derived(indices.reshape(-1)), axis=1)
     return site.last_reshape(
         moved, [batch, channels * stride**2, height // stride, width // stride]
     )

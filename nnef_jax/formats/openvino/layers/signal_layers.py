@@ -35,7 +35,7 @@ def _eye(
 ) -> Value:
     """Return a matrix with ones on a diagonal, repeated for each item of a batch."""
     if min((rows, columns, *batch)) < 0:
-        raise InvalidShape(f"there is no shape {[*batch, rows, columns]}")
+        raise InvalidShape(f"its shape {[*batch, rows, columns]} has a negative extent")
     offset = site.reshaped(site.integer_tensor(2), (1, 1))
     matrix = _diagonal(site, rows, columns, offset, dtype)
     matrix = site.unsqueezed(matrix, range(len(batch)))
@@ -44,7 +44,7 @@ def _eye(
 
 @opsets("Inverse")
 def _inverse(site: LayerSite, x: Value, *, adjoint: bool = flag("adjoint")) -> Value:
-    """Invert matrices. With `adjoint` the inverses are transposed, as in the runtime."""
+    """Invert matrices. If `adjoint` is set, the inverses are transposed, as in the runtime."""
     inverse = site.step_or_last(not adjoint).inverse(x)
     *axes, rows, columns = range(len(inverse.type.shape))
     return site.last.transpose(inverse, axes=(*axes, columns, rows)) if adjoint else inverse
@@ -74,10 +74,10 @@ def _extract_patches(
     strides: list[int] = integers("strides"),
     rates: list[int] = integers("rates"),
 ) -> Value:
-    """Return the items of windows as channels, ordered by cell of the window, then channel."""
+    """Return the items of windows as channels, ordered by cell of the window, then by channel."""
     channels = x.type.shape[1]
     padding = padding_of(site, x.type.shape[2:], windows.spans(sizes, rates), strides)
-    # A convolution by one-hot filters: one for each cell of the window and each channel.
+    # A convolution with one-hot filters, one for each cell of the window and each channel.
     count = math.prod(sizes) * channels
     site.spend(count**2 // 4)
     ones = np.eye(count, dtype=np.float32).reshape(count, -1, channels).swapaxes(1, 2)
@@ -90,11 +90,14 @@ def _extract_patches(
 
 
 def _axes(site: LayerSite, rank: int) -> tuple[list[int], list[int]]:
-    """Return the axes of the signal, without that of [re,im], and their lengths, -1 for all."""
+    """Return the axes to transform and their lengths, -1 for the extent of the input.
+
+    `rank` does not count the axis of [re,im].
+    """
     axes = [site.axis(a, rank) for a in site.integers(1)]
     sizes = site.integers(2) if site.has(2) else [-1] * len(axes)
     if len(sizes) != len(axes) or len(set(axes)) != len(axes):
-        raise InvalidOperation(f"axes {axes} and lengths {sizes} do not match")
+        raise InvalidOperation(f"axes {axes} must be different and fit lengths {sizes}")
     return axes, sizes
 
 
@@ -129,7 +132,7 @@ def _pairs(site: LayerSite, x: Value) -> Value:
 
 @opsets("RDFT")
 def _rdft(site: LayerSite) -> Value:
-    """Transform real numbers; return frequencies 0 to n // 2 of the last axis, of n items."""
+    """Transform real numbers; return frequencies 0 to n // 2 along the last axis, of n items."""
     axes, sizes = _axes(site, len(site.known_shape()))
     sums = _transformed(site, _pairs(site, site.tensor(0)), axes, sizes, inverse=False)
     return _halved(site, sums, axes[-1])
@@ -141,9 +144,9 @@ def _halved(site: LayerSite, x: Value, axis: int) -> Value:
 
 
 def _real_signal(site: LayerSite, x: Value, axis: int, size: int) -> Value:
-    """Return the real signal of the frequencies 0 to size // 2, multiplied by its length `size`."""
+    """Return `size` times the real signal of `size` items with the frequencies 0 to size // 2."""
     x = site.fitted(x, axis, size // 2 + 1)
-    count = (size - 1) // 2  # frequencies above a half, conjugates of lower ones
+    count = (size - 1) // 2  # the number of upper frequencies, conjugates of lower ones
     if count:
         upper = site.part(x, axis, count, 0, -1)
         shape = (1,) * (len(x.type.shape) - 1) + (2,)
@@ -181,7 +184,7 @@ def _stft(
 ) -> Value:
     """Return the frequencies 0 to size // 2 of windowed frames, [batch,frames,frequencies,2].
 
-    With `transpose_frames` the result is [batch,frequencies,frames,2].
+    If `transpose_frames` is set, the result is [batch,frequencies,frames,2].
     """
     axis = len(site.known_shape()) - 1
     frames = {"axis": axis, "frame_length": size, "frame_step": hop}
@@ -203,12 +206,12 @@ def _istft(
     is_normal: bool = flag("normalized"),
     is_centred: bool = flag("center"),
 ) -> Value:
-    """Add up windowed frames, divided by the sum of squared windows. Input 4 is the length."""
+    """Add up windowed frames, and divide by the sum of squared windows. Input 4 is the length."""
     add, shape = site.step, site.known_shape()
     if len(shape) == 3:
         x = site.reshaped(x, (1, *shape))
     if len(shape) not in (3, 4) or min(size, hop) < 1 or window.type.shape[0] > size:
-        raise InvalidShape(f"{list(shape)} holds no frames of {size} items")
+        raise InvalidShape(f"{list(shape)} cannot hold the frequencies of frames of {size} items")
     frames = add.mul(_real_signal(site, x, 1, size), 1 / size)  # [batch,size,frames]
     before = (size - window.type.shape[0]) // 2
     padded = site.padded(window, {0: (before, size - window.type.shape[0] - before)})
@@ -218,8 +221,8 @@ def _istft(
         windowed = add.mul(windowed, math.sqrt(size))
     squares = add.broadcast(add.sqr(padded), shape=(1, *frames.type.shape[1:]))
     total, weight = _overlapped(site, windowed, hop), _overlapped(site, squares, hop)
-    is_seen = add.gt(weight, 0.0)
-    signal = add.div(total, add.select(is_seen, weight, site.filled(1.0, weight.type.dtype)))
+    is_covered = add.gt(weight, 0.0)
+    signal = add.div(total, add.select(is_covered, weight, site.filled(1.0, weight.type.dtype)))
     signal = site.reshaped(signal, (signal.type.shape[0], signal.type.shape[2]))
     edge, extent = size // 2 if is_centred else 0, signal.type.shape[1]
     signal = site.part(signal, 1, edge, extent if site.has(4) else extent - edge)
@@ -229,7 +232,7 @@ def _istft(
 
 
 def _overlapped(site: LayerSite, frames: Value, step: int) -> Value:
-    """Add up frames [batch,size,frames], each `step` items after the last: [batch,1,items]."""
+    """Return the sum [batch,1,items] of frames [batch,size,frames], `step` items apart."""
     size = frames.type.shape[1]
     filter = site.reshaped(_diagonal(site, size, size, 0, frames.type.dtype), (size, 1, size))
     window = {"stride": (step,), "dilation": (1,), "padding": ((0, 0),), "border": "constant"}

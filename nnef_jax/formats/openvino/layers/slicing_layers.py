@@ -37,10 +37,11 @@ _MASKS = ("begin_mask", "end_mask", "new_axis_mask", "shrink_axis_mask", "ellips
 @legacy("StridedSlice", bounds=True)
 @opsets("StridedSlice", bounds=False)
 def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
-    """Slice as in TensorFlow: masks ignore bounds, add axes, drop axes, or stand for axes.
+    """Slice as in TensorFlow.
 
-    `bounds` is the item of `begin_mask` and `end_mask` for which the bound holds: 1 before version
-    10, since then 0.
+    Instead of bounds, masks may take all items, add an axis, take one item and drop the axis, or
+    skip axes. `bounds` is the item of `begin_mask` and `end_mask` for which the bound holds: 1
+    before version 10, since then 0.
     """
     begin, end = site.integers(1), site.integers(2)
     count = max(len(begin), len(end))
@@ -51,32 +52,33 @@ def _strided_slice(site: LayerSite, x: Value, *, bounds: bool) -> Value:
         for name, default in zip(_MASKS, defaults, strict=True)
     )
     begins, ends, adds, takes, skips = masks
-    free, open_end = ([x != bounds for x in mask] for mask in (begins, ends))
+    no_begin, no_end = ([x != bounds for x in mask] for mask in (begins, ends))
     rank = len(x.type.shape)
     parts: dict[int, Part] = {}
-    axis, new, gone, out = 0, list[int](), list[int](), 0
+    axis, out = 0, 0  # the next axis of the input, and of the result
+    added, dropped = list[int](), list[int]()
     for i in range(count):
         if skips[i]:
             skipped = rank - axis - adds[i + 1 :].count(False)
             axis, out = axis + skipped, out + skipped
         elif adds[i]:
-            new.append(out)
+            added.append(out)
             out += 1
         elif axis >= rank:
             raise InvalidShape(f"it has more bounds than the {rank} axes of its input")
         elif takes[i]:
-            index = 0 if free[i] else begin[i]
+            index = 0 if no_begin[i] else begin[i]
             parts[axis] = (index, index + 1 if index != -1 else None, 1)
-            gone.append(axis)
+            dropped.append(axis)
             axis += 1
         else:
-            first, last = None if free[i] else begin[i], None if open_end[i] else end[i]
+            first, last = None if no_begin[i] else begin[i], None if no_end[i] else end[i]
             parts[axis] = (first, last, step[i] if i < len(step) else 1)
             axis, out = axis + 1, out + 1
-    x = sliced(site, x, parts, final=not gone and not new)
-    if gone:
-        x = site.step_or_last(not new).squeeze(x, axes=gone)
-    return site.last.unsqueeze(x, axes=new) if new else x
+    x = sliced(site, x, parts, final=not dropped and not added)
+    if dropped:
+        x = site.step_or_last(not added).squeeze(x, axes=dropped)
+    return site.last.unsqueeze(x, axes=added) if added else x
 
 
 @legacy("Crop")

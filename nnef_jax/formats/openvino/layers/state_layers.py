@@ -1,4 +1,4 @@
-"""Layers of state, which lasts from call to call: Memory, ReadValue and Assign."""
+"""Layers of states, which last from call to call: Memory, ReadValue and Assign."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def _variable(
 
 def _require_outermost(site: LayerSite) -> None:
     if site.graph.outer is not None:
-        raise InvalidOperation("a body cannot have a state from call to call")
+        raise InvalidOperation("a body cannot have a state that lasts from call to call")
 
 
 def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
-    """Return zeros. They count against the limits: no file holds them. Raises LimitError."""
+    """Return zeros, which count against the limits, since no file holds them. Raises LimitError."""
     size = volume(shape) * np.dtype(dtype).itemsize
     site.graph.options.meter.expand(size, f"layer '{site.name}'")
     return np.zeros(shape, dtype)
@@ -64,10 +64,10 @@ def _zeros(site: LayerSite, shape: Sequence[int], dtype: str) -> NDArray[Any]:
 
 @opsets("ReadValue")
 def _read_value(site: LayerSite) -> Value:
-    """Read a variable. Its initial value is input 0, or zeros without it.
+    """Read a variable. Its initial value is input 0, or zeros without this input.
 
-    An initial value that depends on inputs is computed by the network; any other is stored. Zeros
-    have the extent 0 along open axes.
+    The network computes an initial value that depends on inputs; any other initial value is stored.
+    Zeros have the extent 0 along open axes.
     """
     label, options, graph = label_of(site.layer), site.graph.options, site.graph
     _require_outermost(site)
@@ -110,7 +110,7 @@ def _array(site: LayerSite, start: Tensor) -> NDArray[Any]:
 
 @opsets("Assign")
 def _assign(site: LayerSite) -> Any:
-    """Write input 0 to the variable, if a ReadValue has the same `variable_id`."""
+    """Write input 0 to the variable that a ReadValue with the same `variable_id` reads."""
     label, value = label_of(site.layer), site.tensor(0)
     read = site.graph.builder.variable_of(label)
     if read is not None:

@@ -61,7 +61,7 @@ def _grouped(site: LayerSite) -> _Filter:
 
 
 def _old_filter(*, is_transposed: bool = False, may_be_input: bool = False) -> Reader:
-    """Return the reader of a filter and a bias that old layers store, or have as inputs 1 and 2."""
+    """Return the reader of filter and bias, which old layers store or have as inputs 1 and 2."""
 
     def read(site: LayerSite) -> _Filter:
         channels, groups, outputs = site.shape()[1], site.int("group", 1), site.int("output")
@@ -114,8 +114,8 @@ def _transposed(
 ) -> Value:  # fmt: skip
     """Add a transposed convolution.
 
-    Its result has (in - 1) * stride + span - padding + output_padding items along an axis, or
-    `extents`, which determine the padding. `cuts_end` is the mode whose padding is greater at the
+    Along an axis its result has (in - 1) * stride + span - padding + output_padding items, or
+    `extents`, which determine the padding. `cuts_end` is the mode with the greater padding at the
     end: `same_upper` before version 10, since then `same_lower`.
     """
     rank = len(filter.kernel)
@@ -134,7 +134,7 @@ def _transposed(
         ]
     else:
         padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
-    # Items at the end that no window reaches are zeros.
+    # Items at the end that no window reaches are zeros. Elsewhere `cut` items are cut off.
     zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
     cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
     result = site.step_or_last(not any(zeros)).deconv(
@@ -148,7 +148,7 @@ def _transposed(
 
 
 def _cut_off(mode: str, excess: int, begin: int, *, cuts_end: str) -> tuple[int, int]:
-    """Return the items to cut off at both ends of an axis. A negative number adds zeros."""
+    """Return the numbers of items to cut off at both ends of an axis. A negative one adds zeros."""
     if mode in SAME:
         begin, _ = halves(max(excess, 0), more_behind=mode == cuts_end)
     elif mode == "valid":
@@ -174,9 +174,9 @@ _SIGNS: dict[str, Any] = {"mode": text("mode", "xnor-popcount"), "pad": number("
 @legacy("BinaryConvolution", filter=_old_bits, **_SIGNS)
 @opsets("BinaryConvolution", filter=_bits, **_SIGNS)
 def _binary(site: LayerSite, x: Value, *, filter: Constant, mode: str, pad: float) -> Value:
-    """Convolve signs with signs, -1 and 1. Padding by `pad_value` 0 adds nothing.
+    """Convolve signs with signs, which are -1 and 1. Padding with `pad_value` 0 adds nothing.
 
-    Unlike in other layers, a filter's bits begin with the low bit of a byte.
+    Other than in other layers, a filter's bits begin with the low bit of a byte.
     """
     if mode != "xnor-popcount":
         raise InvalidOperation(f"there is no mode '{mode}'")
@@ -212,8 +212,8 @@ def _deformable(
     )  # fmt: skip
 
 
-# Pools. Rounding up adds cells after the input. As in the runtimes, a mean leaves them out before
-# version 10. Since then it counts them, but only if it counts padding and there is some.
+# Pools. Rounding up adds cells after the input. As in the runtimes, means before version 10 leave
+# these cells out. Since then means count them if they count padding, and there is padding.
 
 _ROUNDING = either(word("rounding_type", "floor", "ceil", "ceil_torch"), "rounding-type")
 _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
@@ -222,7 +222,7 @@ _LEAVES_OUT = either(flag("exclude-pad"), "exclude_pad")
 def _pool(
     site: LayerSite, x: Value, kind: str, *, rounding: str, dilated: bool = True, **attributes: Any
 ) -> Any:
-    """Add a pool of this kind over all axes; windows extend along the spatial ones."""
+    """Add a pool of a kind. Its windows extend along the spatial axes."""
     kernel = kernel_of(site)
     window = window_of(site, x.type.shape[2:], kernel, dilated=dilated)
     return pooled(site, x, getattr(site.last, kind), kernel, window, rounding, **attributes)
