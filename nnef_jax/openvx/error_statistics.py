@@ -1,4 +1,4 @@
-"""Compares the tensors of a lowered network with the real network: overflow, errors, SNR."""
+"""Compares tensors of a lowered network with those of the real network: overflow, errors, SNR."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class Stats(Result):
     """The result of `Lowered.stats`: a `TensorStats` for each tensor that both networks have.
 
     Args:
-        tensors: by name, in the order in which they are computed.
+        tensors: the figures of tensors by name, in the order of computation.
         comparison: the result of `analysis.compare` on the same tensors.
-        clipped: the number of weights that were cut off, by name.
+        clipped: the numbers of weights that were cut off, by name.
         samples: the number of inputs that were run.
         isolated: whether each layer was also run on the tensors of the real network.
     """
@@ -87,13 +87,13 @@ class Stats(Result):
         columns += ["SNR in dB", *(["by itself"] if self.isolated else []), "differs"]
         first = self.first
         verdict = f"the first that differs is {first.name}: {first.reason}" if first else ""
-        cut = sum(self.clipped.values())
-        weights = f", {cut} item{'s' * (cut != 1)} of weights cut off" if cut else ""
+        clipped = sum(self.clipped.values())
+        weights = f", {clipped} item{'s' * (clipped != 1)} of weights cut off" if clipped else ""
         samples = f"{self.samples} sample{'s' * (self.samples != 1)}"
         return table_of(f"{samples}, {verdict or 'none differs'}{weights}", columns, rows)
 
     def plot(self, ax: Axes | None = None, *, label: str = "") -> Axes:
-        """Draw the SNR of each tensor; return the axes of matplotlib, for further curves."""
+        """Draw the SNR of each tensor; return matplotlib's axes, for further curves."""
         ax = axes(ax, (8, 4))
         drawn = [x for x in self.tensors.values() if x.snr == x.snr]
         heights = [min(x.snr, 120.0) for x in drawn]
@@ -177,7 +177,7 @@ def _arrays(tensors: Mapping[str, Tensor | Array], names: Iterable[str]) -> dict
 
 
 def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool]:
-    """Return the inputs in order, and whether they are sets: with one more axis than declared."""
+    """Return the inputs in order, and whether they are sets, with one more axis than declared."""
     names = [spec.name for spec in model.inputs]
     by_name = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], Mapping) else None
     is_complete = by_name is not None and set(by_name) == set(names)
@@ -190,6 +190,8 @@ def _samples(model: Model, inputs: tuple[Input, ...]) -> tuple[list[Array], bool
     arrays = [jnp.asarray(x) for x in ordered]
     counts = {len(x) for x in arrays}
     if len(counts) > 1 or 0 in counts:
-        raise InputError(f"inputs of a set have the same length, at least 1, not {sorted(counts)}")
+        raise InputError(
+            f"inputs of a set must have one length above 0, they have {sorted(counts)}"
+        )
     bound(model, [x[0] for x in arrays])  # raises the errors of a call
     return arrays, True

@@ -1,11 +1,11 @@
 """Computes exact sums of products of 8- and 16-bit integers, and rounds them to 8 or 16 bits.
 
-Factors are split into balanced digits. Sums of products of digits up to 2**24 are exact in float32
-in any order of addition, so the fast float32 kernels compute them. The sums of the factors'
-products are these sums, weighted by powers of 2.
+Factors are split into balanced digits. Sums of products of digits are exact in float32 up to 2**24,
+in any order of addition, so the fast float32 kernels compute them. A sum of products of the factors
+is the sum of these sums, weighted by powers of 2.
 
-A product of two 16-bit integers has 31 bits, and two such products overflow an int32. A sum is
-therefore two int32: `high * 2**base + low`, exact up to 2**47 without 64-bit integers.
+A product of two 16-bit integers has 31 bits, and two such products overflow an int32. Therefore a
+sum is two int32: `high * 2**base + low`, exact up to 2**47 without 64-bit integers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from lowering import Slide, correlation
 
 _Integers = TypeVar("_Integers", Array, NDArray[Any])
-_EXACT = 1 << 24
+_EXACT = 1 << 24  # Sums up to this number are exact in float32.
 _JOIN = 32  # multiply-adds; the cost of adding one sum of digits to the result
-_CHUNKS = 256  # unrolled chunks of channels, or cells of a window, at most
-_LOW = 16  # bits of the lower word at most; a sum of 2**15 such words fits an int32
+_CHUNKS = 256  # the greatest number of unrolled chunks of channels, or cells of a window
+_LOW = 16  # the most bits of the lower word; a sum of 2**15 such words fits an int32
 _BEYOND = 17  # bits; larger sums saturate in any case
-_UNROLLED_GROUPS = 8  # groups at most that become separate convolutions
+_UNROLLED_GROUPS = 8  # the greatest number of groups that become separate convolutions
 _HIGHEST = lax.Precision.HIGHEST
 _EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell on two axes
 
@@ -45,8 +45,8 @@ _EACH = Slide((1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1))  # windows of one cell o
 class Factors:
     """A filter (O,I,k...) of integers as float32 digits of `width` bits, the lowest digit first.
 
-    The input is split into `pieces` digits: 2 of 8 bits, or 1. `depth` channels are summed at once.
-    No sum of products exceeds `largest`.
+    The input is split into `pieces` digits: one, or two of 8 bits. `depth` channels are summed at
+    once. No sum of products exceeds `largest`.
     """
 
     digits: tuple[Array, ...]
@@ -59,9 +59,9 @@ class Factors:
 def factors(filter: Array | NDArray[Any]) -> Factors | None:
     """Split a filter (O,I,k...) into the digits that are cheapest for exact sums over any input.
 
-    The values decide, or the worst case if they are traced. Filters in Q7.8 are typically one digit
-    of 16 bits, and their inputs two digits of 8. None means too many products for exact sums: in
-    the worst case more than 16384 cells of a channel.
+    The filter's values decide, or the worst case if they are traced. A filter in Q7.8 is typically
+    one digit of 16 bits, and its input two digits of 8 bits. The result is None if there are too
+    many products for exact sums: in the worst case more than 16384 cells of a channel.
     """
     limits = jnp.iinfo(filter.dtype)
     bits, reach = limits.bits, max(-limits.min, limits.max)
@@ -69,17 +69,18 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
     values = None if isinstance(filter, Tracer) else np.asarray(filter, np.int32)
     plans: list[tuple[int, int, tuple[int, int, int, int]]] = []
     for width in {bits, 8, 4}:
-        if values is None:  # lower digits reach -2**(width-1) for any limits
-            tops = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
-            most = [max(1 << (width - 1), int(np.abs(top).max())) for top in tops]
-            sums = [np.full((1, channels), cells * top, np.int64) for top in most]
+        # For each digit the sums of absolute values (O,I).
+        if values is None:  # the worst case: lower digits reach -2**(width-1) for any limits
+            ends = _digits(np.array([limits.min, limits.max], np.int32), width, bits)
+            most = [max(1 << (width - 1), int(np.abs(digit).max())) for digit in ends]
+            sums = [np.full((1, channels), cells * digit, np.int64) for digit in most]
         else:
             planes = [x.reshape(*x.shape[:2], -1) for x in _digits(values, width, bits)]
             sums = [np.abs(x).sum(2, dtype=np.int64) for x in planes]
         largest = reach * sum(int(x.sum(1).max()) << (k * width) for k, x in enumerate(sums))
-        largest = 1 << max(largest - 1, 0).bit_length()  # similar filters share a program
-        for pieces, digit in ((1, reach), (2, 128))[: bits // 8]:
-            depth = _depth(sums, _EXACT // digit)
+        largest = 1 << max(largest - 1, 0).bit_length()  # a power of 2: filters share programs
+        for pieces, largest_digit in ((1, reach), (2, 128))[: bits // 8]:
+            depth = _depth(sums, _EXACT // largest_digit)
             if depth:
                 work = channels * cells + -(-channels // depth) * _JOIN
                 plan = (width, pieces, depth, largest)
@@ -95,7 +96,7 @@ def factors(filter: Array | NDArray[Any]) -> Factors | None:
 
 
 def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
-    """Return the number of channels to sum at once such that no sum exceeds `most`, or 0.
+    """Return the number of channels that can be summed at once without a sum above `most`, or 0.
 
     `sums` has for each digit the sums of absolute values (O,I).
     """
@@ -109,7 +110,7 @@ def _depth(sums: list[NDArray[np.int64]], most: int) -> int:
 
 
 def _digits(x: _Integers, width: int, bits: int) -> list[_Integers]:
-    """Split int32 into balanced digits: lower ones are -2**(width-1) to 2**(width-1) - 1."""
+    """Split int32 into balanced digits: lower digits are -2**(width-1) to 2**(width-1) - 1."""
     half, digits = 1 << (width - 1), list[_Integers]()
     for _ in range(bits // width - 1):
         low = ((x + half) & (2 * half - 1)) - half
@@ -147,17 +148,17 @@ def _correlate(x: Array, filter: Array, slide: Slide) -> Array:
         return jnp.einsum("bi,oi->bo", x, filter, precision=_HIGHEST)
     if _is_by_cells(filter, slide):
         return _by_cells(x, filter, slide)
-    # Other platforms than CPUs may compute convolutions by inexact algorithms, as Winograd's.
+    # Platforms other than CPUs may compute convolutions by inexact algorithms, such as Winograd's.
     return lax.platform_dependent(
         x, filter, cpu=partial(_conv, slide=slide), default=partial(_by_cells, slide=slide)
     )
 
 
 def _is_by_cells(filter: Array, slide: Slide) -> bool:
-    """Tell whether to sum cell by cell: for depthwise filters of few cells.
+    """Tell whether to sum cell by cell, as for depthwise filters of few cells.
 
-    64 planes of 28x28 take 0.12 ms instead of 2.9. Sums that fit an int32 are computed in integers:
-    a MobileNet takes 10.9 ms instead of 12.7.
+    64 planes of 28x28 take 0.12 ms instead of 2.9. If sums fit an int32, they are computed in
+    integers: a MobileNet takes 10.9 ms instead of 12.7.
     """
     is_small = math.prod(filter.shape[2:]) <= _CHUNKS
     return filter.ndim > 2 and filter.shape[1] == 1 and slide.groups > 1 and is_small
@@ -196,14 +197,14 @@ class Wide:
 def base_for(largest: int, shift: int) -> int | None:
     """Return the base for sums up to `largest`, whose last `shift` bits are rounded away.
 
-    It is `shift` if possible, which takes the fewest operations. None means that no base suffices.
+    It is `shift` if possible, which takes the fewest operations, and None if no base suffices.
     """
     bases = (min(max(shift, 0), _LOW), _LOW)
     return next((base for base in bases if largest < 1 << (31 + base)), None)
 
 
 def total(terms: Sequence[tuple[Array, int]], base: int) -> Wide:
-    """Return the sum of `value * 2**shift` over terms (value, shift). Values int32 broadcast."""
+    """Return the sum of `value * 2**shift` over (value, shift). Values are int32 and broadcast."""
     high: Any = jnp.int32(0)
     low: Any = jnp.int32(0)
     for value, shift in terms:
@@ -222,22 +223,22 @@ def narrow(
 ) -> tuple[Array, Array]:
     """Return round(x / 2**shift) in a dtype of 8 or 16 bits, and a mask of items that overflow.
 
-    Rounding is 'to_zero' or 'nearest_even', overflow 'wrap' (two's complement) or 'saturate'. A
-    negative shift multiplies. A shift is at most `base + 31`.
+    The rounding policy is 'to_zero' or 'nearest_even', the overflow policy 'wrap' (two's
+    complement) or 'saturate'. A negative shift multiplies. A shift is at most `base + 31`.
     """
     up = min(max(-shift, 0), _LOW)
-    near = _rounded(_clipped(x, shift), shift, rounding_policy)
+    rounded = _rounded(_clipped(x, shift), shift, rounding_policy)
     if up:
-        near = jnp.clip(near, -(1 << 14), 1 << 14) << up
+        rounded = jnp.clip(rounded, -(1 << 14), 1 << 14) << up
     limits = jnp.iinfo(dtype)
-    overflowed = (near < limits.min) | (near > limits.max)
+    overflowed = (rounded < limits.min) | (rounded > limits.max)
     if overflow_policy == "wrap":
         return (_rounded(x, shift, rounding_policy) << up).astype(dtype), overflowed
-    return jnp.clip(near, limits.min, limits.max).astype(dtype), overflowed
+    return jnp.clip(rounded, limits.min, limits.max).astype(dtype), overflowed
 
 
 def _clipped(x: Wide, shift: int) -> Wide:
-    """Clip sums far outside the range of results, such that quotients fit an int32."""
+    """Clip sums far outside the range of results, so that quotients fit an int32."""
     more = x.base - max(shift, 0)
     if more <= 0:
         return x
@@ -257,7 +258,7 @@ def _rounded(x: Wide, shift: int, rounding_policy: str) -> Array:
 
 
 def _parts(x: Wide, shift: int) -> tuple[Array, Array, Array]:
-    """Return floor(x / 2**shift), the next lower bit, and whether any bit below that is set."""
+    """Return floor(x / 2**shift), the next lower bit, and whether any bit below it is set."""
     if shift > x.base:
         more = shift - x.base
         half = (x.high >> (more - 1)) & 1 == 1

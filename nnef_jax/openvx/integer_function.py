@@ -35,15 +35,16 @@ if TYPE_CHECKING:
 class Lowered:
     """A network in the fixed-point arithmetic of a profile, as `lower` returns it.
 
-    A call takes and returns raw integers as `Tensor`s. Inputs are by position or by name. Several
-    outputs are a NamedTuple with the graph's names. The call is jitted; `jax.vmap` can map it.
+    A call takes and returns raw integers as `Tensor`s. Inputs are given by position or by name.
+    Several outputs are a NamedTuple with the graph's names. The call is jitted; `jax.vmap` can map
+    it.
     """
 
     def __init__(self, model: Model, choices: Choices) -> None:
         self.model = model
         self.choices = choices
         self._evaluations: dict[tuple[Shape, ...], Evaluation] = {}
-        self._weights: dict[tuple[object, ...], Prepared] = {}  # by the names of steps and layers
+        self._weights: dict[tuple[object, ...], Prepared] = {}  # by names of steps and layers
         self._raw, self._real = jax.jit(self._run_raw), jax.jit(self._run_real)
         self._applied, self._inside = jax.jit(self._run_applied), jax.jit(self._run_inside)
         declared = self.evaluation(declared_shapes(model))
@@ -75,10 +76,10 @@ class Lowered:
 
     @cached_property
     def clipped(self) -> dict[str, int]:
-        """Return the number of weights outside of the type, which were cut off, by name.
+        """Return by operand the number of weights outside the type, which were cut off.
 
-        A name is that of the layer and of the operand, as "conv1.filter". Operands without such
-        weights are left out.
+        The name of an operand is that of the layer and of the operand, as in "conv1.filter".
+        Operands without such weights are left out.
         """
         evaluation = self.evaluation(declared_shapes(self.model))
         weights = self.real_weights(evaluation)
@@ -112,9 +113,9 @@ class Lowered:
     def apply(self, params: Params, *args: ArrayLike, **kwargs: ArrayLike) -> Any:
         """Run the network as a pure function of parameters and inputs, all real numbers.
 
-        The values are those of `float`, with one exception: numbers that are computed in real
-        arithmetic and then rounded may be one unit off, since both functions are compiled
-        separately. These are folded weights, tables, softmax, and operations that do not fit.
+        The values are those of `float`, with one exception: folded weights, tables, softmax, and
+        operations that do not fit are computed in real arithmetic and then rounded. These may be
+        one unit off, since the two functions are compiled separately.
 
         Derivatives pass straight through rounding: they are derivatives of the real network at
         these values, and 0 where a number is cut off (straight-through estimation,
@@ -134,7 +135,7 @@ class Lowered:
     def intermediates(self, *args: ArrayLike, **kwargs: ArrayLike) -> dict[str, Tensor | Array]:
         """Return all tensors inside the network by name, for inputs in real numbers.
 
-        Results of operations that do not fit are arrays.
+        Operations that do not fit have arrays as results.
         """
         inputs = bind(self.model, args, kwargs)
         return self.inside(*inputs)[0]
@@ -142,15 +143,15 @@ class Lowered:
     def inside(
         self, *inputs: Array, instead: Mapping[str, Array] | None = None
     ) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return tensors by name, and masks of the items that overflow, for tensors that can.
+        """Return tensors by name, and for tensors that can overflow masks of such items.
 
-        `instead` has by name real numbers that readers of a tensor get in its place.
+        `instead` has real numbers by name, which readers get instead of a tensor.
         """
         weights, _ = self._ready([x.shape for x in inputs])
         return self._inside(weights, list(inputs), dict(instead or {}))
 
     def entering(self, *inputs: Array) -> tuple[dict[str, Tensor | Array], dict[str, Array]]:
-        """Return the inputs in fixed point by name, and masks of the items that overflow."""
+        """Return the inputs in fixed point by name, and masks of items that overflow."""
         evaluation = self.evaluation([x.shape for x in inputs])
         names = [value.name for value in evaluation.plan.graph.inputs]
         reals = dict(zip(names, inputs, strict=True))
@@ -163,22 +164,23 @@ class Lowered:
     ) -> Stats:
         """Compare the tensors inside with the tensors of the network in real numbers.
 
-        Inputs are real numbers: those of one call, or of a set of calls, with a first axis over
-        which `jax.vmap` maps both networks. All tensors are held in memory.
+        Inputs are real numbers for one call, or for a set of calls, with a first axis over which
+        `jax.vmap` maps both networks. All tensors are held in memory.
 
         Each tensor has these figures. `low` and `high` are the extremes. `beyond` is the share of
-        items that were cut off or wrapped, NaN if that is impossible. `absolute` is the largest
+        items that were cut off or wrapped, NaN if neither can happen. `absolute` is the largest
         error. `snr` is 10 log10(sum of squares / sum of squared errors). `reason` is why the tensor
         differs, as in `analysis.compare`, and "" if all items are within tolerance. With `isolate`,
-        `own_snr` is the SNR for a layer whose operands are those of the real network.
+        `own_snr` is the SNR of a layer whose operands are those of the real network.
 
         `to_dict()` is `{"tensors": {name: {"name", "layer", "shape", "position", "low", "high",
         "beyond", "absolute", "snr", "reason", "own_snr"}}, "clipped": {name: count}, "samples",
         "first": name or None}`.
 
         Args:
-            inputs: in order, or one dict by name.
-            rtol, atol: an item differs by more than `atol + rtol * max(|item|, rms of the tensor)`.
+            inputs: the inputs in order, or one dict by name.
+            rtol, atol: an item differs if its error exceeds `atol + rtol * max(|item|, rms of the
+                tensor)`.
             isolate: also run each layer on the tensors of the real network.
 
         >>> print(fixed.stats(images))
@@ -238,7 +240,7 @@ class Lowered:
         return self._weights[key], evaluation
 
     def real_weights(self, evaluation: Evaluation) -> dict[str, dict[str, Array]]:
-        """Return the fixed operands in real numbers, by step and operand."""
+        """Return the operands that do not depend on inputs in real numbers, by step and operand."""
         return evaluation.real_weights(self.model.params)
 
     def evaluation(self, shapes: Sequence[Shape]) -> Evaluation:
@@ -290,21 +292,21 @@ def lower(
 
     Batch normalisation, and factors and offsets by channel, are folded into the weights of the
     layer before. Then weights are rounded once, to nearest even, and saturated (`Lowered.clipped`
-    counts the weights that were cut off). Groups of convolutions are views. A function that OpenVX
-    has no activation for is a table of all values of the type.
+    counts the weights that were cut off). Groups of convolutions are views. A function without an
+    activation in OpenVX is a table of all values of the type.
 
     Args:
-        model: of any format, without state. An open first axis of an input is the batch.
+        model: a model of any format, without state. An open first axis of an input is the batch.
         profile: "openvx-16bit" (int16, Q7.8) or "openvx-8bit" (int8).
-        overflow_policy: "saturate" or "wrap", for results outside of the type.
-        rounding_policy: "to_zero" or "nearest_even", for results of products and of `mul`.
+        overflow_policy: "saturate" or "wrap", for results outside the type.
+        rounding_policy: "to_zero" or "nearest_even", for results of layers with products and `mul`.
         semantics: "spec", the equations of the text, or "khronos", the published C code with its
             quirks: docs/openvx.md.
         on_unfit: "float" computes operations that do not fit in real numbers; "error" raises.
         dtype: "uint8" for the 8-bit profile without signs.
-        positions: fixed-point positions by tensor, and by weight (layer and operand, as
-            "conv1.filter"). By default the position of the profile. See `search_positions`.
-        strict: False allows other positions than the profile's, which OpenVX does not.
+        positions: fixed-point positions by tensor, and by weight (layer and operand, as in
+            "conv1.filter"). The default is the position of the profile. See `search_positions`.
+        strict: False allows positions other than the profile's, unlike OpenVX.
 
     Raises UnsupportedError, which lists all operations that do not fit, and for a network with
     state; InputError for open shapes and unknown names, TypeError and ValueError for wrong
@@ -341,7 +343,7 @@ def _bind_tensors(
     inputs = dict(zip(types, args, strict=False)) | dict(kwargs)
     for name, x in inputs.items():
         if is_float(types.get(name, "float32")) and not isinstance(x, Tensor):
-            hint = "Tensor.quantize makes one, .float(...) takes real numbers"
+            hint = "Tensor.quantize makes a Tensor, .float(...) takes real numbers"
             raise TypeError(f"'{name}' must be a Tensor, not {type(x).__name__}: {hint}")
 
     def spec(name: str, x: Tensor | ArrayLike) -> ArrayLike | jax.ShapeDtypeStruct:
@@ -358,7 +360,7 @@ def _bind_tensors(
 def _require_format(name: str, x: Tensor, profile: FixedPointProfile, position: int) -> None:
     """Raise VxError for a tensor of another type or position."""
     if str(x.dtype) != profile.dtype:
-        wrong_format(f"input '{name}' is of {x.dtype}, {profile.name} takes {profile.dtype}")
+        wrong_format(f"input '{name}' has the type {x.dtype}, {profile.name} takes {profile.dtype}")
     actual = x.fixed_point_position
     if actual != position:
         wrong_format(f"input '{name}' has the fixed_point_position {actual}, it must be {position}")

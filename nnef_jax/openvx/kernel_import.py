@@ -52,10 +52,10 @@ class KernelParameter:
     """An input or output of a kernel.
 
     Args:
-        name: in the document.
+        name: the name in the document.
         direction: VX_INPUT or VX_OUTPUT.
-        dims: extents in the order of NNEF, None if open.
-        dtype: a vx_type_e, by name.
+        dims: the extents in the order of NNEF, None for open ones.
+        dtype: the name of a vx_type_e.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Kernel:
         )
 
     def __call__(self, *inputs: ArrayLike) -> Any:
-        """Run the network. The first call of given shapes and types verifies these."""
+        """Run the network. The first call with new shapes or types verifies them."""
         return self.model(*inputs)
 
 
@@ -91,7 +91,7 @@ def import_kernel_from_url(type: str, url: str | PathLike[str], **options: Any) 
     Args:
         type: 'nnef'.
         url: a path, or a URL `file:///...`.
-        options: as of `nnef_jax.load`. `rules=` are the user kernels of OpenVX.
+        options: options of `nnef_jax.load`. `rules=` are the user kernels of OpenVX.
 
     Raises the errors of `load`, and `VxError` for another type.
     """

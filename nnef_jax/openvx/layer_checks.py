@@ -22,8 +22,8 @@ from nnef_jax.openvx.vx_errors import (
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_MOST = 1 << 31  # items of a tensor
-SHIFTS = range(-16, 47)  # bits from a sum of products to its result, or from biases to the sum
+_MOST = 1 << 31  # items; a tensor must have fewer
+SHIFTS = range(-16, 47)  # bits from a sum of products to the result, or from biases to the sum
 
 
 def layer(function: Callable[P, R]) -> Callable[P, R]:
@@ -40,7 +40,7 @@ def layer(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def tensor(name: str, x: object, *ranks: int) -> Tensor:
-    """Return a tensor of one of these ranks (none: any). Raises TypeError or VxError."""
+    """Return a tensor. Raises TypeError, or VxError unless its rank is one of `ranks`, if any."""
     x = require_tensor(name, x)
     if ranks and len(x.dims) not in ranks:
         allowed = " or ".join(map(str, ranks))
@@ -49,17 +49,18 @@ def tensor(name: str, x: object, *ranks: int) -> Tensor:
 
 
 def same_format(strict: bool, **tensors: Tensor | None) -> None:
-    """Raise VxError unless all tensors have the same type, and, if `strict`, its position."""
-    (first, one), *following = [(name, x) for name, x in tensors.items() if x is not None]
-    for name, x in following:
-        if x.dtype != one.dtype:
-            wrong_format(f"{name} is of {x.dtype}, {first} of {one.dtype}: all must be the same")
-    position = POSITIONS[str(one.dtype)]
-    for name, x in [(first, one), *following]:
+    """Raise VxError unless all tensors have one type and, if `strict`, the position of the type."""
+    named = [(name, x) for name, x in tensors.items() if x is not None]
+    first, dtype = named[0][0], named[0][1].dtype
+    for name, x in named:
+        if x.dtype != dtype:
+            wrong_format(f"{name} has {x.dtype}, {first} {dtype}: all must have the same type")
+    position = POSITIONS[str(dtype)]
+    for name, x in named:
         if strict and x.fixed_point_position != position:
             wrong_format(
                 f"{name} has the fixed_point_position {x.fixed_point_position}, "
-                f"that of {x.dtype} is {position}",
+                f"for {x.dtype} it must be {position}",
                 "strict=False takes any",
             )
 
@@ -71,18 +72,18 @@ def position_of_output(strict: bool, output_position: int | None, inputs: Tensor
         position = checked_position(output_position)
     if strict and position != POSITIONS[str(inputs.dtype)]:
         wrong_format(
-            f"output_position is {position}, that of {inputs.dtype} is "
+            f"output_position is {position}, for {inputs.dtype} it must be "
             f"{POSITIONS[str(inputs.dtype)]}",
             "strict=False takes any",
         )
     return position
 
 
-def shift_of(what: str, shift: int) -> int:
-    """Return a shift between two positions. Raises VxError outside of `SHIFTS`."""
+def shift_of(title: str, shift: int) -> int:
+    """Return a shift between two positions. Raises VxError outside `SHIFTS`."""
     if shift not in SHIFTS:
         wrong_format(
-            f"{what} is {shift} bits off, {SHIFTS[0]} to {SHIFTS[-1]} are possible",
+            f"{title} is {shift} bits off, {SHIFTS[0]} to {SHIFTS[-1]} are possible",
             "choose fixed_point_positions with a smaller distance",
         )
     return shift
@@ -95,12 +96,12 @@ def pair(name: str, values: Iterable[SupportsIndex], least: int = 0) -> tuple[in
     except (TypeError, ValueError):
         raise TypeError(f"{name} must be two integers (x, y), not {values!r}") from None
     if min(x, y) < least:
-        wrong_parameter(f"{name} is at least {least} along x and y, not {(x, y)}")
+        wrong_parameter(f"{name} must be at least {least} along x and y, it is {(x, y)}")
     return x, y
 
 
 def shape(name: str, values: Iterable[SupportsIndex]) -> tuple[int, ...]:
-    """Return a shape of positive extents and below 2**31 items. Raises TypeError or VxError."""
+    """Return a shape of positive extents, of less than 2**31 items. Raises TypeError or VxError."""
     try:
         extents = tuple(map(operator.index, values))
     except TypeError:
@@ -134,7 +135,7 @@ def real(name: str, value: object, above: float | None = None) -> float:
 def output_shape(
     values: Iterable[SupportsIndex], leading: tuple[int, ...], free: int
 ) -> tuple[int, ...]:
-    """Return the shape of an output: `leading` and `free` more extents. Raises as `shape`."""
+    """Return the shape of an output: `leading`, then `free` extents. Raises as `shape` does."""
     extents = shape("output_shape", values)
     if len(extents) != len(leading) + free or extents[: len(leading)] != leading:
         wrong_dimension(f"output_shape is {extents}, it must be {leading} and {free} extents")
@@ -153,9 +154,9 @@ def stride(
 ) -> tuple[int, int]:
     """Return a skip or upscale (x, y): `value`, or inferred from the output's shape, or (1, 1).
 
-    `infer` takes the extent along an axis, the size of windows, the output's extent, and an item of
-    each of `parameters`. All these are in C order. `leading` are the first extents of the output.
-    Raises TypeError or VxError, also if both `value` and `output` are given.
+    `infer` takes for an axis the extent, the size of windows, the output's extent, and an item of
+    each of `parameters`. These arguments are in C order. `leading` are the first extents of the
+    output. Raises TypeError or VxError, also if both `value` and `output` are given.
     """
     if output is not None:
         if value is not None:

@@ -21,7 +21,7 @@ from nnef_jax.openvx.mapping.arithmetic_nodes import VIEWS
 from nnef_jax.openvx.mapping.mapped_operation import MappedOperation, Unfit, VxLayer
 from nnef_jax.openvx.profiles import Choices, FixedPointProfile
 
-# Kinds with results >= 0, and kinds with results >= 0 if their operands are.
+# Kinds whose results are >= 0; kinds whose results are >= 0 if their operands are.
 _POSITIVE = frozenset({"relu", "sigmoid", "sqr", "sqrt", "abs", "softmax", "softplus", "exp"})
 _KEEPING_SIGN = frozenset(
     {*VIEWS, "max_pool", "avg_pool", "max_reduce", "mean_reduce", "local_response_normalization"}
@@ -31,7 +31,7 @@ _AFFINE = frozenset({"batch_normalization", "add", "sub", "mul", "div"})
 
 @dataclass(eq=False)
 class PlanStep:
-    """An operation with its layer, or the reason for None, and the operations folded into it."""
+    """An operation, its layer or the reason why there is none, and operations folded into it."""
 
     operation: Operation
     layer: VxLayer | None
@@ -69,7 +69,7 @@ class Plan:
 
     @cached_property
     def needed(self) -> list[PlanStep]:
-        """Return the steps that outputs depend on."""
+        """Return the steps on which outputs depend."""
         return [s for s in self.steps if not self.graph.needed.isdisjoint(s.results)]
 
     @property
@@ -77,7 +77,9 @@ class Plan:
         """Return an error for each operation without a layer, and for each input of integers."""
         dtypes = {value.name: value.type.dtype for value in self.graph.inputs}
         inputs = [
-            UnsupportedError(f"input '{name}' is of {dtype}, a tensor holds fixed-point numbers")
+            UnsupportedError(
+                f"input '{name}' has the type {dtype}, a tensor holds fixed-point numbers"
+            )
             for name, dtype in dtypes.items()
             if not is_float(dtype)
         ]
@@ -87,13 +89,14 @@ class Plan:
     def positions(self, choices: Choices) -> dict[Value, int]:
         """Return the fixed-point position of each input and result."""
         chosen = dict(choices.positions)
-        usual = self.profile.position
-        positions = {value: chosen.get(value.name, usual) for value in self.graph.inputs}
+        positions = {
+            value: chosen.get(value.name, self.profile.position) for value in self.graph.inputs
+        }
         for step in self.steps:
-            read = next((x for x in step.operation.reads() if x in positions), None)
-            default = usual
-            if step.layer is not None and step.layer.keeps_position and read is not None:
-                default = positions[read]
+            operand = next((x for x in step.operation.reads() if x in positions), None)
+            default = self.profile.position
+            if step.layer is not None and step.layer.keeps_position and operand is not None:
+                default = positions[operand]
             for value in step.results:
                 positions[value] = chosen.get(value.name, default)
         return positions
@@ -114,7 +117,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
     """Return the plan of a graph of known shapes.
 
     Factors and offsets by channel are folded into the weights of a product, if nothing else reads
-    its result.
+    the result of the product.
     """
     fixed = {parameter.value for parameter in graph.parameters}
     positive: set[Value] = set()
@@ -145,7 +148,7 @@ def plan_of(graph: Graph, profile: FixedPointProfile, semantics: str) -> Plan:
 def _step(mapped: MappedOperation) -> PlanStep:
     operation = mapped.source
     if operation.rule is not None:
-        return PlanStep(operation, None, "its rule is one of rules=")
+        return PlanStep(operation, None, "it has a rule of the user's, from rules=")
     mapping = KINDS.get(operation.kind)
     if mapping is None:
         return PlanStep(operation, None, f"OpenVX has no node for {operation.kind}")
@@ -153,7 +156,7 @@ def _step(mapped: MappedOperation) -> PlanStep:
         return PlanStep(operation, mapping.run(mapped))
     except Unfit as reason:
         return PlanStep(operation, None, str(reason))
-    except NnefError as error:  # refused by a check of shapes
+    except NnefError as error:  # from a check of shapes
         return PlanStep(operation, None, error.message)
 
 
@@ -176,16 +179,16 @@ def _folds_into(
     computed = operation.computed()
     if operation.kind not in _AFFINE or operation.source.rule is not None or len(computed) != 1:
         return None
-    read = operation.operand(computed[0])
-    if not isinstance(read, Value) or readers[read] != 1:
+    product = operation.operand(computed[0])
+    if not isinstance(product, Value) or readers[product] != 1:
         return None
-    step = producers.get(read)
+    step = producers.get(product)
     if step is None or step.layer is None or step.layer.scale is None:
         return None
     is_reciprocal = operation.kind == "div" and computed[0] != "x"
-    if is_reciprocal or operation.result.shape != read.type.shape:
+    if is_reciprocal or operation.result.shape != product.type.shape:
         return None
-    layer, rank = step.layer, len(read.type.shape)
+    layer, rank = step.layer, len(product.type.shape)
     names = (name for name in operation.arguments if name != computed[0])
     shapes = [padded(operation.shape(name), rank) for name in names]
     fits = all(
@@ -202,7 +205,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
     Operations that are folded into a product change its weights and bias. A bias of 0 is left out.
     """
 
-    def read(operation: Operation) -> dict[str, Any]:
+    def fixed_operands(operation: Operation) -> dict[str, Any]:
         operands: dict[str, Any] = {}
         for name, operand in operation.operands:
             parts = {name: operand}
@@ -215,11 +218,11 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
                     operands[key] = values[part]
         return operands
 
-    weights, layer, folded = read(step.operation), step.layer, step.folded
+    weights, layer, folded = fixed_operands(step.operation), step.layer, step.folded
     if layer is None or layer.scale is None:
         return weights
     name, scale = layer.scale
-    if layer.is_unit:  # a product by 1, into which the operation itself is folded
+    if layer.is_unit:  # the operation itself is folded into a product with 1
         weights = dict[str, Any]({name: np.ones((layer.channels, 1, 1, 1), np.float32)})
         folded = [step.operation, *folded]
     bias = weights.pop("bias", 0.0)
@@ -227,7 +230,7 @@ def weights_of(step: PlanStep, values: Mapping[Value, ArrayLike]) -> dict[str, A
         ones, zeros = np.ones(layer.channels, np.float32), np.zeros(layer.channels, np.float32)
         line = _Line(ones, zeros + jnp.reshape(jnp.asarray(bias, np.float32), -1))
         for operation in folded:
-            line = _after(operation, read(operation), line)
+            line = _composed(operation, fixed_operands(operation), line)
         if folded:
             factor: Any = line.factor.astype(weights[name].dtype)
             weights[name] = scale(weights[name], factor)
@@ -247,8 +250,8 @@ class _Line(NamedTuple):
     term: Array | NDArray[np.floating[Any]]
 
 
-def _after(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
-    """Return the composition of an operation with fixed operands and a line."""
+def _composed(operation: Operation, operands: Mapping[str, ArrayLike], line: _Line) -> _Line:
+    """Return the line followed by an operation with fixed operands."""
     attributes: dict[str, Any] = dict(operation.attributes)
     fixed = {x: jnp.reshape(jnp.asarray(y, line.term.dtype), -1) for x, y in operands.items()}
     factor, term = line

@@ -21,17 +21,16 @@ from nnef_jax.openvx.plan import Plan, PlanStep, part_name, weights_of
 from nnef_jax.openvx.profiles import Choices
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, static_weights
 
-# Results in fixed point are `Tensor`s. Results that are computed in real numbers, and results of
-# integers, are arrays.
+# Results in fixed point are `Tensor`s. Results in real numbers or in integers are arrays.
 Values = Mapping[Value, Tensor | Array]
-# Fixed operands by step and operand: real numbers, and as layers read them.
+# Fixed operands by step and operand, in real numbers, and as the layers read them.
 Weights = Mapping[str, Mapping[str, ArrayLike]]
 Prepared = Mapping[str, Mapping[str, Tensor | StaticWeights | ArrayLike]]
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A plan with the arithmetic that it is computed in."""
+    """A plan with its arithmetic: the arguments of `lower`, and positions by tensor."""
 
     plan: Plan
     choices: Choices
@@ -53,7 +52,7 @@ class Evaluation:
         return {step.name: weights_of(step, fixed) for step in plan.needed}
 
     def quantised(self, step: PlanStep, name: str, weights: ArrayLike) -> Tensor:
-        """Return a fixed operand in fixed point: rounded to nearest even, then saturated."""
+        """Return a fixed operand in fixed point. It is rounded to nearest even, then saturated."""
         positions = dict(self.choices.positions)
         position = positions.get(weights_name(step, name), self.plan.profile.position)
         return Tensor.quantize(weights, self.plan.profile.dtype, position)
@@ -61,11 +60,11 @@ class Evaluation:
     def prepared(self, weights: Weights, *, static: bool) -> Prepared:
         """Return weights as the layers read them: rounded, in OpenVX's layouts.
 
-        If `static`, weights have known values, and become `StaticWeights`.
+        If `static`, the values are known, and the weights of products become `StaticWeights`.
         """
-        rounded = {step.name: weights[step.name] for step, _ in self.tensor_steps}
-        is_eager = static and any(rounded.values())
-        tensors = (jax.jit(self._arranged) if is_eager else self._arranged)(rounded)
+        tensor_weights = {step.name: weights[step.name] for step, _ in self.tensor_steps}
+        is_eager = static and any(tensor_weights.values())
+        tensors = (jax.jit(self._arranged) if is_eager else self._arranged)(tensor_weights)
         prepared: dict[str, Mapping[str, Tensor | StaticWeights | ArrayLike]] = {}
         for step in self.plan.needed:
             layer, operands = step.layer, weights[step.name]
@@ -96,7 +95,7 @@ class Evaluation:
         return tensors
 
     def clipped(self, weights: Weights) -> dict[str, Array]:
-        """Return the number of weights outside of the type, by step and operand."""
+        """Return the number of weights outside the type, by step and operand."""
         return {
             weights_name(step, name): jnp.sum(beyond(x, self.quantised(step, name, x)))
             for step, _ in self.tensor_steps
@@ -105,18 +104,18 @@ class Evaluation:
 
     def _table(self, step: PlanStep, operands: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """Return the table of a function of one tensor, and a mask of results that overflow."""
-        (read,) = {v for v in step.operation.reads() if v not in self.plan.fixed}
+        (operand,) = {v for v in step.operation.reads() if v not in self.plan.fixed}
         limits = jnp.iinfo(self.plan.profile.dtype)
         raw = jnp.arange(limits.min, limits.max + 1, dtype=np.int32)
-        x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[read]).to_float()
-        (y,) = self.computed(step, {read: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
+        x = Tensor(raw.astype(self.plan.profile.dtype), self.positions[operand]).to_float()
+        (y,) = self.computed(step, {operand: x}, jax.tree.map(lax.stop_gradient, dict(operands)))
         position = self.positions[step.results[0]]
         y = y.reshape(x.shape)  # other operands of one item may have raised the rank
         table = Tensor.quantize(y, self.plan.profile.dtype, position)
         return {"table": table.data, "beyond": beyond(y, table)}
 
     def inputs(self, arrays: Sequence[Array]) -> list[Any]:
-        """Return inputs in fixed point. Integers stay arrays."""
+        """Return inputs in fixed point. Inputs of integers stay arrays."""
         pairs = zip(self.plan.graph.inputs, arrays, strict=True)
         return [self.fixed(value, x) for value, x in pairs]
 
@@ -126,12 +125,12 @@ class Evaluation:
         inputs: Sequence[Tensor | Array],
         instead: Mapping[Value, Array] | None = None,
     ) -> tuple[Values, dict[Value, Array]]:
-        """Return all results, and masks of the items that overflow, for results that can.
+        """Return all results, and for results that can overflow masks of such items.
 
-        `inputs` are tensors, or arrays of integers. `instead` has real numbers that readers of a
-        result get in its place.
+        `inputs` are tensors, or arrays of integers. `instead` has real numbers, which readers get
+        instead of a result.
         """
-        values = dict(zip(self.plan.graph.inputs, inputs, strict=True))  # as readers get them
+        values = dict(zip(self.plan.graph.inputs, inputs, strict=True))  # read by later steps
         computed = dict(values)
         masks: dict[Value, Array] = {}
         for step in self.plan.needed:
@@ -177,7 +176,7 @@ class Evaluation:
         return [self._rescaled(x, self.positions[value]) for value, x in pairs], mask
 
     def fixed(self, value: Value, x: Tensor | Array) -> Tensor | Array:
-        """Return the tensor of a value in fixed point, rounded from real numbers if it is an array.
+        """Return the tensor of a value in fixed point. An array of real numbers is rounded.
 
         Integers stay arrays.
         """
@@ -196,7 +195,7 @@ class Evaluation:
         values: Mapping[Value, Array],
         weights: Mapping[str, Tensor | StaticWeights | ArrayLike],
     ) -> list[Array]:
-        """Return the results of a step in real numbers, by the operation's own rule."""
+        """Return the results of a step in real numbers, by the operation's rule or `layer.real`."""
         operation, layer = step.operation, step.layer
 
         def read(name: str, operand: Operand) -> Any:
@@ -227,8 +226,8 @@ class Evaluation:
     ) -> dict[Value, Array]:
         """Return the tensors `exact` as real numbers, with derivatives of the real network.
 
-        The derivative of rounding is 1 where the real item is within the range of the type, and 0
-        where it is cut off. `inputs` and `weights` are real numbers.
+        The derivative of rounding is 1 if the real item is within the range of the type, and 0 if
+        it is cut off. `inputs` and `weights` are real numbers.
         Source: straight-through estimation, Bengio, Leonard and Courville 2013, arXiv:1308.3432.
         """
         values: dict[Value, Array] = {}
@@ -251,7 +250,7 @@ class Evaluation:
         return self._as_cut(self.quantised(step, name, lax.stop_gradient(jnp.asarray(x))), x)
 
     def _as_cut(self, tensor: Tensor, x: ArrayLike) -> Array:
-        """Return the numbers of a tensor, with the derivative of clipping `x` to its range."""
+        """Return a tensor as numbers. The derivative of `x` is clipped to the range of its type."""
         low, high = bounds(tensor)
         x = jnp.asarray(x)
         result = lax.stop_gradient(tensor.to_float()).astype(x.dtype)
@@ -268,13 +267,13 @@ def _reals(values: Values) -> dict[Value, Array]:
 
 
 def bounds(tensor: Tensor) -> tuple[float, float]:
-    """Return the least and the greatest number of a tensor's type."""
+    """Return the least and the greatest number that a tensor's type holds."""
     limits, step = jnp.iinfo(tensor.data.dtype), 2.0**-tensor.fixed_point_position
     return limits.min * step, limits.max * step
 
 
 def beyond(x: ArrayLike, tensor: Tensor) -> Array:
-    """Return a mask of real numbers outside the type of the tensor that they are rounded to."""
+    """Return a mask of the real numbers that do not fit the type of the tensor after rounding."""
     low, high = bounds(tensor)
     half = 2.0 ** -(tensor.fixed_point_position + 1)
     return _outside(x, low - half, high + half)
@@ -286,5 +285,5 @@ def _outside(x: Array, low: float, high: float) -> Array:
 
 
 def weights_name(step: PlanStep, name: str) -> str:
-    """Return the name of a fixed operand of a step, as "conv1.filter"."""
+    """Return the name of a fixed operand of a step, such as "conv1.filter"."""
     return f"{step.name}.{name}"

@@ -17,8 +17,8 @@ from nnef_jax.openvx.integer_function import lower
 from nnef_jax.openvx.plan_evaluation import weights_name
 from nnef_jax.openvx.tensor import Tensor
 
-_LESS, _MORE = 1, 4  # positions to try below and above the one that just fits the largest number
-_FURTHEST = 22  # greatest magnitude; layers can shift a product of two such to any third
+_LESS, _MORE = 1, 4  # positions to try below and above the position that fits the largest number
+_FURTHEST = 22  # the greatest magnitude for which layers can shift products to any position
 
 
 def search_positions(
@@ -26,16 +26,16 @@ def search_positions(
 ) -> dict[str, int]:
     """Return the fixed-point positions with the highest SNR over samples, tensor by tensor.
 
-    Each tensor that the network computes from the samples, and each of its weights, is rounded and
+    Each tensor that the network computes from the samples, and each weight, is rounded and
     saturated at several positions. The position with the least error is taken. Rare large items are
-    cut off if that reduces the error of all items. Layers that only select or move items have the
+    cut off if this reduces the error of all items. Layers that only select or move items have the
     position of their operand. The result is for `lower(..., positions=..., strict=False)`. Devices
     call such numbers dynamic fixed point; OpenVX itself has one position for all tensors.
 
     Args:
         model: the network.
-        inputs: samples, a batch: in order, or one dict by name.
-        profile, dtype: as of `lower`; they determine the number of bits.
+        inputs: a batch of samples: inputs in order, or one dict by name.
+        profile, dtype: arguments of `lower`, which determine the number of bits.
 
     Raises InputError for wrong inputs, and the errors of `lower`. Operations that do not fit are
     computed in real numbers.
@@ -65,15 +65,15 @@ def search_positions(
     for step, _ in evaluation.tensor_steps:
         for name, x in weights[step.name].items():
             positions[weights_name(step, name)] = _best(np.asarray(x), kind)
-    # A bias is added to sums of products, and may not have more fractional bits than these.
+    # A bias is added to sums of products, and may not have more fractional bits than the products.
     choices = replace(lowered.choices, positions=tuple(positions.items()))
-    position = evaluation.plan.positions(choices)
+    by_value = evaluation.plan.positions(choices)
     for step in steps:
         if step.layer is None or not step.layer.static or "bias" not in weights[step.name]:
             continue
         (name,) = step.layer.static
-        read = next(v for v in step.operation.reads() if v in position)
-        product = position[read] + positions[weights_name(step, name)]
+        operand = next(v for v in step.operation.reads() if v in by_value)
+        product = by_value[operand] + positions[weights_name(step, name)]
         bias = weights_name(step, "bias")
         positions[bias] = min(positions[bias], product)
     return positions
@@ -90,6 +90,6 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
         return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
-    # From the greatest on: of equal errors the first is taken, which is finer for other samples.
-    tried = [p for p in range(fitting + _MORE, fitting - _LESS - 1, -1) if abs(p) <= _FURTHEST]
-    return min(tried, key=error, default=min(max(fitting, -_FURTHEST), _FURTHEST))
+    # The greatest position comes first: of equal errors it is taken, as it is finer elsewhere.
+    candidates = [p for p in range(fitting + _MORE, fitting - _LESS - 1, -1) if abs(p) <= _FURTHEST]
+    return min(candidates, key=error, default=min(max(fitting, -_FURTHEST), _FURTHEST))

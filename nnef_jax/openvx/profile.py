@@ -21,13 +21,13 @@ class NodeReport:
     """The layer of OpenVX that computes an operation.
 
     Args:
-        name: of the first result.
-        kind: of the operation.
+        name: the name of the first result.
+        kind: the kind of the operation.
         layer: the name of the node, after a count if there are several; "view" for no arithmetic;
             "vx_tensor" for a result that depends on parameters alone; "in NAME" for an operation
-            folded into the weights of another; "" for none.
+            that is folded into the weights of another; "" for no layer.
         fits: whether there is a layer.
-        reason: why there is none.
+        reason: why there is no layer.
     """
 
     name: str
@@ -72,14 +72,14 @@ def check_profile(
     "fits", "nodes": [{"name", "kind", "layer", "fits", "reason"}]}`.
 
     Args:
-        model: of any format.
+        model: a model of any format.
         profile: "openvx-8bit" or "openvx-16bit" (the extension, 1.6).
         dtype: "uint8" for the 8-bit profile without signs.
-        semantics: "spec", the text, or "khronos", the published C code. They differ in whether
-            padding takes part in a maximum.
+        semantics: "spec", the text, or "khronos", the published C code. Padding takes part in a
+            maximum by the text, but not in the C code.
 
-    Raises UnsupportedError for a network with state, InputError for one with open shapes; TypeError
-    and ValueError for wrong arguments.
+    Raises UnsupportedError for a network with state, InputError for open shapes, TypeError and
+    ValueError for wrong arguments.
 
     >>> print(nnef_jax.openvx.check_profile(model, "openvx-16bit"))
     """
@@ -107,17 +107,17 @@ def _report(operation: Operation, step: PlanStep | None, plan: Plan) -> NodeRepo
 
 
 def declared_shapes(model: Model) -> list[Shape]:
-    """Return the declared shapes of inputs, with 1 for an open first axis: the batch.
+    """Return the declared shapes of inputs, with 1 for an open first axis, the batch.
 
-    Raises UnsupportedError for a network with state, InputError for one with other open extents.
+    Raises UnsupportedError for a network with state, InputError for other open extents.
     """
     graph = model.graph
     raise_all(
         [
             UnsupportedError(
-                f"'{state.label}' is state: a graph of OpenVX keeps none between its runs",
+                f"'{state.label}' is state, but graphs of OpenVX keep no state between runs",
                 span=state.span,
-                hint="model.cut(inputs=..., outputs=...) has the part without it",
+                hint="model.cut(inputs=..., outputs=...) returns the part without it",
             )
             for state in graph.states
         ]
@@ -134,8 +134,8 @@ def declared_shapes(model: Model) -> list[Shape]:
     raise_all(
         [
             InputError(
-                f"the shape of input '{name}' is open, it is {show(shape, names.get(name, ()))}: "
-                "tensors of OpenVX have extents",
+                f"the shape of input '{name}' is open: {show(shape, names.get(name, ()))}, but "
+                "tensors of OpenVX have known extents",
                 span=spans.get(name),
                 hint=f"give it by load(..., input_shapes={{{name!r}: ...}})",
             )

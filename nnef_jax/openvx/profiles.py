@@ -22,7 +22,7 @@ class FixedPointProfile:
 
     @property
     def has_tables(self) -> bool:
-        """Tell whether vxTensorTableLookupNode takes the type: only UINT8 and INT16."""
+        """Tell whether vxTensorTableLookupNode takes the type, as it does for UINT8 and INT16."""
         return self.dtype != "int8"
 
 
@@ -79,9 +79,9 @@ class Choices:
             require("a name in positions", name, str, "a name of a tensor")
             require(f"the position of '{name}'", position, int, "a number of bits")
         if positions and strict:
-            message = f"a profile has one position, {profile.position}; others need strict=False"
+            message = f"the profile has position {profile.position}, others need strict=False"
             raise ValueError(message)
         if positions and semantics == "khronos":
-            raise ValueError("the C routines have no other positions: they need semantics='spec'")
+            raise ValueError("the C routines have one position, others need semantics='spec'")
         pairs = tuple(sorted(positions.items()))
         return cls(profile, overflow_policy, rounding_policy, semantics, on_unfit, strict, pairs)

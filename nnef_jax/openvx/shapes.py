@@ -1,7 +1,7 @@
 """The relations between the extents of a layer's input and output.
 
-Shapes are in C order, pairs in OpenVX's order (x, y). All functions raise `VxError` for impossible
-extents.
+Shapes are in C order, pairs in OpenVX's order (x, y). All functions raise `VxError` for extents
+that are impossible.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ def infer_skip(
     dilation: int = 0,
     rounding: str = "floor",
 ) -> int:
-    """Return the smallest skip with which windows of a size have `output` positions.
+    """Return the smallest skip for which windows of a size have `output` positions.
 
     `output = round((extent + 2 padding - size - (size - 1) dilation) / skip) + 1`, rounded to the
     floor or ceiling (vxConvolutionLayer).
     """
-    way = _way(extent, size, padding, dilation)
+    travel = _travel(extent, size, padding, dilation)
     if output < 1:
-        wrong_dimension(f"an output has at least 1 item along an axis, not {output}")
-    floor, ceiling = way // output + 1, max(-(-way // max(output - 1, 1)), 1)
+        wrong_dimension(f"an output must have at least 1 item along an axis, it has {output}")
+    floor, ceiling = travel // output + 1, max(-(-travel // max(output - 1, 1)), 1)
     skip = floor if rounding == "floor" else ceiling
-    if _positions(way, skip, rounding) != output:
+    if _positions(travel, skip, rounding) != output:
         wrong_dimension(
-            f"no integer skip gives {output} positions of windows over {way + 1} "
+            f"no integer skip gives {output} of {travel + 1} positions of windows "
             f"(an input of {extent}, {padding} of padding at each end, windows of {size})",
-            f"a skip of 1 gives {way + 1}, one of 2 {_positions(way, 2, rounding)}",
+            f"a skip of 1 gives {travel + 1}, a skip of 2 {_positions(travel, 2, rounding)}",
         )
     return skip
 
@@ -47,8 +47,8 @@ def infer_upscale(extent: int, size: int, output: int, padding: int = 0, a: int 
     """
     if extent < 2:
         wrong_dimension("an input of 1 item along an axis determines no upscale", "give upscale=")
-    upscale, left = divmod(output + 2 * padding - size - a, extent - 1)
-    if left or upscale < 1:
+    upscale, remainder = divmod(output + 2 * padding - size - a, extent - 1)
+    if remainder or upscale < 1:
         wrong_dimension(
             f"no integer upscale brings {extent} items to {output} "
             f"(with padding {padding}, windows of {size} and a = {a})",
@@ -109,7 +109,7 @@ def _windowed(
     rounding: str,
 ) -> tuple[int, ...]:
     planes = (
-        _positions(_way(extent, k, p, d), s, rounding)
+        _positions(_travel(extent, k, p, d), s, rounding)
         for extent, k, p, d, s in zip(
             inputs[-2:], size, padding[::-1], dilation[::-1], skip[::-1], strict=True
         )
@@ -117,16 +117,17 @@ def _windowed(
     return (*inputs[:-2], *planes)
 
 
-def _way(extent: int, size: int, padding: int, dilation: int) -> int:
-    way = extent + 2 * padding - size - (size - 1) * dilation
-    if way < 0:
+def _travel(extent: int, size: int, padding: int, dilation: int) -> int:
+    """Return the number of items by which a window can move along an axis."""
+    travel = extent + 2 * padding - size - (size - 1) * dilation
+    if travel < 0:
         wrong_parameter(
             f"windows span {size + (size - 1) * dilation} items, "
             f"the padded input has {extent + 2 * padding}",
             "give more padding",
         )
-    return way
+    return travel
 
 
-def _positions(way: int, skip: int, rounding: str) -> int:
-    return (way // skip if rounding == "floor" else -(-way // skip)) + 1
+def _positions(travel: int, skip: int, rounding: str) -> int:
+    return (travel // skip if rounding == "floor" else -(-travel // skip)) + 1

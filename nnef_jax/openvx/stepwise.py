@@ -1,7 +1,7 @@
 """Sums products as the C routines of OpenVX 1.3 do: each product is rounded and saturated.
 
 Each product is divided, rounded and brought into the range of the type. After each channel the sum
-is brought into that range too.
+is brought into the same range.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from jax import Array, lax
 
 from lowering import Slide
 
-_UNROLLED = 32  # products of a step at most, which are added without a loop
-_CHUNK = 16  # products of a step of a loop over more of them
+_UNROLLED = 32  # products; so many are added without a loop
+_CHUNK = 16  # products in a step of the loop over more products
 
 _item: Callable[..., Array] = partial(lax.dynamic_index_in_dim, keepdims=False)
 _Fetch: TypeAlias = Callable[[Array | int], Array]
@@ -34,9 +34,9 @@ class Steps:
     """The operations on each product and on the sums after each channel.
 
     Args:
-        dtype: of the numbers.
-        shift: the number of bits by which products are divided.
-        policies: of overflow and of rounding.
+        dtype: the dtype of the numbers.
+        shift: the number of bits by which products are shifted down.
+        policies: the overflow policy and the rounding policy.
         report: whether sums have a mask of overflow.
     """
 
@@ -47,21 +47,21 @@ class Steps:
 
     @property
     def saturates(self) -> bool:
-        """Tell whether numbers saturate. Then products are computed in float32.
+        """Tell whether numbers saturate. If so, products are computed in float32.
 
-        Products that do not saturate are exact in float32. XLA's int32 products take 1.3 times as
-        long.
+        Products that do not saturate are exact in float32, and XLA's int32 products take 1.3 times
+        as long.
         """
         return self.policies[0] == "saturate"
 
     def factors(self, x: Array, filter: Array) -> tuple[Array, Array]:
-        """Return two factors in the dtype of their products. In float32 `x` is divided already."""
+        """Return two factors in the dtype of their products. In float32, `x` is divided already."""
         if self.saturates:
             return x.astype(np.float32) * np.float32(2.0**-self.shift), filter.astype(np.float32)
         return x.astype(np.int32), filter.astype(np.int32)
 
     def add(self, sums: Sums, product: Array) -> Sums:
-        """Add a product, divided. Rounding to the nearest adds a half before it truncates."""
+        """Divide a product, round and add it. Rounding to the nearest adds a half and truncates."""
         half = 0.5 if self.saturates else (1 << self.shift) >> 1
         if self.shift and self.policies[1] == "nearest_even":
             product = product + np.asarray(half, product.dtype)
@@ -89,8 +89,8 @@ class Steps:
 def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, steps: Steps) -> Sums:
     """Return sums (B,O,x...) of products of an input (B,C,X...) and a filter (O,C/G,f...).
 
-    Biases broadcast to the result. If `steps.report`, return also a mask of sums in which a
-    product, or the sum after a channel, overflowed.
+    Biases broadcast to the result. If `steps.report`, the second result is a mask of sums in which
+    a product, or the sum after a channel, overflowed.
     """
     batch, count, groups = len(x), len(filter), slide.groups
     cells, weights, channels, extents = _operands(*steps.factors(x, filter), slide)
@@ -98,13 +98,13 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
     start = jnp.broadcast_to(start, (batch, count, *extents))
     start = jnp.moveaxis(start.reshape(batch, groups, count // groups, -1), 0, 2)
     start = start.reshape(groups, count // groups, -1)
-    swap = start.shape[1] > start.shape[2]  # vectors run along the longer axis
+    swaps = start.shape[1] > start.shape[2]  # the longer axis is last, for vector instructions
 
     def swapped(x: Array) -> Array:
-        return x.swapaxes(1, 2) if swap else x
+        return x.swapaxes(1, 2) if swaps else x
 
     def fetch(k: Array | int) -> tuple[Array, Array]:
-        return (cells(k), weights(k)) if swap else (weights(k), cells(k))
+        return (cells(k), weights(k)) if swaps else (weights(k), cells(k))
 
     def channel(sums: Sums, operands: tuple[Array, Array]) -> Sums:
         return steps.end(_products(sums, operands, steps))
@@ -127,8 +127,8 @@ def stepwise(x: Array, filter: Array, biases: Array | None, *, slide: Slide, ste
 def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, int, tuple[int, ...]]:
     """Return cells, weights, the number of channels, and the extents of the output.
 
-    `cells` and `weights` are functions from the index of a channel to its cells (f,G,B*x) and its
-    weights (f,G,O/G). A product of matrices has one channel.
+    `cells` and `weights` are functions of a channel's index. They return the channel's cells
+    (f,G,B*x) and weights (f,G,O/G). A product of matrices has one channel.
     """
     if filter.ndim == 2:
         return lambda _: x.T[:, None], lambda _: filter.T[:, None], 1, ()
@@ -143,7 +143,7 @@ def _operands(x: Array, filter: Array, slide: Slide) -> tuple[_Fetch, _Fetch, in
         if math.prod(size) <= _UNROLLED:
             parts = [plane[:, :, *slide.items(cell, extents)] for cell in np.ndindex(*size)]
             return jnp.stack([part.reshape(groups, -1) for part in parts])
-        # A slice for each cell would compile for minutes.
+        # A slice for each cell would take minutes to compile.
         axes = zip(size, slide.dilation, extents, slide.stride, strict=True)
         rows, columns = (np.arange(k)[:, None] * d + np.arange(n) * s for k, d, n, s in axes)
         part = plane[:, :, rows[:, None, :, None], columns[None, :, None, :]]
@@ -159,9 +159,9 @@ def _products(sums: Sums, operands: tuple[Array, Array], steps: Steps) -> Sums:
         for rows, columns in zip(*operands, strict=True):
             sums = steps.add(sums, rows[:, :, None] * columns[:, None, :])
         return sums
-    more = -count % _CHUNK  # added products with 0, which are 0 for any rounding
-    filled = [jnp.pad(x, ((0, more), (0, 0), (0, 0))) for x in operands]
-    chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in filled]
+    more = -count % _CHUNK  # zeros are added, whose products are 0 for any rounding
+    padded = [jnp.pad(x, ((0, more), (0, 0), (0, 0))) for x in operands]
+    chunked = [x.reshape(-1, _CHUNK, *x.shape[1:]) for x in padded]
 
     def fetch(k: Array | int) -> tuple[Array, Array]:
         rows, columns = (_item(x, k) for x in chunked)
@@ -176,10 +176,10 @@ def _pipelined(
     body: Callable[[Sums, tuple[Array, Array]], Sums],
     sums: Sums,
 ) -> Sums:
-    """Do `sums = body(sums, fetch(k))` for each k. A step fetches the operands of the next step.
+    """Compute `sums = body(sums, fetch(k))` for each k. A step fetches the next step's operands.
 
-    XLA's loop over products then reads arrays in memory, and is vectorised: it takes a third of the
-    time.
+    XLA's loop over products then reads arrays in memory, and is vectorised, which takes a third of
+    the time.
     """
     if count == 1:
         return body(sums, fetch(0))

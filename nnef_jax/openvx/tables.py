@@ -1,4 +1,4 @@
-"""Computes functions of one number by tables of all numbers of a type, exact on all platforms."""
+"""Functions of one number, as tables of all numbers of a type, which are exact on all platforms."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def table(
     position: int | None = None,
     output_position: int | None = None,
 ) -> NDArray[Any]:
-    """Return the table of a function: for each number of a type, from the least on.
+    """Return the results of a function for all numbers of a type, from the least on.
 
-    Results are computed in float64 by numpy, on all platforms alike; then truncated and saturated.
-    A NaN becomes 0. `position` is that of the type by default, `output_position` is `position`.
-    Raises VxError for other types, positions, or results of another shape.
+    Results are computed in float64 by numpy, alike on all platforms, then truncated and saturated.
+    A NaN becomes 0. The default of `position` is that of the type, the default of `output_position`
+    is `position`. Raises VxError for other types, positions, or results of another shape.
     """
     if str(np.dtype(dtype)) not in POSITIONS:
-        wrong_format(f"tables are of {listed(POSITIONS)}, not of {np.dtype(dtype)}")
+        wrong_format(f"a table must have the type {listed(POSITIONS)}, not {np.dtype(dtype)}")
     limits = np.iinfo(dtype)
     position = POSITIONS[str(limits.dtype)] if position is None else checked_position(position)
     target = position if output_position is None else checked_position(output_position)
@@ -40,9 +40,9 @@ def table(
     with np.errstate(all="ignore"):
         values = function(numbers)
         if np.shape(values) != numbers.shape:
-            due = f"one for each of {len(numbers)} numbers"
             wrong_dimension(
-                f"the function returns items of the shape {np.shape(values)}, not {due}"
+                f"the function must return an item for each of {len(numbers)} numbers, it returns "
+                f"the shape {np.shape(values)}"
             )
         integers = np.nan_to_num(np.trunc(values * 2.0**target), nan=0.0)
     return np.clip(integers, limits.min, limits.max).astype(dtype)
@@ -54,23 +54,26 @@ def table_layer(
 ) -> Tensor:
     """Replace each number by its item in a table (vxTensorTableLookupNode of OpenVX 1.2).
 
-    The table has an item for each number of the inputs' type, from the least on, as `table` returns
-    it. The output has the position of the inputs by default. Raises TypeError or VxError.
+    The table, as from `table`, has an item for each number of the inputs' type, from the least on.
+    By default the output has the position of the inputs. Raises TypeError or VxError.
     """
     x = checks.tensor("inputs", inputs)
     if not hasattr(table, "dtype") or not hasattr(table, "shape"):
-        raise TypeError(f"table must be an array, not {type(table).__name__}: table(...) makes one")
+        kind = type(table).__name__
+        raise TypeError(f"table must be an array, not {kind}: table(...) returns one")
     if table.dtype != x.dtype:
-        wrong_format(f"the table is of {table.dtype}, inputs of {x.dtype}: they must be the same")
+        wrong_format(f"table has {table.dtype}, inputs {x.dtype}: they must have the same type")
     limits = jnp.iinfo(x.dtype)
     if table.shape != (limits.max - limits.min + 1,):
-        wrong_dimension(f"a table for {x.dtype} has 2**{limits.bits} items, not {table.shape}")
+        wrong_dimension(
+            f"a table for {x.dtype} must have 2**{limits.bits} items, not {table.shape}"
+        )
     position = x.fixed_point_position if output_position is None else output_position
     return Tensor(look_up(x.data, jnp.asarray(table)), position)
 
 
 @jax.jit
 def look_up(x: Array, table: Array) -> Array:
-    """Return the items of a table for raw integers. The first item is that of the least integer."""
-    places = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
-    return table.at[places].get(mode="promise_in_bounds")
+    """Return the items of a table for raw integers. The first item is for the least integer."""
+    indices = x.astype(np.int32) - int(jnp.iinfo(x.dtype).min)
+    return table.at[indices].get(mode="promise_in_bounds")

@@ -19,7 +19,7 @@ from nnef_jax.openvx.profiles import ROUNDING
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format, wrong_parameter
 from nnef_jax.wording.similar import did_you_mean, listed
 
-POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # bits of the fraction in the two profiles
+POSITIONS = {"uint8": 0, "int8": 0, "int16": 8}  # fractional bits in the two profiles
 _FURTHEST = 32  # the greatest magnitude of a position
 
 
@@ -29,9 +29,10 @@ class Tensor:
     Args:
         data: a jax or numpy array of uint8, int8 or int16 in C order: [batch,] channels, height,
             width.
-        fixed_point_position: by default the position of the profile: 0 for 8 bits, 8 for 16 (Q7.8).
+        fixed_point_position: the number of fractional bits, by default the profile's: 0 for 8 bits,
+            8 for 16 bits (Q7.8).
 
-    Raises `VxError` for other types or positions, TypeError for no array or no integer.
+    Raises `VxError` for other types or positions, TypeError for other objects.
     """
 
     __slots__ = ("data", "fixed_point_position")
@@ -46,11 +47,11 @@ class Tensor:
             )
         if str(data.dtype) not in POSITIONS:
             wrong_format(
-                f"a tensor is of {listed(POSITIONS)}, not of {data.dtype}",
+                f"a tensor must have the type {listed(POSITIONS)}, not {data.dtype}",
                 "Tensor.quantize makes one from real numbers",
             )
         if 0 in data.shape:
-            wrong_dimension(f"a tensor has 1 item at least along an axis: {data.shape[::-1]}")
+            wrong_dimension(f"a tensor must have items along each axis: {data.shape[::-1]}")
         if fixed_point_position is None:
             fixed_point_position = POSITIONS[str(data.dtype)]
         self.data = data  # pyright: ignore[reportAttributeAccessIssue]  # numpy arrays are allowed
@@ -64,10 +65,10 @@ class Tensor:
         fixed_point_position: int | None = None,
         rounding_policy: str = "nearest_even",
     ) -> Tensor:
-        """Return real numbers in fixed point: rounded, then saturated. A NaN becomes 0."""
+        """Return real numbers in fixed point, rounded and then saturated. A NaN becomes 0."""
         name = str(np.dtype(dtype))
         if name not in POSITIONS:
-            wrong_format(f"a tensor is of {listed(POSITIONS)}, not of {name}")
+            wrong_format(f"a tensor must have the type {listed(POSITIONS)}, not {name}")
         require_one_of("rounding_policy", rounding_policy, ROUNDING)
         position = POSITIONS[name] if fixed_point_position is None else fixed_point_position
         scale = np.float32(2.0 ** checked_position(position))
@@ -76,7 +77,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Return the extents in C order, those of `data`."""
+        """Return the extents of `data`, in C order."""
         return tuple(self.data.shape)
 
     @property
@@ -95,10 +96,10 @@ class Tensor:
         return _scaled(self.data, scale)
 
     def view(self, start: Sequence[int], end: Sequence[int]) -> Tensor:
-        """Return the region `start` to before `end`, in OpenVX's order (vxCreateTensorFromView).
+        """Return the region from `start` to `end`, excluded (vxCreateTensorFromView).
 
-        If `start` and `end` have fewer entries than the tensor has dimensions, they are for the
-        first ones, and the view has only these: it is at index 0 of all others.
+        `start` and `end` are in OpenVX's order. If they have fewer entries than the tensor has
+        dimensions, the view has only the first dimensions, at index 0 of all others.
         """
         return Tensor(self.data[self._indices(start, end)], self.fixed_point_position)
 
@@ -109,9 +110,8 @@ class Tensor:
         shape = jax.eval_shape(lambda: jnp.zeros(self.shape, bool)[indices]).shape
         if part.shape != shape:
             wrong_dimension(f"the view has the dims {shape[::-1]}, the part {part.dims}")
-        same = (part.dtype, part.fixed_point_position) == (self.dtype, self.fixed_point_position)
-        if not same:
-            wrong_format(f"the view is of {self}, the part of {part}")
+        if (part.dtype, part.fixed_point_position) != (self.dtype, self.fixed_point_position):
+            wrong_format(f"the part {part} must have the type and position of {self}")
         return Tensor(jnp.asarray(self.data).at[indices].set(part.data), self.fixed_point_position)
 
     def _indices(self, start: Sequence[int], end: Sequence[int]) -> tuple[int | slice, ...]:
@@ -123,14 +123,14 @@ class Tensor:
         count = len(starts)
         if not 0 < count == len(ends) <= len(self.dims):
             wrong_dimension(
-                f"a view of {len(self.dims)} dimensions has as many starts and ends, "
+                f"a view of {len(self.dims)} dimensions must have as many starts and ends, "
                 f"or fewer, not {count} and {len(ends)}"
             )
         for axis, (first, last, extent) in enumerate(zip(starts, ends, self.dims, strict=False)):
             if not 0 <= first < last <= extent:
                 wrong_parameter(
-                    f"a view from {first} to {last} is empty or outside of dimension {axis}, "
-                    f"which has {extent}"
+                    f"a view from {first} to {last} is empty or outside dimension {axis}, "
+                    f"which has {extent} items"
                 )
         dropped = (0,) * (len(self.dims) - count)
         return (*dropped, *map(slice, starts[::-1], ends[::-1]))
@@ -153,11 +153,11 @@ def _scaled(integers: Array, scale: np.float32) -> Array:
 
 
 class StaticWeights:
-    """Weights (O,I,h,w) or (O,I), prepared once for the layers. It is a pytree.
+    """Weights (O,I,h,w) or (O,I), prepared once for the layers: a pytree.
 
-    OpenVX marks weights [static]: an implementation may cache and convert them before it runs.
+    OpenVX marks weights [static]: an implementation may cache and convert them before a run.
     Weights that are prepared with known values need half the arithmetic of traced weights. Every
-    layer takes them instead of the tensor.
+    layer takes `StaticWeights` instead of a tensor.
     """
 
     __slots__ = ("factors", "tensor")
@@ -167,15 +167,15 @@ class StaticWeights:
     def __init__(self, tensor: Tensor) -> None:
         require_tensor("weights", tensor)
         if len(tensor.dims) not in (2, 4):
-            wrong_dimension(f"weights have 2 or 4 dimensions, not {len(tensor.dims)}")
+            wrong_dimension(f"weights must have 2 or 4 dimensions, not {len(tensor.dims)}")
         digits = factors(tensor.data)
         if digits is None:
-            unsupported(f"weights of the dims {tensor.dims} sum too many products")
+            unsupported(f"weights with the dims {tensor.dims} sum too many products")
         self.tensor, self.factors = tensor, digits
 
 
 def static_weights(weights: Tensor) -> StaticWeights:
-    """Return weights prepared once for the layers, see `StaticWeights`."""
+    """Return weights that are prepared once for the layers, see `StaticWeights`."""
     return StaticWeights(weights)
 
 
@@ -187,14 +187,15 @@ def checked_position(position: SupportsIndex) -> int:
         kind = type(position).__name__
         raise TypeError(f"a fixed_point_position must be an integer, not {kind}") from None
     if abs(position) > _FURTHEST:
-        wrong_format(f"a fixed_point_position is -{_FURTHEST} to {_FURTHEST}, not {position}")
+        wrong_format(f"a fixed_point_position must be -{_FURTHEST} to {_FURTHEST}, not {position}")
     return position
 
 
 def require_tensor(name: str, x: object) -> Tensor:
     """Return a tensor. Raises TypeError for anything else."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} must be a Tensor, not {type(x).__name__}: Tensor(array) makes one")
+        kind = type(x).__name__
+        raise TypeError(f"{name} must be a Tensor, not {kind}: Tensor(array) makes one")
     return x
 
 
@@ -202,15 +203,15 @@ def require_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
     """Raise VxError unless a parameter is one of the allowed words."""
     if value not in allowed:
         hint = did_you_mean(value, allowed) if isinstance(value, str) else ""
-        wrong_parameter(f"{name} is one of {listed(allowed)}, not {value!r}", hint)
+        wrong_parameter(f"{name} must be one of {listed(allowed)}, not {value!r}", hint)
 
 
-def _register(kind: type, leaf: tuple[str, ...], static: tuple[str, ...]) -> None:
-    """Register a pytree. Unflattening checks nothing: jax puts any object into the leaves."""
+def _register(kind: type, leaf_names: tuple[str, ...], static_names: tuple[str, ...]) -> None:
+    """Register a pytree. Unflattening checks nothing, since jax puts any object into the leaves."""
 
     def keyed(x: object) -> tuple[Any, Any]:
-        leaves = [(GetAttrKey(name), getattr(x, name)) for name in leaf]
-        return leaves, tuple(getattr(x, name) for name in static)
+        leaves = [(GetAttrKey(name), getattr(x, name)) for name in leaf_names]
+        return leaves, tuple(getattr(x, name) for name in static_names)
 
     def flat(x: object) -> tuple[Any, Any]:
         leaves, aux = keyed(x)
@@ -218,7 +219,7 @@ def _register(kind: type, leaf: tuple[str, ...], static: tuple[str, ...]) -> Non
 
     def unflattened(aux: Iterable[object], leaves: Iterable[object]) -> object:
         x = object.__new__(kind)
-        for name, value in zip((*leaf, *static), (*leaves, *aux), strict=True):
+        for name, value in zip((*leaf_names, *static_names), (*leaves, *aux), strict=True):
             setattr(x, name, value)
         return x
 

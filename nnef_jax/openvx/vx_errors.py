@@ -1,4 +1,4 @@
-"""The error of a layer, tensor or network that OpenVX does not allow, named by its vx_status."""
+"""The errors for layers, tensors and networks that OpenVX does not allow, each with a vx_status."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from nnef_jax.errors import NnefError
 
 
 class VxError(NnefError):
-    """OpenVX does not allow a layer, tensor or network. `status` is the name of a vx_status.
+    """OpenVX does not allow a layer, tensor or network.
 
-    It is one of VX_ERROR_INVALID_FORMAT (type or fixed-point position), VX_ERROR_INVALID_DIMENSION,
-    VX_ERROR_INVALID_PARAMETERS, VX_ERROR_INVALID_VALUE and VX_ERROR_NOT_SUPPORTED.
+    `status` is the name of a vx_status: VX_ERROR_INVALID_FORMAT (type or fixed-point position),
+    VX_ERROR_INVALID_DIMENSION, VX_ERROR_INVALID_PARAMETERS, VX_ERROR_INVALID_VALUE or
+    VX_ERROR_NOT_SUPPORTED.
     """
 
     def __init__(self, status: str, message: str, *, hint: str = "") -> None:

@@ -18,12 +18,12 @@ from nnef_jax.openvx.stepwise import Steps, stepwise
 from nnef_jax.openvx.tensor import StaticWeights, Tensor, require_one_of
 from nnef_jax.openvx.vx_errors import unsupported, wrong_dimension, wrong_format
 
-_MOST_CELLS = 4096  # cells of a window; the C routines' products of a channel are gathered at once
+_MOST_CELLS = 4096  # cells of a window; `stepwise` gathers the products of a channel at once
 
 
 @dataclass(frozen=True, slots=True)
 class Arithmetic:
-    """The common parameters of these layers. Raises VxError for unknown words."""
+    """The parameters that these layers share. Raises VxError for unknown words."""
 
     overflow_policy: str
     rounding_policy: str
@@ -48,7 +48,7 @@ def multiply_accumulate(
 ) -> Tensor | tuple[Tensor, Array]:
     """Return an output of a shape; with `report_overflow` also a mask of sums that overflowed.
 
-    The inputs are [batch...,] C,H,W for weights (O,C/groups,h,w), and [batch...,] I for (O,I).
+    Inputs are ([batch...,] C,H,W) for weights (O,C/groups,h,w), ([batch...,] I) for weights (O,I).
     """
     count, *core = weights.tensor.shape
     biases = None if biases is None else checks.tensor("biases", biases)
@@ -60,11 +60,13 @@ def multiply_accumulate(
     if biases is not None:
         item = shape[-len(core) :]  # the shape of one item of the batch
         if biases.shape not in ((count,), item):
-            also = f" or {item}" if len(core) > 1 else ""
-            wrong_dimension(f"biases have the shape {biases.shape}, not {(count,)}{also}")
+            shapes = f"{(count,)} or {item}" if len(core) > 1 else f"{(count,)}"
+            wrong_dimension(f"biases have the shape {biases.shape}, it must be {shapes}")
         up = checks.shift_of("the position of biases", product - biases.fixed_point_position)
         if up < 0:
-            wrong_format("biases have more fractional bits than products of inputs and weights")
+            wrong_format(
+                "biases have more fractional bits than the products that they are added to"
+            )
         offsets = biases.data.reshape(
             1, count, *(item[1:] if biases.shape == item else [1] * (len(core) - 1))
         )
@@ -83,7 +85,7 @@ def multiply_accumulate(
     else:
         base = base_for(largest, shift)
         if base is None:
-            unsupported("sums of this many products may reach 2**47", "split the layer by views")
+            unsupported("sums of so many products may reach 2**47", "split the layer by views")
         sums, overflowed = _exact(
             data,
             weights.factors,
@@ -104,8 +106,8 @@ def multiply_accumulate(
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     """Tell whether rounding and saturating each product can change the sums.
 
-    It cannot for uint8, of which no number is negative, nor for int8 that wraps: products of 8 bits
-    are not rounded.
+    Products of 8 bits are not rounded. So sums cannot change for uint8, which has no negative
+    numbers, nor for int8 that wraps.
     """
     saturates = arithmetic.overflow_policy == "saturate"
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)
@@ -130,7 +132,7 @@ def _exact(
 
 
 def prepared(weights: Tensor | StaticWeights, *ranks: int) -> StaticWeights:
-    """Return prepared weights of one of these ranks. Raises TypeError or VxError."""
+    """Return prepared weights. Raises TypeError, or VxError unless their rank is one of `ranks`."""
     if isinstance(weights, StaticWeights):
         checks.tensor("weights", weights.tensor, *ranks)
         return weights
@@ -144,7 +146,7 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
     channels = x.shape[-3]
     if groups < 1 or channels != depth * groups or count % groups:
         wrong_dimension(
-            f"weights of the dims {weights.dims} do not fit {channels} input maps"
+            f"weights with the dims {weights.dims} do not fit {channels} input maps"
             + (f" in {groups} groups" if groups != 1 else "")
         )
 
@@ -152,6 +154,6 @@ def require_fitting(x: Tensor, weights: Tensor, groups: int) -> None:
 def ends(
     extent: int, before: int, span: int, output: int, skip: int = 1, upscale: int = 1
 ) -> tuple[int, int]:
-    """Return the padding along an axis with which windows of a span have `output` positions."""
-    covered = (extent - 1) * upscale + 1
-    return before, (output - 1) * skip + span - before - covered
+    """Return the padding of an axis for which windows of a span have `output` positions."""
+    upscaled = (extent - 1) * upscale + 1
+    return before, (output - 1) * skip + span - before - upscaled

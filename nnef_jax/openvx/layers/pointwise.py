@@ -44,8 +44,8 @@ def activation_layer(
 
     The functions of a number x = `data / 2**position` are 'logistic', 'hyperbolic_tan' (a tanh(b
     x)), 'relu', 'brelu' (at most a), 'softrelu', 'abs', 'square', 'sqrt' (0 for x < 0) and 'linear'
-    (a x + b). All but the simplest are tables, with the results of exact arithmetic on every
-    platform.
+    (a x + b). Except for the simplest they are tables, which have the results of exact arithmetic
+    on every platform.
     """
     require_one_of("function", function, ACTIVATIONS)
     a, b = checks.real("a", a), checks.real("b", b)
@@ -100,9 +100,9 @@ def softmax_layer(
 ) -> Tensor:
     """Return exp(x) / (sum of exp(x)) over the channels, truncated (vxSoftmaxLayer).
 
-    Channels are the last axis of 1 or 2 axes, and the third last of 3 or 4. The result is computed
-    in float32, after the maximum is subtracted: it is finite, and at most one unit off exact
-    arithmetic.
+    Channels are the last axis of 1 or 2 axes, and the third last of 3 or 4 axes. The result is
+    computed in float32 after the maximum is subtracted: it is finite, and differs from exact
+    arithmetic by at most one unit.
     """
     x = checks.tensor("inputs", inputs, 1, 2, 3, 4)
     checks.same_format(strict, inputs=x)
@@ -132,8 +132,8 @@ def normalization_layer(
 
     It is vxNormalizationLayer, with the `bias` of OpenVX 1.3. Inputs are ([batch,] C,H,W). The sum
     is over `normalization_size` (3, 5 or 7) channels around an item ('across_maps'), or over a
-    square window of that size in its channel ('same_map'). The result is computed in float32, and
-    at most one unit off exact arithmetic.
+    square window of this size in the item's channel ('same_map'). The result is computed in
+    float32, and differs from exact arithmetic by at most one unit.
     """
     require_one_of("type", type, NORMALIZATION)
     size = operator.index(normalization_size)

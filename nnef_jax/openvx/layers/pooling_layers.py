@@ -40,14 +40,14 @@ def pooling_layer(
 ) -> Tensor:
     """Return the maximum or mean ('avg') of windows of inputs ([batch,] C,H,W) (vxPoolingLayer).
 
-    Pairs are (x, y). The inputs are padded by zeros. These take part in maxima with 'spec'
-    semantics, and do not with 'khronos'. A mean is the sum divided by the size of the window,
-    truncated. If sizes are rounded up, windows reach beyond the padding: cells there take part in
-    no maximum, and count as zeros in means.
+    Pairs are (x, y). The inputs are padded with zeros, which take part in maxima with 'spec'
+    semantics, but not with 'khronos'. A mean is the sum divided by the size of the window,
+    truncated. If sizes are rounded up, windows reach beyond the padding. Cells there are ignored in
+    maxima, and count as zeros in means.
 
-    `skip` is by default the smallest that leads to `output_shape`, or 1 without it. `rounding` of
-    sizes is 'floor' or 'ceiling'. The output has the position of the inputs. Raises TypeError or
-    VxError.
+    The default of `skip` is the smallest one that leads to `output_shape`, or 1 without that shape.
+    `rounding` of sizes is 'floor' or 'ceiling'. The output has the position of the inputs. Raises
+    TypeError or VxError.
     """
     require_one_of("pooling_type", pooling_type, POOLING)
     require_one_of("rounding", rounding, SIZE_ROUNDING)
@@ -87,10 +87,10 @@ def _mean(x: Array, *, windows: _Windows) -> Array:
 
 @partial(jax.jit, static_argnames=("windows", "ignored"))
 def _maximum(x: Array, *, windows: _Windows, ignored: bool) -> Array:
-    """Return maxima of windows. Padding by zeros is `ignored` or takes part."""
+    """Return maxima of windows. Zeros of the padding are `ignored` or take part."""
     least = int(jnp.iinfo(x.dtype).min)
     if not ignored:
-        # As many zeros after the inputs as before; cells beyond them are the least number.
+        # As many zeros after the inputs as before. Further cells have the least number.
         zeros = tuple((before, min(before, after)) for before, after in windows.pads)
         x = _padded(x, 0, zeros)
         windows = windows._replace(pads=tuple((0, max(q - p, 0)) for p, q in windows.pads))
@@ -125,14 +125,14 @@ def roi_pooling_layer(
     """Return maxima ([batch,] R,C,h,w) of h x w parts of R regions (vxROIPoolingLayer).
 
     The inputs are ([batch,] C,H,W). `input_rois` ([batch,] R,4) has x0, y0, x1 and y1, both ends
-    included, in items of the inputs for any fixed-point position. A part outside of the inputs
-    is 0. If a part begins before the inputs, 'spec' semantics take its items inside, 'khronos'
-    takes none. Raises TypeError or VxError.
+    included. These are indices of items whatever the fixed-point position. A part outside the
+    inputs is 0. If a part begins before the inputs, 'spec' semantics take its items inside the
+    inputs, 'khronos' takes none. Raises TypeError or VxError.
     """
     require_one_of("semantics", semantics, SEMANTICS)
     if pool_type != "max":
         require_one_of("pool_type", pool_type, POOLING)
-        unsupported("only maxima of regions are taken: pool_type must be 'max'")
+        unsupported("pool_type must be 'max'")
     x = checks.tensor("inputs", inputs, 3, 4)
     rois = checks.tensor("input_rois", input_rois, len(x.shape) - 1)
     checks.same_format(False, inputs=x, input_rois=rois)
@@ -140,11 +140,11 @@ def roi_pooling_layer(
     *batch, count, corners = rois.shape
     if corners != 4 or tuple(batch) != x.shape[:-3]:
         wrong_dimension(
-            f"input_rois have the shape {rois.shape}, not {(*x.shape[:-3], 'regions', 4)}"
+            f"input_rois have the shape {rois.shape}, it must be {(*x.shape[:-3], 'regions', 4)}"
         )
     output_shape = checks.output_shape(output_shape, (*batch, count, x.shape[-3]), 2)
     if max(output_shape[-2:]) >= 1 << 15:
-        unsupported(f"regions are divided in 2**15 parts or more: output_shape {output_shape}")
+        unsupported(f"output_shape divides regions into 2**15 parts or more: {output_shape}")
     pool = partial(_regions, size=output_shape[-2:], clipped=semantics == "spec")
     pool = jax.vmap(pool) if batch else pool
     return Tensor(pool(x.data, rois.data), x.fixed_point_position)
@@ -152,7 +152,7 @@ def roi_pooling_layer(
 
 @partial(jax.jit, static_argnames=("size", "clipped"))
 def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> Array:
-    """Return the maxima (R,C,h,w) of regions (R,4) of (C,H,W), one axis after the other."""
+    """Return the maxima (R,C,h,w) of regions (R,4) of (C,H,W). Reduce columns, then rows."""
     corners = rois.astype(np.int32)
     rows = _parts(corners[:, 1], corners[:, 3], size[0], x.shape[-2], clipped)  # (R,h,H)
     columns = _parts(corners[:, 0], corners[:, 2], size[1], x.shape[-1], clipped)
@@ -164,7 +164,7 @@ def _regions(x: Array, rois: Array, *, size: tuple[int, int], clipped: bool) -> 
 
 
 def _parts(first: Array, last: Array, count: int, extent: int, clipped: bool) -> Array:
-    """Return a mask (R,count,extent) of the items along an axis in each part of each region."""
+    """Return a mask (R,count,extent): which items along an axis are in each part of a region."""
     length = jnp.maximum(last - first, 0) + 1
     part = jnp.arange(count, dtype=np.int32)
     starts = lax.div(part[None] * length[:, None], np.int32(count)) + first[:, None]

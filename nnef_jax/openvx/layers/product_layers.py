@@ -42,7 +42,7 @@ def convolution_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to [batch,] O and extents.
+    """Correlate inputs ([batch,] I,H,W) with weights (O,I/groups,h,w) to ([batch,] O,H,W).
 
     The result is `saturate(round(sum of inputs * weights + biases))` (vxConvolutionLayer).
 
@@ -57,12 +57,13 @@ def convolution_layer(
         down_scale_size_rounding: 'floor' or 'ceiling'.
         output_shape: ([batch,] O,H,W), from which the skip is inferred.
         skip: the strides (x, y), by default the smallest that lead to `output_shape`, or 1.
-        groups: the number of layers on views of the channels.
-        semantics: 'spec' sums without bounds and rounds once; 'khronos' computes the bits of the
-            released C routines.
+        groups: the number of groups of channels, each a layer on a view.
+        semantics: 'spec' sums without bounds and rounds once; 'khronos' computes the same bits as
+            the released C routines.
         strict: False allows tensors of any position.
-        output_position: the position of the output.
-        report_overflow: also return a bool array of the output's shape: which sums overflowed.
+        output_position: the position of the output, by default that of the inputs.
+        report_overflow: whether to return also a bool array of the output's shape, true for sums
+            that overflowed.
 
     Raises TypeError, or `VxError` for arguments that the extension does not allow.
     """
@@ -71,7 +72,7 @@ def convolution_layer(
     require_one_of("down_scale_size_rounding", rounding, SIZE_ROUNDING)
     x, filter = checks.tensor("inputs", inputs), prepared(weights, 4)
     if len(x.shape) < 3:
-        wrong_dimension(f"inputs have 3 dimensions and those of batches, not {x.dims}")
+        wrong_dimension(f"inputs must have 3 dimensions and any of batches, they have {x.dims}")
     require_fitting(x, filter.tensor, groups)
     extents, size = x.shape[-2:], filter.tensor.shape[2:]
     padding, dilation = checks.pair("padding", padding), checks.pair("dilation", dilation)
@@ -111,15 +112,15 @@ def deconvolution_layer(
 ) -> Tensor | tuple[Tensor, Array]:
     """Correlate inputs, spread `upscale` apart, with weights (vxDeconvolutionLayer).
 
-    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis. Weights are
-    not flipped; a filter of NNEF is flipped, and its first two axes are swapped.
+    An output has (extent - 1) * upscale - 2 * padding + size + a items along an axis. Unlike a
+    filter of NNEF, weights are not flipped, and their first axis is that of the output channels.
 
     Args:
         inputs: ([batch,] I,H,W).
         weights: (O,I/groups,h,w).
         padding: the number of items (x, y) that are cut off at both ends.
-        a: the number of items (x, y) that are added at the last end, less than the upscale.
-        upscale: the distance (x, y) of the spread inputs, by default the one that leads to
+        a: the number of items (x, y) that are added at the end, less than the upscale.
+        upscale: the distance (x, y) of the spread inputs, by default the distance that leads to
             `output_shape`, or 1.
 
     Other parameters and errors are those of `convolution_layer`.
@@ -131,7 +132,7 @@ def deconvolution_layer(
     padding, a = checks.pair("padding", padding), checks.pair("a", a)
     for axis, k, p in zip("xy", size[::-1], padding, strict=True):
         if k < p + 1:
-            wrong_parameter(f"padding along {axis} is {p}, weights of {k} allow up to {k - 1}")
+            wrong_parameter(f"padding along {axis} is {p}, weights of size {k} allow up to {k - 1}")
     leading = (*x.shape[:-3], filter.tensor.shape[0])
     infer, more = shapes.infer_upscale, (padding[::-1], a[::-1])
     upscale = checks.stride("upscale", upscale, output_shape, leading, infer, extents, size, *more)
@@ -141,8 +142,8 @@ def deconvolution_layer(
     shape = shapes.deconvolution_output_shape(x.shape, filter.tensor.shape, padding, a, upscale)
     checks.bounded("the output", shape)
     if semantics == "khronos":
-        # The C routines compare indices of the spread input with the input's extent (OpenVX-cts,
-        # issue 9): they read only the first items.
+        # The C routines read only the first items, since they compare indices of the spread input
+        # with the input's extent (OpenVX-cts, issue 9).
         rows, columns = (-(-n // up) for n, up in zip(extents, upscale[::-1], strict=True))
         x = Tensor(x.data[..., :rows, :columns], x.fixed_point_position)
     before = [k - 1 - p for k, p in zip(size, padding[::-1], strict=True)]
@@ -165,32 +166,33 @@ def fully_connected_layer(
     output_position: int | None = None,
     report_overflow: bool = False,
 ) -> Tensor | tuple[Tensor, Array]:
-    """Multiply inputs ([batch...,] I) or ([batch...,] C,H,W) by weights (O,I): [batch...,] O.
+    """Multiply inputs ([batch...,] I) or ([batch...,] C,H,W) by weights (O,I) to ([batch...,] O).
 
     The result is `saturate(round(sum of inputs * weights + biases))` (vxFullyConnectedLayer). The
     last three axes of the inputs are joined if I is C * H * W, or if the weights are (O,C,H,W). If
-    one axis fits too, `output_shape` decides. Other parameters and errors are those of
+    the last axis alone fits too, `output_shape` decides. Other parameters and errors are those of
     `convolution_layer`.
     """
     arithmetic = Arithmetic(overflow_policy, rounding_policy, semantics, strict, output_position)
     x = checks.tensor("inputs", inputs)
     if isinstance(weights, Tensor) and len(weights.shape) == 4:
         if x.shape[-3:] != weights.shape[1:]:
-            wrong_dimension(f"weights of the dims {weights.dims} do not fit inputs of {x.dims}")
+            wrong_dimension(f"weights with the dims {weights.dims} do not fit inputs with {x.dims}")
         flat = weights.data.reshape(weights.shape[0], -1)
         weights = Tensor(flat, weights.fixed_point_position)
     filter = prepared(weights, 2)
     count, depth = filter.tensor.shape
-    cores = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
+    # The numbers of last axes that may be joined.
+    joints = [n for n in (1, 3) if len(x.shape) >= n and math.prod(x.shape[-n:]) == depth]
     if output_shape is not None:
         output_shape = checks.shape("output_shape", output_shape)
-        cores = [n for n in cores if output_shape == (*x.shape[:-n], count)]
-    if not cores:
+        joints = [n for n in joints if output_shape == (*x.shape[:-n], count)]
+    if not joints:
         more = "" if output_shape is None else f" and an output_shape of {output_shape}"
         wrong_dimension(
-            f"weights of the dims {filter.tensor.dims} do not fit inputs of {x.dims}{more}"
+            f"weights with the dims {filter.tensor.dims} do not fit inputs with {x.dims}{more}"
         )
-    shape = (*x.shape[: -cores[0]], count)
+    shape = (*x.shape[: -joints[0]], count)
     flat = Tensor(x.data.reshape(math.prod(shape[:-1]), depth), x.fixed_point_position)
     return multiply_accumulate(
         flat, filter, biases, correlation.Slide(), shape, arithmetic, report_overflow

@@ -42,7 +42,7 @@ _NODES = {
     "sub": "vxTensorSubtractNode",
     "mul": "vxTensorMultiplyNode",
 }
-# Functions of one tensor, if their other operands are single fixed numbers.
+# Kinds that are functions of one tensor if their other operands are single fixed numbers.
 _TABLES = (
     "neg", "rcp", "exp", "log", "sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan",
     "asinh", "acosh", "atanh", "sign", "rsqr", "rsqrt", "log2", "floor", "ceil", "round", "pow",
@@ -68,12 +68,12 @@ def _activation(name: str, function: str, a: float = 1.0, b: float = 1.0) -> VxL
 
 @maps(*_TABLES)
 def table(operation: MappedOperation) -> VxLayer:
-    """Map any other function of one tensor onto vxTensorTableLookupNode, by an exact table."""
+    """Map any other function of one tensor onto vxTensorTableLookupNode with an exact table."""
     name = _only_tensor(operation)
     if name is None:
         raise Unfit("no node of OpenVX computes it on two tensors")
     if not operation.profile.has_tables:
-        raise Unfit("vxTensorTableLookupNode takes uint8 and int16, no int8")
+        raise Unfit("vxTensorTableLookupNode takes uint8 and int16 only, not int8")
 
     def run(node: NodeInputs) -> Computed:
         x = node[name]
@@ -85,7 +85,7 @@ def table(operation: MappedOperation) -> VxLayer:
 
 @maps("clamp", "min", "max")
 def bounded(operation: MappedOperation) -> VxLayer:
-    """Map bounds of 0, or of 0 and a number, onto RELU and BRELU; others onto a table."""
+    """Map a bound of 0 onto RELU, bounds of 0 and a number onto BRELU, others onto a table."""
     kind, names = operation.kind, ("a", "b") if operation.kind == "clamp" else ("y",)
     bounds = [operation.number(name) for name in names]
     if operation.is_fixed("x") or None in bounds:
@@ -101,7 +101,7 @@ def bounded(operation: MappedOperation) -> VxLayer:
 
 @maps(*_NODES, "div")
 def arithmetic(operation: MappedOperation) -> VxLayer:
-    """Map sums and products onto nodes on tensors; with a number, onto LINEAR or a table."""
+    """Map arithmetic with a number onto LINEAR or a table, on two tensors onto nodes on tensors."""
     kind = operation.kind
     line = _line(operation)
     if line is not None and min(line) >= 0 and math.isfinite(max(line)):
@@ -113,7 +113,7 @@ def arithmetic(operation: MappedOperation) -> VxLayer:
     if not all(
         is_real(operation.operand(n)) or operation.number(n) is not None for n in ("x", "y")
     ):
-        raise Unfit("its tensors are not of real numbers")
+        raise Unfit("its tensors must hold real numbers")
     return VxLayer(_NODES[kind], lambda node: _combined(kind, node, [node["x"], node["y"]]))
 
 
@@ -142,12 +142,12 @@ def _only_tensor(operation: MappedOperation) -> str | None:
     operands = operation.operands
     if len({operands[name] for name in computed}) != 1 or not is_real(operands[computed[0]]):
         return None
-    numbers = all(is_single(operation.shape(name)) for name in operands if name not in computed)
-    return computed[0] if numbers and operation.type(computed[0]) == operation.result else None
+    are_single = all(is_single(operation.shape(name)) for name in operands if name not in computed)
+    return computed[0] if are_single and operation.type(computed[0]) == operation.result else None
 
 
 def _line(operation: MappedOperation) -> tuple[float, float] | None:
-    """Return (a, b) of a * x + b, if the operation combines a tensor with a number, else None."""
+    """Return (a, b) if the operation is a * x + b for a tensor x and numbers a and b, else None."""
     kind, x, y = operation.kind, operation.number("x"), operation.number("y")
     if y is not None and not operation.is_fixed("x"):
         lines = {"add": (1.0, y), "sub": (1.0, -y), "mul": (y, 0.0)}
@@ -160,19 +160,20 @@ def _line(operation: MappedOperation) -> tuple[float, float] | None:
 def _combined(kind: str, node: NodeInputs, tensors: Sequence[Tensor]) -> Computed:
     """Add, subtract or multiply raw integers, then round once, and saturate or wrap."""
     x, y = broadcast.align(*(tensor.data.astype(np.int32) for tensor in tensors))
-    before = [tensor.fixed_point_position for tensor in tensors]
+    positions = [tensor.fixed_point_position for tensor in tensors]
     if kind == "mul":
-        position, terms, largest = sum(before), [(x * y, 0)], 1 << 30
+        position, terms, largest = sum(positions), [(x * y, 0)], 1 << 30
     else:
-        position, largest = max(before), 1 << (16 + max(before) - min(before))
+        position, largest = max(positions), 1 << (16 + max(positions) - min(positions))
+        signs = (1, -1 if kind == "sub" else 1)
         terms = [
             (sign * raw, position - p)
-            for raw, p, sign in zip((x, y), before, (1, -1 if kind == "sub" else 1), strict=True)
+            for raw, p, sign in zip((x, y), positions, signs, strict=True)
         ]
     shift = position - node.position
     base = exact_sums.base_for(largest, shift)
     if base is None or shift not in SHIFTS:
-        unsupported(f"positions {before} and {node.position} are too far from each other")
+        unsupported(f"positions {positions} and {node.position} are too far from each other")
     result, mask = exact_sums.narrow(
         exact_sums.total(terms, base),
         shift,
@@ -193,10 +194,10 @@ VIEWS = (
 def view(operation: MappedOperation) -> VxLayer:
     """Map an operation that only moves items onto a view: its rule on raw integers."""
     if operation.kind == "slice" and any(s != 1 for s in operation.attributes.get("stride", ())):
-        raise Unfit("a view has no gaps")
+        raise Unfit("its stride leaves gaps, and a view has none")
     ((name, operand),) = operation.operands.items()
     if not all(map(is_real, operand if isinstance(operand, tuple) else (operand,))):
-        raise Unfit(f"'{name}' is not of real numbers")
+        raise Unfit(f"'{name}' must hold real numbers")
 
     def run(node: NodeInputs) -> Computed:
         x: Tensor | list[Tensor] = node[name]

@@ -1,4 +1,4 @@
-"""The input and output of a mapping: an operation with facts of its operands, and its layer."""
+"""The input and output of a mapping: an operation with facts about its operands, and its layer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NodeInputs:
 
     @property
     def output(self) -> dict[str, Any]:
-        """Return the arguments of layers without policies."""
+        """Return the arguments that all layers take."""
         return {"strict": self.choices.strict, "output_position": self.position}
 
     @property
@@ -56,7 +56,7 @@ class NodeInputs:
         }
 
 
-# The result of a layer, or a list of them; and a mask of items that overflow, if any can.
+# The result of a layer or a list of results, and a mask of items that overflow if any can.
 Computed = tuple[Any, Array | None]
 Scaling = Callable[[Array, Array], Array]
 
@@ -66,17 +66,17 @@ class VxLayer:
     """The layer of an operation: the nodes of OpenVX that compute it.
 
     Args:
-        name: of the node in OpenVX, after a count if there are several.
+        name: the name of the node in OpenVX, after a count if there are several nodes.
         run: the computation on raw integers.
-        arrange: functions from a fixed operand to OpenVX's layout, by operand.
+        arrange: functions that convert a fixed operand to OpenVX's layout, by operand.
         static: the names of weights of products, which are prepared once.
         scale: the name of the weights, and a function that multiplies them by a factor for each
             channel; None if no operation can be folded into the weights.
         channels: the number of channels of the result.
         axis: the axis of the channels in the result.
-        is_unit: whether the weights are 1, with the operation itself folded into them.
-        real: the computation in real numbers, if it is not the operation's rule.
-        saturates: whether results can overflow without a mask from `run`.
+        is_unit: whether the weights are 1 before the operation itself is folded into them.
+        real: the computation in real numbers, None for the operation's rule.
+        saturates: whether results can overflow although `run` returns no mask.
         takes_numbers: whether fixed operands stay real numbers, as parameters of the layer.
         is_table: whether the layer reads a table of the function instead of fixed operands.
         keeps_position: whether results have the position of the operand.
@@ -172,16 +172,18 @@ class MappedOperation:
         return [name for name in self.operands if not self.is_fixed(name)]
 
     def require_fixed(self, *names: str) -> None:
-        """Raise Unfit for computed weights: OpenVX reads weights when it verifies a graph."""
+        """Raise Unfit for computed weights, since OpenVX reads weights when it verifies a graph."""
         for name in names:
             if not self.is_fixed(name):
-                raise Unfit(f"'{name}' is computed from inputs, weights of a layer are [static]")
+                raise Unfit(
+                    f"'{name}' is computed from inputs, but weights of a layer are [static]"
+                )
 
     def require_planes(self, name: str) -> Shape:
         """Return the shape of an operand of 3 or 4 axes, [batch,channels,...]. Raises Unfit."""
         shape = self.shape(name)
         if len(shape) not in (3, 4):
-            raise Unfit(f"'{name}' has {len(shape)} axes; a layer has width, height, IFM, batch")
+            raise Unfit(f"'{name}' has {len(shape)} axes, a layer has width, height, IFM and batch")
         return shape
 
 

@@ -22,11 +22,11 @@ from nnef_jax.openvx.mapping.registry import maps
 
 @maps("max_pool", "avg_pool", "box")
 def pool(operation: MappedOperation) -> VxLayer:
-    """Map a pool onto vxPoolingLayer, whose padding of zeros counts in averages."""
+    """Map a pool onto vxPoolingLayer. The zeros of its padding count in averages."""
     kind = "max" if operation.kind == "max_pool" else "avg"
     shape, attributes = operation.require_planes("input"), dict(operation.attributes)
     if not attributes.pop("normalize", True):
-        raise Unfit("it sums, the layer averages")
+        raise Unfit("it sums, but the layer averages")
     window = windows.basic(shape, **attributes)
     if any(n != 1 for n in (*window.size[:2], *window.stride[:2])) or any(
         pads != (0, 0) for pads in window.padding[:2]
@@ -48,17 +48,18 @@ def pool(operation: MappedOperation) -> VxLayer:
 
 
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
-    """Raise Unfit for padding that counts and does not in OpenVX, or does not and does there."""
+    """Raise Unfit if padding counts in the operation but not in the layer, or the other way."""
     if kind == "avg":
         if border != "constant":
             raise Unfit("its averages leave out the padding, the layer's averages include it")
         return
-    counts = border == "constant"  # as in the text; the C code leaves padding out
+    # Padding takes part in maxima by the text of OpenVX, but not in the C code.
+    counts, counts_in_layer = border == "constant", operation.semantics == "spec"
     operand = operation.operand("input")
-    if counts != (operation.semantics == "spec") and operand not in operation.not_negative:
-        does = "takes part in maxima" if counts else "is left out of maxima"
-        other = "leaves it out" if counts else "does not leave it out"
-        raise Unfit(f"its padding {does} and 'input' may be negative: the layer {other}")
+    if counts != counts_in_layer and operand not in operation.not_negative:
+        use = "takes part in maxima" if counts else "is left out of maxima"
+        layer = "leaves it out" if counts else "does not leave it out"
+        raise Unfit(f"its padding {use} and 'input' may be negative: the layer {layer}")
 
 
 @maps("max_reduce", "mean_reduce", "sum_reduce")
@@ -66,7 +67,7 @@ def reduction(operation: MappedOperation) -> VxLayer:
     """Map the mean or maximum of a plane onto a vxPoolingLayer of one window."""
     kind = "max" if operation.kind == "max_reduce" else "avg"
     if operation.kind == "sum_reduce" and not operation.attributes["normalize"]:
-        raise Unfit("it sums, the layer averages")
+        raise Unfit("it sums, but the layer averages")
     shape = operation.require_planes("input")
     axes = tuple(operation.attributes["axes"])
     if sorted(axes) != list(range(2, len(shape))):
@@ -88,11 +89,11 @@ def _pooling(operation: MappedOperation, **attributes: Any) -> VxLayer:
 
 @maps("softmax")
 def softmax(operation: MappedOperation) -> VxLayer:
-    """Map `softmax` onto vxSoftmaxLayer. Over the last axis, a view makes any shape rows."""
+    """Map `softmax` onto vxSoftmaxLayer. Over the last axis of any shape, a view returns rows."""
     shape, axes = operation.shape("x"), tuple(operation.attributes["axes"])
     is_channels = len(shape) == 4 and axes == (1,)
     if not is_channels and axes != (len(shape) - 1,):
-        raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over that of classes")
+        raise Unfit(f"it is over axes {list(axes)} of {len(shape)}, the layer over one of classes")
 
     def run(node: NodeInputs) -> Computed:
         x = node["x"]
@@ -115,12 +116,12 @@ def normalization(operation: MappedOperation) -> VxLayer:
     elif size == (1, 1, count, count):
         kind = "same_map"
     else:
-        raise Unfit(f"its window {list(size)} is neither across maps nor a square in one")
+        raise Unfit(f"its window {list(size)} is neither across maps nor a square in a map")
     if count not in (3, 5, 7):
         raise Unfit(f"its window has {count} items, the layer takes 3, 5 or 7")
     alpha, beta, bias = (operation.attributes[name] for name in ("alpha", "beta", "bias"))
     if min(alpha, beta, bias) <= 0:
-        raise Unfit("alpha, beta and bias of the layer are positive")
+        raise Unfit("alpha, beta and bias must be positive")
 
     def run(node: NodeInputs) -> Computed:
         x = planes(node["input"])

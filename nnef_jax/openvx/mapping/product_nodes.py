@@ -34,7 +34,7 @@ from nnef_jax.openvx.tensor import Tensor
 
 @maps("conv")
 def convolution(operation: MappedOperation) -> VxLayer:
-    """Map `conv` onto vxConvolutionLayer, one for each group on a view of its channels."""
+    """Map `conv` onto vxConvolutionLayer: a layer for each group, on a view of its channels."""
     operation.require_fixed("filter", "bias")
     shape, filter = operation.require_planes("input"), operation.shape("filter")
     sliding = _sliding(operation)
@@ -84,11 +84,11 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     ):
         a = up - ((extent - 1) * stride + size - 2 * p)
         if extent == 1:
-            raise Unfit("an extent is 1: OpenVX cannot infer the upscale")
+            raise Unfit("an extent is 1, from which OpenVX cannot infer the upscale")
         if size < p + 1:
             raise Unfit(f"the padding {p} is not below the size {size} of the kernel")
         if not 0 <= a < stride:
-            raise Unfit(f"the layer adds 0 to {stride - 1} rows or columns, this adds {a}")
+            raise Unfit(f"it adds {a} rows or columns, the layer adds 0 to {stride - 1}")
         extra.append(a)
     attributes: dict[str, Any] = {
         "padding": pair(before, 0),
@@ -98,7 +98,7 @@ def deconvolution(operation: MappedOperation) -> VxLayer:
     }
     rank = len(shape)
     if rank == 3:
-        raise Unfit("it has one spatial axis: OpenVX cannot infer an upscale along the other")
+        raise Unfit("it has one spatial axis, and OpenVX cannot infer an upscale along the other")
 
     def run(node: NodeInputs) -> Computed:
         x, weights, biases = node["input"], node["filter"], node.get("bias")
@@ -138,7 +138,7 @@ def linear(operation: MappedOperation) -> VxLayer:
 def product(operation: MappedOperation) -> VxLayer:
     """Map `matmul` with a fixed matrix onto vxFullyConnectedLayer.
 
-    A product of two computed tensors is mapped onto vxTensorMatrixMultiplyNode.
+    Other products, of two tensors, are mapped onto vxTensorMatrixMultiplyNode.
     """
     left, right = operation.shape("A"), operation.shape("B")
     flipped = operation.attributes["transposeA"], operation.attributes["transposeB"]
@@ -156,11 +156,11 @@ def product(operation: MappedOperation) -> VxLayer:
         options |= {"rounding_policy": rounding, "semantics": "spec"}
         a, b = (_matrices(node[name], flip, dims) for name, flip in zip("AB", flipped, strict=True))
 
-        def one(a: Tensor, b: Tensor) -> Any:
+        def multiply(a: Tensor, b: Tensor) -> Any:
             weights = Tensor(b.data.T, b.fixed_point_position)
             return fully_connected_layer(a, weights, **options)
 
-        result, mask = jax.vmap(one)(a, b)
+        result, mask = jax.vmap(multiply)(a, b)
         return like(result, dims), mask.reshape(dims)
 
     return VxLayer(_times(count, "vxTensorMatrixMultiplyNode"), run)
@@ -168,7 +168,7 @@ def product(operation: MappedOperation) -> VxLayer:
 
 @maps("batch_normalization")
 def batch_normalization(operation: MappedOperation) -> VxLayer:
-    """Map a normalisation that no product precedes onto vxConvolutionLayer, 1x1, by channel."""
+    """Map a normalisation that follows no product onto a 1x1 vxConvolutionLayer per channel."""
     shape, (first, *parameters) = operation.require_planes("input"), operation.arguments
     operation.require_fixed(*parameters)
     channels = shape[1]
@@ -177,7 +177,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
             n not in (1, channels if axis == 1 else 1)
             for axis, n in enumerate(operation.shape(name))
         ):
-            raise Unfit(f"'{name}' is not one number for each channel")
+            raise Unfit(f"'{name}' must be one number for each channel")
 
     def run(node: NodeInputs) -> Computed:
         x, options = planes(node[first]), node.products
@@ -185,8 +185,9 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
         return _as_rank(result, len(shape))
 
     def real(operands: Mapping[str, Array]) -> Array:
-        line = [1, channels, *(1 for _ in shape[2:])]
-        return operands[first] * operands["filter"].reshape(line) + operands["bias"].reshape(line)
+        by_channel = [1, channels, *(1 for _ in shape[2:])]
+        filter, bias = (operands[name].reshape(by_channel) for name in ("filter", "bias"))
+        return operands[first] * filter + bias
 
     return VxLayer(
         _times(channels, "vxConvolutionLayer"),
@@ -203,7 +204,7 @@ def batch_normalization(operation: MappedOperation) -> VxLayer:
 def _fully_connected(
     operation: MappedOperation, names: tuple[str, str], flipped: tuple[bool, bool]
 ) -> VxLayer:
-    """Map products with a matrix of weights. Rows of the other factor are items of a batch."""
+    """Map a product with a matrix of weights. Rows of the other operand are items of a batch."""
     (left, right), (flip, is_transposed), shape = names, flipped, operation.result.shape
     inner = operation.shape(left)[-2 if flip else -1]
 
@@ -221,9 +222,9 @@ def _fully_connected(
         return weights if is_transposed else weights.T
 
     def scaled(weights: Array, factor: Array) -> Array:
-        line = [1 for _ in weights.shape]
-        line[-2 if is_transposed else -1] = -1
-        return weights * factor.reshape(line)
+        by_channel = [1 for _ in weights.shape]
+        by_channel[-2 if is_transposed else -1] = -1
+        return weights * factor.reshape(by_channel)
 
     def real(operands: Mapping[str, Array]) -> Array:
         a, b = operands[left], operands[right]
@@ -244,35 +245,35 @@ def _fully_connected(
 
 
 def _matrices(x: Tensor, is_transposed: bool, dims: Shape) -> Tensor:
-    """Return a matrix for each product, [count,rows,columns]. Products may share a matrix."""
+    """Return a matrix for each product, [count,rows,columns]. A shared matrix is repeated."""
     data = jnp.swapaxes(x.data, -1, -2) if is_transposed else x.data
     shape = (*dims[:-2], *data.shape[-2:])
     return Tensor(jnp.broadcast_to(data, shape).reshape(-1, *shape[-2:]), x.fixed_point_position)
 
 
 def symmetric(window: windows.Windows, border: str) -> list[int]:
-    """Return the padding of each axis. Raise Unfit unless it is symmetric and of zeros."""
-    for p, q in window.padding:
-        if p != q:
-            raise Unfit(f"its padding {(p, q)} is not the same on both sides")
-        if p and border not in ("constant", "ignore"):
+    """Return the padding of each axis. Raises Unfit unless it is symmetric and of zeros."""
+    for before, after in window.padding:
+        if before != after:
+            raise Unfit(f"its padding {(before, after)} is not the same on both sides")
+        if before and border not in ("constant", "ignore"):
             raise Unfit(f"its border is '{border}', the layer pads with zeros")
-    return [p for p, _ in window.padding]
+    return [before for before, _ in window.padding]
 
 
 def require_smallest_strides(window: windows.Windows, padding: list[int]) -> None:
-    """Raise Unfit for strides that OpenVX would not infer: it takes the smallest for the extents.
+    """Raise Unfit for strides that OpenVX would not infer from the extents of input and output.
 
-    OpenVX knows the extents, and one rounding for all axes, to the floor or to the ceiling.
+    OpenVX infers the smallest stride, with one rounding for all axes, to the floor or ceiling.
     """
     wrong: list[str] = []
-    is_exact = True  # floor and ceiling agree
+    is_exact = True  # whether floor and ceiling agree
     for extent, span, stride, p, out in zip(
         window.upscaled, window.dilated, window.stride, padding, window.downscaled, strict=True
     ):
-        way = extent + 2 * p - span
-        smallest = way // out + 1
-        is_exact &= way % stride == 0
+        travel = extent + 2 * p - span  # of a window along the axis
+        smallest = travel // out + 1
+        is_exact &= travel % stride == 0
         if out > 1 and stride != smallest:
             wrong.append(f"its stride is {stride}, OpenVX infers {smallest} from {out} items")
     if wrong and not is_exact:
@@ -280,7 +281,7 @@ def require_smallest_strides(window: windows.Windows, padding: list[int]) -> Non
 
 
 def pair(values: Sequence[int], single: int) -> tuple[int, int]:
-    """Return values of one or two spatial axes in OpenVX's order (x, y); y is `single` for one."""
+    """Return values of spatial axes in OpenVX's order (x, y). For one axis y is `single`."""
     return (values[-1], values[0] if len(values) == 2 else single)
 
 
@@ -290,7 +291,7 @@ def _sliding(operation: MappedOperation) -> dict[str, Any]:
 
 
 def _as_rank(layer: Tensor | tuple[Tensor, Array], rank: int) -> Computed:
-    """Return the result and the mask of a layer, without the row axis for rank 3."""
+    """Return the result and the mask of a layer. For rank 3 the axis of rows is dropped."""
     assert isinstance(layer, tuple)
     result, mask = layer
     if rank == 4:

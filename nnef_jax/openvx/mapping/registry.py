@@ -1,4 +1,4 @@
-"""The registry of kinds of operations with nodes in OpenVX."""
+"""The registry of kinds of operations that OpenVX has nodes for."""
 
 from __future__ import annotations
 
