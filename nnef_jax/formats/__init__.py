@@ -1,4 +1,4 @@
-"""The list of formats that networks are read from: a name and a package each.
+"""The list of formats, with the name and the package of each.
 
 `base` defines the interface of a format. Only this module names formats. A format is imported when
 it is first asked whether it recognises a network.
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from nnef_jax.formats.base import Format
     from nnef_jax.storage.archive import Archive
 
-# Packages by the value of `dialect`. The last format is asked first: it recognises its networks
-# among those of the formats before it.
+# Packages by the value of `dialect`. The last format is asked first, since earlier formats may
+# recognise networks of later ones too.
 FORMATS = {
     "nnef": "nnef_jax.formats.nnef",
     "tract": "nnef_jax.formats.tract",
     "openvino": "nnef_jax.formats.openvino",
     "onnx": "nnef_jax.formats.onnx",
 }
-# Kinds that only one format has, by the module of their rules. A graph of another format may have
-# them too: a converted network keeps them as custom operations.
+# Kinds of one format, by the module of their rules. A converted network keeps them as custom
+# operations, so a graph of another format may have them too.
 KINDS = {
     "nnef_jax.formats.tract.rules": (
         "tract.exp_unit_norm",
@@ -53,7 +53,7 @@ def graphs() -> tuple[str, ...]:
 
 
 def sole_member(start: bytes) -> str:
-    """Return the member that a file is by itself, judged by its first bytes; '' for none."""
+    """Return the name of the member that a single file becomes, by its first bytes; '' for none."""
     patterns = (alone for name in FORMATS for alone in _format(name).ALONE.items())
     return next((member for member, pattern in patterns if re.match(pattern, start)), "")
 
@@ -61,7 +61,7 @@ def sole_member(start: bytes) -> str:
 def format_of(archive: Archive, name: str = "auto") -> Format:
     """Return the format of a name; "auto" is the format that recognises the network.
 
-    Raises ArchiveError if the graph has been removed from the archive.
+    Raises ArchiveError if no format does, since the graph has been removed from the archive.
     """
     if name != "auto":
         return _format(name)

@@ -1,4 +1,4 @@
-"""The interface of a format: `Format`, the package of one, and `Frontend`, a document read by it.
+"""The interface of a format: the package `Format`, and `Frontend`, a document that it has read.
 
 All formats are read in one way. The first format that recognises an archive `read`s it into a
 checked `Frontend`. A front end is flattened for shapes of its inputs, returns the stored data, and
@@ -29,14 +29,15 @@ Expand = Literal["auto", "all"]
 Progress = Callable[[int, int], None]  # number of variables read so far, and of all
 Shapes = Mapping[str, Sequence[int | None]]  # by the name of the input; None is an open extent
 Arrays = Mapping[str, NDArray[Any]]  # by the label of the variable
-# Cuts a part out of a graph. Returns the part, and its inputs by the values that they replace.
+# A function that cuts a part out of a graph. It returns the part, and the part's inputs by the
+# values that they replace.
 Cut = Callable[[Graph], tuple[Graph, Mapping[Value, Value]]]
 
 # Hints of errors about an open or a symbolic extent.
 GIVE_SHAPES = "give the shapes of the inputs by load(..., input_shapes=...)"
 EXPORT_KNOWN = "export it for known shapes"
 
-NO_RULES = Registry()  # the user registered none
+NO_RULES = Registry()
 
 
 class ExtentNeeded(Exception):
@@ -47,7 +48,7 @@ class ExtentNeeded(Exception):
 class Options:
     """Options of a load: which operations are expanded, and which shapes and dtypes tensors have.
 
-    Mappings are by names of inputs, unless they say otherwise.
+    The keys of mappings are names of inputs, if no comment says otherwise.
     """
 
     rules: Registry = NO_RULES  # the user's rules, by the document's names of operations
@@ -56,19 +57,19 @@ class Options:
     real: str = "float32"
     input_shapes: Shapes = field(default_factory=dict[str, Sequence[int | None]])
     extents: Mapping[str, int] = field(default_factory=dict[str, int])  # by names of extents
-    # Values of inputs that are fixed: these are no inputs of the graph.
+    # Values of fixed inputs, which are no inputs of the graph.
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
     meter: Meter = field(default_factory=Meter)  # counts the steps and bytes of the load
     rounds: bool = True  # whether tensors that the document quantises are rounded
     progress: Progress | None = None  # is called before each variable is read
-    # Shapes of inputs in which jax.export keeps extents symbolic; these are open in `input_shapes`.
+    # Shapes of inputs with the symbolic extents of jax.export, which are open in `input_shapes`.
     symbolic_shapes: Mapping[str, Sequence[Any]] = field(default_factory=dict[str, Sequence[Any]])
     open_extent: int = UNKNOWN  # replaces each extent that the document leaves open
-    # Shapes of states before a cycle, by label, for states whose shape changes.
+    # Shapes before a cycle of the states whose shape changes, by label.
     state_shapes: Mapping[str, Shape] = field(default_factory=dict[str, Shape])
     outline: bool = False  # whether the network is shown only: operators need not be supported
     starts: bool = False  # whether the graph is of a first cycle, in which states may be computed
-    # Labels of the parameters, None before these are read. Other weights are constants.
+    # Labels of the parameters, None before the parameters are read. Other weights are constants.
     labels: frozenset[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,11 +82,10 @@ class Options:
         return [name for name in names if name not in self.values]
 
     def value(self, name: str, shape: Sequence[Any] | None, dtype: str) -> NDArray[Any]:
-        """Return the value of a fixed input in the dtype `dtype`, which the document declares.
+        """Return the value of a fixed input in its declared dtype.
 
-        `shape` is the declared shape; extents in it that are no numbers are open. Raises
-        InvalidShape for a value of another shape, InvalidOperation for a real value of an integer
-        or logical input.
+        `shape` is the declared shape, in which open extents are no numbers. Raises InvalidShape for
+        a value of another shape, InvalidOperation for a real value of an integer or logical input.
         """
         array, declared_dtype = self.values[name], np.dtype(dtype)
         declared = array.shape if shape is None else shape
@@ -93,17 +93,17 @@ class Options:
         differ = any(isinstance(n, int) and n is not UNKNOWN and n != m for n, m in pairs)
         if len(declared) != array.ndim or differ:
             extents = ",".join("?" if n is None else str(n) for n in declared)
-            message = f"its value has the shape {show(array.shape)}, declared is [{extents}]"
+            message = f"its value has the shape {show(array.shape)}, it must have [{extents}]"
             raise InvalidShape(message)
         if declared_dtype.kind in "iub" and array.dtype.kind not in "iub":
-            message = f"its value is {array.dtype.name}, it holds {declared_dtype.name}"
+            message = f"its value is {array.dtype.name}, it must be {declared_dtype.name}"
             raise InvalidOperation(message)
         return rounding.saturated(array, declared_dtype)
 
     def shape(self, name: str, declared: Sequence[int | str | None]) -> Shape:
         """Return the shape of an input: the user's, else the declared one.
 
-        A declared extent that is a name has its value from `extents`.
+        A declared extent may be a name, whose value is in `extents`.
         """
         shape = self.input_shapes.get(name, declared)
         extents = (self.extents.get(n) if isinstance(n, str) else n for n in shape)
@@ -113,10 +113,10 @@ class Options:
 class Format(Protocol):
     """A package that reads one format. Its reader is imported when it is first used."""
 
-    # Names of the members that hold a graph. An archive has one of them at its top.
+    # Names of the member that holds the graph. An archive has one such member at its top.
     GRAPHS: Sequence[str]
-    # Regular expressions of the first bytes of a file that is a network by itself, by the name of
-    # the member that the file becomes.
+    # For networks in a single file: the regular expression of the first bytes, by the name of the
+    # member that the file becomes.
     ALONE: Mapping[str, bytes]
     # Whether all weights are in one file beside the graph, which `load(weights=)` may name.
     HAS_WEIGHTS_BESIDE: bool
@@ -131,7 +131,7 @@ class Format(Protocol):
 
 
 class Frontend(ABC):
-    """A checked document that can be flattened. Its archive is open while a network is read."""
+    """A checked document that can be flattened. Its archive is open while the network is read."""
 
     dialect: str  # the format and version, as `nnef-jax summary` shows them
     inputs: Sequence[str]  # names, in order
@@ -141,7 +141,7 @@ class Frontend(ABC):
     synonyms: Mapping[str, str] = {}  # further names of inputs and outputs -> names as above
     quantizes: bool = False  # whether computed tensors are rounded
     integer: str = "int32"  # the dtype of integer literals
-    is_saved_flat: bool = False  # true for every document that is no text in NNEF's language
+    is_saved_flat: bool = False  # true for documents that are no texts in NNEF's language
 
     def describe_as(self, other: Frontend) -> None:
         """Copy the description from another front end of the same document."""
@@ -159,8 +159,8 @@ class Frontend(ABC):
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the graph's variables, in the graph's dtypes.
 
-        Arrays are memory-mapped where possible. Raises NnefError, which names all variables whose
-        data are missing or wrong.
+        Arrays are memory-mapped if possible. Raises NnefError, which names all variables whose data
+        are missing or wrong.
         """
 
     def declared_shapes(self, options: Options) -> Shapes:
@@ -193,7 +193,7 @@ class Frontend(ABC):
         return f"{function}(..., input_shapes={f'{{{extents}}}' if extents else '...'})"
 
     def content(self) -> Iterable[object]:
-        """Return everything besides options that graphs depend on: texts, bytes, hashable objects.
+        """Return the texts, bytes and hashable objects that graphs depend on, without the options.
 
         Front ends with equal content are the same network. By default a front end equals only
         itself.
@@ -201,7 +201,7 @@ class Frontend(ABC):
         return [self]
 
     def spans(self) -> Mapping[str, Span]:
-        """Return the span of the assignment of each name in the document."""
+        """Return the span of the assignment of each name."""
         return {}
 
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
@@ -227,20 +227,20 @@ class Frontend(ABC):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return the archive of a flat document of a part of the graph, rounding as operations.
+        """Return a part of the graph as an archive of a flat document, in which operations round.
 
-        `graph` is the graph of the entire document for `options`, the options that it was read
-        with. Raises UnsupportedError, which names everything that the format cannot express.
+        `graph` is the graph of the entire document, flattened with `options`. Raises
+        UnsupportedError, which names everything that the format cannot express.
         """
         raise UnsupportedError(f"a part of a network of {self.dialect} cannot be saved")
 
     def converted(self, graph: Graph, data: Arrays | None, *, flat: bool, keep: bool) -> Written:
         """Return the archive of the document in the newest version of its format, graph first.
 
-        `graph` and `data` are the graph and the data that the document was read into. Without
-        `data` the archive has no data. If `flat`, the document is flattened. Raises
-        UnsupportedError, which names everything that the format cannot express. With `keep`, a
-        format that is written as NNEF has custom operations for these.
+        `graph` and `data` are the document's graph and data. If `data` is None, the archive has no
+        data. If `flat`, the document is flattened. Raises UnsupportedError, which names everything
+        that the format cannot express. If `keep`, a format that is written as NNEF has custom
+        operations instead.
         """
         raise UnsupportedError(f"a network of {self.dialect} cannot be converted")
 
@@ -250,7 +250,7 @@ class Written:
     """An archive to be written: its members by name, the graph first."""
 
     members: Mapping[str, Member]
-    # Whether `load` certainly makes the same graph from it. If not, it is read back and compared.
+    # Whether `load` certainly makes the same graph of it. Otherwise it is read back and compared.
     reads_alike: bool = False
 
 
@@ -258,7 +258,7 @@ class Written:
 class Stored:
     """The data of variables by label, and the front end to flatten from now on.
 
-    It is a new front end if the data decide which tensors are rounded when the network runs.
+    The front end is a new one if the data decide which tensors are rounded in a run.
     """
 
     data: dict[str, NDArray[Any]]

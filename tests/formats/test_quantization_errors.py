@@ -60,7 +60,7 @@ BAD_ENTRIES = {
     "max": ('"y": logarithmic_quantize(max=-1.0, bits=2)', 27, "'max' must be positive", ""),
     "too many channels": (
         changed("0.0", "[0.0,0.0]"), 22, "2 values, the tensor has shape [2,3,4]",
-        "axis 1 of any other",
+        "any other tensor along axis 1",
     ),
     "constant that does not fit": (
         changed("0.0", "constant(shape = [3], value = [0.0])"), None,
@@ -162,12 +162,12 @@ BAD_STORED = {
     ),
     "code too large": (
         dat(QUINT, 8, (2,), b"\0\x20"), '"w": linear_quantize(min=0.0, max=1.0, bits=4)',
-        nnef_jax.DataError, "codes from 0 to 32, the 4 unsigned bits",
+        nnef_jax.DataError, "codes from 0 to 32, but 'linear_quantize' with 4 unsigned bits",
     ),
     "code too small": (
         dat(QINT, 8, (2,), b"\0\xff"),
         '"w": min_max_linear_quantize(min=0.0, max=1.0, bits=8, signed=false, symmetric=false)',
-        nnef_jax.DataError, "codes from -1 to 0, the 8 unsigned bits",
+        nnef_jax.DataError, "codes from -1 to 0, but 'min_max_linear_quantize' with 8",
     ),
     "channels": (
         dat(QUINT, 8, (2,), b"\0\1"), '"w": linear_quantize(min=[0.0,0.0,0.0], max=1.0, bits=8)',

@@ -83,8 +83,8 @@ def test_values_decide_shapes(name: str, text: str, tmp_path: Path) -> None:
     ("values", "message"),
     [
         ({"z": 1}, "values names 'z', the graph's inputs are x, s"),
-        ({"s": [1, 2, 3]}, r"its value has the shape \[3\], declared is \[2\]"),
-        ({"s": [1.5, 4]}, "its value is float64, it holds int"),
+        ({"s": [1, 2, 3]}, r"its value has the shape \[3\], it must have \[2\]"),
+        ({"s": [1.5, 4]}, "its value is float64, it must be int"),
         ({"s": "ab"}, "must be numbers"),
         ({"s": [[1], [2, 3]]}, "is no array|must be numbers"),
     ],

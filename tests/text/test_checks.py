@@ -96,13 +96,13 @@ DECLARATIONS = {
     "result of another type": (
         "fragment f( x: T ) -> ( y: tensor<logical> ) { §y = x; }",
         "y = f(x);",
-        "result 'y' is declared as tensor<logical>, what is assigned is tensor<scalar>",
+        "result 'y' is declared as tensor<logical>, the assigned value is tensor<scalar>",
         "",
     ),
     "array as result": (
         "fragment f( x: T ) -> ( y: T ) { §y = [x]; }",
         "y = f(x);",
-        "result 'y' is declared as tensor<scalar>, what is assigned is tensor<scalar>[]",
+        "result 'y' is declared as tensor<scalar>, the assigned value is tensor<scalar>[]",
         "",
     ),
     "parameter assigned": (

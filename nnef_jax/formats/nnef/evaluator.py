@@ -1,7 +1,7 @@
 """Evaluates the expressions of a document (spec 3.3.3).
 
-Evaluation is not recursive. Generators walk over the syntax tree, and a loop (`Evaluator._run`)
-drives them. The depth of fragment calls is bounded by `Limits`, not by the interpreter's stack.
+Evaluation is not recursive: generators walk over the syntax tree, and a loop (`Evaluator._run`)
+drives them. So `Limits` bounds the depth of fragment calls, not the interpreter's stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nnef_jax.formats.syntax.types import Tensor, Type
 from nnef_jax.limits import EVALUATION, RESULT
 
 ITEMS_PER_STEP = 16  # items of arrays, letters of texts
-_POSITIVE = {"constant": "shape", "tile": "repeats"}  # kinds take 0 in these, the standard not
+_POSITIVE = {"constant": "shape", "tile": "repeats"}  # attributes in which only kinds allow 0
 
 
 Step = Generator["Step", Any, Any]
@@ -46,8 +46,8 @@ class Evaluator(Emitter, ABC):
     ) -> tuple[Any, ...]:
         """Add an operation to the graph and return its results.
 
-        `least` is the least extent or count in attributes that the standard requires to be
-        positive. Raises ExtentNeeded for an unknown extent among the operands.
+        `least` is the least number in the attributes `_POSITIVE`. Raises ExtentNeeded for an
+        unknown extent among the operands.
         """
         self.spend(RESULT * result_count(kind, operands, attributes), place.node, place.frame)
         v.require_known(operands.values(), self.meter)
@@ -60,7 +60,10 @@ class Evaluator(Emitter, ABC):
     # The loop that drives evaluation
 
     def _run(self, step: object) -> Any:
-        """Run a generator, and those that it yields, to the end. Return the value."""
+        """Run a generator and the generators that it yields to the end. Return the value.
+
+        Any other object is returned unchanged.
+        """
         stack: list[Step] = []
         while True:
             if isinstance(step, GeneratorType):
@@ -77,9 +80,9 @@ class Evaluator(Emitter, ABC):
     # Expressions
 
     def _evaluate(self, node: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
-        """Return the value of an expression, or a generator that returns it.
+        """Return the value of an expression, or a generator that returns the value.
 
-        `names` are the names for tensors that the expression makes.
+        `names` are for the tensors that the expression adds.
         """
         self.meter.steps += 1
         if self.meter.steps > self.limits.steps:
@@ -111,7 +114,7 @@ class Evaluator(Emitter, ABC):
                 return self._compound(node, frame, names)
 
     def _all(self, items: Sequence[s.Expression], frame: Frame) -> Any:
-        """Return the list of the expressions' values, or a generator that returns it."""
+        """Return the list of the values of expressions, or a generator that returns the list."""
         values: list[Any] = []
         pending = iter(items)
         names = frame.values
@@ -119,7 +122,7 @@ class Evaluator(Emitter, ABC):
         if items and self.meter.steps > self.limits.steps:
             self.spend(0, items[0], frame)
         for item in pending:
-            if isinstance(item, s.Literal):  # short cuts: most items are literals or names
+            if isinstance(item, s.Literal):  # a short cut: most items are literals or names
                 values.append(item.value)
             elif isinstance(item, s.Identifier) and isinstance(names[item.name], Value):
                 values.append(names[item.name])
@@ -171,7 +174,7 @@ class Evaluator(Emitter, ABC):
                 raise TypeError(f"not an expression: {node!r}")
 
     def _declared(self, node: s.SyntaxNode, frame: Frame, value: object, type: Type) -> Any:
-        """Return the value of an argument as its parameter declares it."""
+        """Return the value of an argument in the type of its parameter."""
         if not self.document.provisional:
             return value
         return self._value(node, frame, lambda: v.as_declared(value, type, self.meter))
@@ -179,7 +182,7 @@ class Evaluator(Emitter, ABC):
     def _value(
         self, node: s.SyntaxNode, frame: Frame, compute: Callable[[], Any], *read: Any
     ) -> Any:
-        """Return a computed value; count steps if it or an operand of `read` is long."""
+        """Return a computed value. Count steps for its length and the length of operands `read`."""
         try:
             value = compute()
         except v.InvalidValue as error:
@@ -187,7 +190,7 @@ class Evaluator(Emitter, ABC):
         except v.TooLarge as error:
             span = s.span_in(frame.source, node)
             raise self.beyond(str(error), "array_items", span, frame.calls) from None
-        for sequence in (value, *read):  # a step for the node does not cover long ones
+        for sequence in (value, *read):
             if isinstance(sequence, list | str):
                 self.spend(len(sequence) // ITEMS_PER_STEP, node, frame)
         return value
@@ -195,7 +198,7 @@ class Evaluator(Emitter, ABC):
     def _binary(self, node: s.Binary, frame: Frame, names: Sequence[str]) -> Step:
         operator = node.operator
         a = yield self._evaluate(node.left, frame)
-        # && and || evaluate their right side only if the left one does not decide.
+        # && and || evaluate their right side only if the left side does not decide.
         if (operator == "&&" and a is False) or (operator == "||" and a is True):
             return a
         b = yield self._evaluate(node.right, frame)
@@ -215,9 +218,9 @@ class Evaluator(Emitter, ABC):
             lengths = " and ".join(str(len(iterable)) for iterable in iterables)
             raise self.error(f"the arrays iterated together have lengths {lengths}", node, frame)
         items: list[Any] = []
-        for together in zip(*iterables, strict=True):
+        for loop_items in zip(*iterables, strict=True):
             self.spend(len(node.loops), node, frame)
-            for loop, item in zip(node.loops, together, strict=True):
+            for loop, item in zip(node.loops, loop_items, strict=True):
                 frame.values[loop.name] = item
             if node.condition is None or (yield self._evaluate(node.condition, frame)):
                 items.append((yield self._evaluate(node.item, frame)))

@@ -20,7 +20,7 @@ _ARITHMETIC = frozenset("+-*/^")
 _ORDER = frozenset({"<", "<=", ">", ">="})
 _EQUALITY = frozenset({"==", "!="})
 _LOGIC = frozenset({"&&", "||"})
-_LARGEST_TUPLE = 1000  # items, inner tuples counted by theirs
+_LARGEST_TUPLE = 1000  # items, with the items of inner tuples
 _NUMBERS = {t.INTEGER, t.SCALAR}
 
 
@@ -46,11 +46,12 @@ class ExpressionTypes:
         self.calls: defaultdict[str, list[s.Invocation]] = defaultdict(list)
         self._loops: dict[str, t.Type] = {}
         self._undefined: set[str] = set()
-        self._results: dict[object, t.Type] = {}  # of invocations without errors, by types
+        # Result types of invocations without errors, by operation and types of arguments.
+        self._results: dict[object, t.Type] = {}
         self._tuples: dict[tuple[t.Type, ...], t.TupleOf] = {}
 
     def fits(self, actual: t.Type, formal: t.Type) -> bool:
-        """Apply `types.fits`; in provisional texts integers fit scalars."""
+        """Tell whether a type fits, by `types.fits`. In provisional texts integers fit scalars."""
         return t.fits(actual, formal, mixed=self.provisional)
 
     def shown(self, formal: t.Type) -> str:
@@ -72,13 +73,13 @@ class ExpressionTypes:
                 type = self._loops.get(name) or self.types.get(name)
                 if isinstance(type, t.Tensor):
                     return type
-                return self._paid(type) if type else self._not_defined(expression)
+                return self._counted(type) if type else self._not_defined(expression)
             case s.Array(items=items):
                 return self._array(items)
             case s.Tuple(items=items):
                 types = tuple([self.of(item) for item in items])
                 type = self._tuples.get(types) or self._tuples.setdefault(types, t.TupleOf(types))
-                if type.size <= _LARGEST_TUPLE:  # a short text can have huge tuples
+                if type.size <= _LARGEST_TUPLE:  # tuples of names can grow exponentially
                     return type
                 message = f"tuples within tuples have over {_LARGEST_TUPLE} items here"
                 return self._wrong(message, expression)
@@ -112,8 +113,8 @@ class ExpressionTypes:
             case s.Builtin(function=function, argument=argument):
                 return self._builtin(function, self.of(argument), expression)
 
-    def _paid(self, type: t.Type) -> t.Type:
-        """Return the type after counting steps for comparisons of it: large types take time."""
+    def _counted(self, type: t.Type) -> t.Type:
+        """Return a type, and count steps: comparing large types takes time."""
         if isinstance(type, t.TupleOf | t.ArrayOf):
             self.scope.meter.spend(t.weight(type), "the text")
         return type
@@ -126,7 +127,7 @@ class ExpressionTypes:
         return t.ANY
 
     def how_to_define(self, name: str) -> str:
-        """Return a hint for a name that is not defined."""
+        """Return a hint for an undefined name."""
         if name in self._targets:
             return "it is assigned later: a name must be assigned before it is used"
         names, meter = (self.types, self._loops), self.scope.meter
@@ -135,7 +136,7 @@ class ExpressionTypes:
         )
 
     def _common(self, a: t.Type, b: t.Type) -> t.Type | None:
-        """Apply `types.common`; in provisional texts integers and scalars are scalars."""
+        """Return a common type, by `types.common`. A provisional integer may become a scalar."""
         mixed = self.provisional and {a, b} == _NUMBERS
         return t.SCALAR if mixed else t.common(a, b)
 
@@ -144,15 +145,16 @@ class ExpressionTypes:
         """Return all names that the body assigns."""
         return {i.name for a in self.body for i in s.identifiers(a.target)}
 
-    def _expect(self, expression: s.Expression, expected: t.Type, what: str) -> None:
+    def _expect(self, expression: s.Expression, expected: t.Type, title: str) -> None:
+        """Report an expression that is not of a type. `title` names it in the error."""
         actual = self.of(expression)
         if not t.fits(actual, expected) or isinstance(actual, t.Tensor):
-            self._wrong(f"{what} must be of type {expected}, this is {actual}", expression)
+            self._wrong(f"{title} must be of type {expected}, this is {actual}", expression)
 
     def _array(self, items: Sequence[s.Expression]) -> t.Type:
         item: t.Type = t.ANY
         for position, expression in enumerate(items):
-            if isinstance(expression, s.Literal):  # as nearly always
+            if isinstance(expression, s.Literal):  # the common case
                 type = t.LITERALS[expression.value.__class__]
             else:
                 type = self.of(expression)
@@ -223,13 +225,13 @@ class ExpressionTypes:
     def _builtin(self, function: str, type: t.Type, node: s.SyntaxNode) -> t.Type:
         match function:
             case "shape_of":
-                taken, takes = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR), "a tensor"
+                fits, takes = isinstance(type, t.Tensor) or t.fits(type, t.TENSOR), "a tensor"
             case "length_of" | "range_of":
-                taken = isinstance(type, t.ArrayOf) or type == t.STRING
+                fits = isinstance(type, t.ArrayOf) or type == t.STRING
                 takes = "an array or a string"
             case _:
-                taken, takes = isinstance(type, t.Primitive), "a primitive value"
-        if not taken and not isinstance(type, t.Anything):
+                fits, takes = isinstance(type, t.Primitive), "a primitive value"
+        if not fits and not isinstance(type, t.Anything):
             return self._wrong(f"'{function}' takes {takes}, this is {type}", node)
         return _BUILTIN_RESULTS[function]
 
@@ -258,7 +260,7 @@ class ExpressionTypes:
             result = self._result(fragment, node, form.positions, dict(types))
             if len(self.errors) == count:
                 self._results[key] = result
-        return result if isinstance(result, t.Tensor) else self._paid(result)
+        return result if isinstance(result, t.Tensor) else self._counted(result)
 
     def _result(
         self,
@@ -269,7 +271,7 @@ class ExpressionTypes:
     ) -> t.Type:
         """Return the type of an invocation.
 
-        `positions` and `types` are of the arguments, by parameter.
+        `positions` and `types` are the positions and types of the arguments, by parameter.
         """
         generic = self._generic(fragment, node, types)
         for parameter in fragment.parameters:
@@ -293,7 +295,7 @@ class ExpressionTypes:
         return results[0] if len(results) == 1 else t.TupleOf(results)
 
     def how_to_write(self, formal: t.Type, actual: t.Type) -> str:
-        """Return a hint how to write an argument of the formal type, '' without one."""
+        """Return a hint how to write an argument of the formal type, '' for no hint."""
         match formal, actual:
             case _, t.Primitive("integer") if t.fits(t.SCALAR, formal):
                 return "write the number with a point, as in 2.0"
@@ -307,7 +309,7 @@ class ExpressionTypes:
     def _generic(
         self, fragment: s.Fragment, node: s.Invocation, types: Mapping[str, t.Type]
     ) -> str | None:
-        """Return the type of `?`: the generic argument, else of an argument, else the default."""
+        """Return the type of `?`: the generic argument, else deduced, else the default."""
         if node.generic is not None:
             if not fragment.generic:
                 self._wrong(f"'{fragment.name}' is not generic, it takes no <{node.generic}>", node)
@@ -320,8 +322,8 @@ class ExpressionTypes:
             if parameter.name in types:
                 deduced = t.deduce(types[parameter.name], parameter.type)
                 if deduced:
-                    literal = self.provisional and types[parameter.name] == t.INTEGER
-                    return "scalar" if literal and t.has_tensor(parameter.type) else deduced
+                    is_integer = self.provisional and types[parameter.name] == t.INTEGER
+                    return "scalar" if is_integer and t.has_tensor(parameter.type) else deduced
         leaves = t.GENERIC, t.Tensor("?")
         is_generic = any(t.holds(p.type, *leaves) for p in fragment.parameters)
         if fragment.generic_default is None and not is_generic:
@@ -338,7 +340,7 @@ def _item(type: t.Type) -> t.Type | None:
 
 
 def _unary(operator: str, type: t.Type) -> t.Type | None:
-    """Return the type of a unary operation, None if it does not take the operand."""
+    """Return the type of a unary operation, None if the operator does not take the operand."""
     items = ("logical",) if operator == "!" else ("scalar", "integer")
     match type:
         case t.Tensor(item) if item is None or item == items[0]:
@@ -350,7 +352,7 @@ def _unary(operator: str, type: t.Type) -> t.Type | None:
 
 
 def _binary(operator: str, left: t.Type, right: t.Type) -> t.Type | None:
-    """Return the type of a binary operation without tensors, None if it takes no such operands."""
+    """Return the type of an operation without tensors, None if it does not take the operands."""
     match operator, left, right:
         case "+", t.ArrayOf(), t.ArrayOf():
             return t.common(left, right)

@@ -43,21 +43,21 @@ def flatten(
 ) -> Graph:
     """Return the flat graph of a checked document.
 
-    `calls` are the invocations that `semantics.check` returned. `quantizers`, by the names of
-    tensors, round these after they are computed.
+    `calls` are the invocations that `semantics.check` returned. `quantizers` are by name of a
+    tensor, which they round after it is computed.
 
-    Raises SemanticError, ShapeError, UnsupportedError or LimitError, independent errors at once.
-    Raises ExtentNeeded if the graph depends on an open extent.
+    Raises SemanticError, ShapeError, UnsupportedError or LimitError, for independent errors
+    together. Raises ExtentNeeded if the graph depends on an open extent.
     """
     with within_memory("the flat graph"):
         return _Flattener(scope, options, quantizers).flatten(calls)
 
 
 def evaluate(expression: s.Expression, source: Source, scope: Scope, options: Options) -> Any:
-    """Return the value of a checked expression outside of bodies, as an argument in graph.quant.
+    """Return the value of a checked expression outside of bodies, such as one in graph.quant.
 
     Raises SemanticError for an expression without a value or with an invocation, ExtentNeeded for
-    one that reads a name, LimitError.
+    an expression that reads a name, LimitError.
     """
     flattener, frame = _Flattener(scope, options, {}), Frame(None, source, {})
     called = next(s.invocations([expression]), None)
@@ -79,7 +79,7 @@ class _Flattener(Evaluator):
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
         self.bodies: Set[str] = set()  # fragments of the graphs around this one
-        self._atomic: dict[int, bool] = {}  # by id of the fragment
+        self._atomic: dict[int, bool] = {}  # results of `_is_atomic` by id of the fragment
 
     def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
         value = self._evaluate(expression, frame, names)
@@ -127,7 +127,7 @@ class _Flattener(Evaluator):
         return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
 
     def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a value of the graph's body as a tensor. A second name becomes an alias."""
+        """Return a value in the graph's body as a tensor. A further name of it becomes an alias."""
         if not isinstance(item, Value):
             try:
                 item = self._constant(item, 1, CallPlace(node, frame, [name]))
@@ -144,7 +144,7 @@ class _Flattener(Evaluator):
         return self.emit("constant", {}, attributes, place)[0]
 
     def _quantized(self, name: str, value: Value) -> Value:
-        """Return the value of a name for its readers, quantised by graph.quant (spec 7.1)."""
+        """Return the value that readers of a name get: quantised by graph.quant (spec 7.1)."""
         quantizer = self.quantizers.get(name)
         if quantizer is None:
             return value
@@ -206,13 +206,13 @@ class _Flattener(Evaluator):
         self.spend(work + len(calls) // CALLS_PER_STEP, node, frame)
         result_names = dict(zip((r.name for r in fragment.results), names, strict=False))
         prefix = f"{names[0] if names else frame.prefix + fragment.name}_"
-        if len(prefix) > _LONGEST_PREFIX:  # in recursion prefixes would take most of the memory
+        if len(prefix) > _LONGEST_PREFIX:  # prefixes of recursive calls would fill the memory
             prefix = f"{fragment.name[:_LONGEST_PREFIX]}_"
         inner = Frame(fragment, fragment.source, arguments, prefix, calls, generic)
         assert fragment.body is not None
         for assignment in fragment.body:
             targets = [identifier.name for identifier in s.identifiers(assignment.target)]
-            # An array that is the only result has all names, one for each of its tensors.
+            # If an array is the only result, its tensors get all the names.
             is_array = len(fragment.results) == 1 and targets == [fragment.results[0].name]
             local = [result_names.get(name) or self.local(prefix + name) for name in targets]
             names_of_targets = names if names and is_array else local
@@ -233,7 +233,7 @@ class _Flattener(Evaluator):
     def _emit_custom(
         self, kind: str, operands: ByName, attributes: ByName, place: CallPlace
     ) -> tuple[Any, ...]:
-        """Add a custom operation by its kind."""
+        """Add an operation of the kind that a custom operation names."""
         try:
             attributes = {
                 name: self._body(x, place) if is_body(x) else x for name, x in attributes.items()
@@ -242,12 +242,12 @@ class _Flattener(Evaluator):
         except NnefError:
             raise
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The declaration is the document's, so the types of the arguments are unchecked.
+            # The document declares the operation, so the types of arguments are unchecked.
             message = f"'{kind}' does not take its arguments: {error}"
             raise self.error(message, place.node, place.frame) from error
 
     def _of_one_dtype(self, operands: ByName) -> ByName:
-        """Return operands with integers in the dtype of the integer tensors, if that is one."""
+        """Return operands with integers in the dtype of the integer tensors, if they share one."""
         tensors = [x.type.dtype for x in operands.values() if isinstance(x, Value)]
         dtypes = set(filter(is_integer, tensors))
         if len(dtypes) != 1 or self.builder.integer in dtypes:
@@ -256,13 +256,13 @@ class _Flattener(Evaluator):
         return {n: as_item(x) if type(x) is int else x for n, x in operands.items()}
 
     def _body(self, value: Sequence[Any], place: CallPlace) -> Graph:
-        """Return the graph of an argument, which names a fragment and the types of its inputs."""
+        """Return the graph for an argument: a fragment's name, and the types of its parameters."""
         fragment = self.scope.lookup(value[0], None)
         types = types_of(value, self.options.real)
         if fragment is None or fragment.body is None or len(fragment.parameters) != len(types):
-            raise ValueError(f"there is no fragment '{value[0]}' of {len(types)} tensors")
+            raise ValueError(f"there is no fragment '{value[0]}' with {len(types)} parameters")
         if value[0] in self.bodies:
-            raise ValueError(f"fragment '{value[0]}' is within itself")
+            raise ValueError(f"fragment '{value[0]}' contains itself")
         inner = _Flattener(self.scope, self.options, {})
         inner.bodies = {*self.bodies, value[0]}
         calls = calls_of(assignment.value for assignment in fragment.body)
@@ -284,7 +284,7 @@ class _Flattener(Evaluator):
         try:
             dtype = dtype_of(generic, self.builder)
             if kind == "external":
-                # In the text an extent of 0 is open (spec 4.1.1); in a call it is an empty axis.
+                # An extent of 0 is open in the text (spec 4.1.1), but an empty axis in a call.
                 declared = [extent or None for extent in arguments["shape"]]
                 if name in self.options.values:
                     array = self.options.value(name, declared, dtype)
@@ -315,7 +315,7 @@ class _Flattener(Evaluator):
     # What can be run
 
     def _is_atomic(self, fragment: s.Fragment) -> bool:
-        """Tell whether an operation is one of the graph, and is not expanded into its body."""
+        """Tell whether an operation becomes one operation of the graph: it is not expanded."""
         is_atomic = self._atomic.get(id(fragment))
         if is_atomic is None:
             expands = self.options.expand == "all" or not self._has_rule(fragment)
@@ -325,10 +325,10 @@ class _Flattener(Evaluator):
     def _has_rule(self, fragment: s.Fragment) -> bool:
         """Tell whether an operation is a kind of the graph, or has a rule of the user's.
 
-        Only operations of 1.0 final are kinds, and provisional primitives of the same name; a
-        fragment of the document that has the name of a kind is none. A user's rule applies to
-        operations of 1.0 final, to those that only the provisional library has, and to the
-        document's fragments.
+        Kinds are operations of 1.0 final, and provisional primitives of the same name. A fragment
+        of the document that has the name of a kind is no kind. A user's rule applies to operations
+        of 1.0 final, to operations that only the provisional library has, and to fragments of the
+        document.
         """
         if self._custom_kind(fragment):
             return True

@@ -37,7 +37,7 @@ from nnef_jax.storage.writer import Member
 class StandardFrontend(TextFrontend):
     """A checked document with the entries of its graph.quant.
 
-    The entries round no tensor before the data are read: an entry may describe stored codes.
+    Entries round tensors only after the data are read, since an entry may describe stored codes.
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
@@ -85,7 +85,7 @@ class StandardFrontend(TextFrontend):
     def stored(self, graph: Graph) -> Stored:
         """Return the data of the variables, and a front end that rounds by graph.quant.
 
-        Quantised data become real numbers, by the algorithm in the header of a provisional file or
+        Quantised data become real numbers by the algorithm in the header of a provisional file, or
         else by the variable's entry in graph.quant. Such an entry does not round the parameter.
         """
         data: dict[str, NDArray[Any]] = {}
@@ -140,7 +140,7 @@ class StandardFrontend(TextFrontend):
                     "or another algorithm into graph.quant",
                 )
             array = dequantize(file, self._entries[name], member, meter)
-            if isinstance(variable, Parameter):  # the later values of a state are rounded
+            if isinstance(variable, Parameter):  # later values of a state are rounded
                 rounding.pop(name, None)
         return convert(array.reshape(declared.shape), jnp.dtype(declared.dtype), member, meter)
 
@@ -149,7 +149,7 @@ class StandardFrontend(TextFrontend):
         return replace(super().members(arrays, quantization), reads_alike=True)
 
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the text of a flat document of 1.0 final of a part of the graph."""
+        """Return the flat text of a part of the graph, in 1.0 final."""
         part, _ = cut(graph)
         return print_document(FlatWriter(part, options.meter).write())
 
@@ -171,7 +171,7 @@ class StandardFrontend(TextFrontend):
             if not file.quantization:
                 continue
             # A header of 1.0 final cannot name the algorithm. It becomes an entry of graph.quant if
-            # the variable has an identifier, and rounding it when the network runs changes nothing.
+            # the variable has an identifier. A run then rounds the parameter, without any change.
             quantizer = self.reader.header(file.quantization, member)
             name = names.get(variable.value)
             if isinstance(variable, Parameter) and name and name not in self._entries:
@@ -198,7 +198,7 @@ class _Conversion:
 
     @property
     def names(self) -> Mapping[Value, str]:
-        """Return the names of values in the document that is not flattened."""
+        """Return the names of values in the unflattened document."""
         return {value: name for name, value in self.graph.values.items() if name in self._beside}
 
     def flat(self, meter: Meter) -> tuple[str, Mapping[Value, str], str]:
@@ -232,10 +232,10 @@ class _Conversion:
             yield UnsupportedError(message, span=quantizer.span())
 
     def _other_name(self, name: str) -> str | None:
-        """Return another name of the same value whose tensor the entry of `name` does not round.
+        """Return another name of a value, for which the entry of `name` does not round the value.
 
-        An identifier that is assigned later reads the value by its first name, rounded or not. An
-        identifier of the same assignment is not rounded, nor is a variable of the same label.
+        A later assignment reads the value by its first name, rounded or not. Entries do not round
+        other identifiers of the same assignment, nor other variables of the same label.
         """
         value = self.graph.values[name]
         aliases = self._aliases.get(value, frozenset[str]())
@@ -255,7 +255,7 @@ class _Conversion:
 
     @cached_property
     def _beside(self) -> Mapping[str, Set[str]]:
-        """Return, for each name, the names in the target of its assignment."""
+        """Return by name all names in the target of its assignment."""
         targets: dict[str, Set[str]] = {}
         for assignment in self.document.graph.body:
             names = {identifier.name for identifier in s.identifiers(assignment.target)}

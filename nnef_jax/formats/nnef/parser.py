@@ -1,7 +1,7 @@
-"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks the rules that no grammar has.
+"""Parses documents of NNEF 1.0 (spec 3.1, 3.2), and checks rules beyond the grammar.
 
-The semicolon after the version decides the dialect: 1.0 final has it, 1.0 provisional does not. The
-tree builder notes a feature for each further construction that only one dialect has.
+The semicolon after the version decides the dialect: 1.0 final has it, 1.0 provisional does not. For
+each other construction that only one dialect has, the tree builder notes a feature.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def parse_quantization(source: Source, meter: Meter) -> Sequence[tuple[s.Literal
 def _check_extensions(document: s.Document, features: Sequence[tuple[str, int]]) -> None:
     """Require the extensions of compositional syntax in 1.0 final.
 
-    The provisional text calls the graph flat, but computes arguments in it (appendix C, chapter 7).
-    In a provisional document only the statements of the graph must be invocations.
+    In a provisional document the statements of the graph must be invocations. Their arguments may
+    be computed, as in appendix C and chapter 7, although the provisional text calls the graph flat.
     """
     source = document.source
     if document.provisional:
@@ -107,7 +107,7 @@ def is_provisional(text: str) -> bool:
 
 
 def check_features(source: Source, provisional: bool, features: Sequence[tuple[str, int]]) -> None:
-    """Raise NnefSyntaxError for features that the dialect does not have, once for each."""
+    """Raise NnefSyntaxError for the first use of each feature that the dialect does not have."""
     foreign = FINAL_FEATURES if provisional else PROVISIONAL_FEATURES
     dialect = "1.0 provisional" if provisional else "1.0 final"
     first: dict[str, int] = {}
@@ -116,10 +116,10 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
             first.setdefault(name, offset)
     errors: list[NnefError] = []
     for name, offset in first.items():
-        what, hint = foreign[name]
-        message, span = f"{what} is not part of NNEF {dialect}", Span(source, offset)
+        title, hint = foreign[name]
+        message, span = f"{title} is not part of NNEF {dialect}", Span(source, offset)
         errors.append(NnefSyntaxError(message, span=span, hint=hint))
-    if provisional and errors:  # the semicolon is missing, and the text is final
+    if provisional and errors:  # probably the text is final, and the semicolon is missing
         semicolon = "begin it with 'version 1.0;', with the semicolon"
         errors[0].hint = f"if this is a text of 1.0 final, {semicolon}"
         del errors[1:]
@@ -129,9 +129,9 @@ def check_features(source: Source, provisional: bool, features: Sequence[tuple[s
 def end_statements(text: str) -> tuple[str, str]:
     """Return a provisional text twice: with white space, and with semicolons, after statements.
 
-    The first text has at least a space before each statement and closing `}`. In the second one the
-    first character of that space, or of a comment there, is a semicolon. Offsets of all other
-    characters are equal in both. A statement starts with the identifiers, arrays and tuples before
+    The first text has at least a space before each statement and closing `}`. In the second text
+    the first character of the space, or of a comment there, is a semicolon. All other characters
+    have the same offsets in both. A statement starts with the identifiers, arrays and tuples before
     a single `=` outside of brackets.
     """
     tokens = _tokens(text)
@@ -156,9 +156,10 @@ def _tokens(text: str) -> list[tuple[str, int, int]]:
 
 def _statement_ends(tokens: Sequence[tuple[str, int, int]]) -> Iterator[int]:
     """Yield the indices of tokens that need a semicolon before them, if there is none."""
-    depth, in_body, before = 0, False, ""
+    depth, in_body, before = 0, False, ""  # `before` is the previous token
     start = 0  # index of the first token of a possible target
     for index, (token, _, _) in enumerate(tokens):
+        # A target goes on after a comma. Any other token may begin one.
         end, begins = 0, depth == 0 and (before == ",") == (token == ",")
         if token in ("(", "["):
             depth += 1

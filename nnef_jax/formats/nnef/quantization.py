@@ -28,13 +28,13 @@ from nnef_jax.wording.similar import did_you_mean
 _ALIASES = {"quantize_linear": "linear_quantize"}  # the name in chapter 7 of the provisional text
 _SCALARS = (Tensor("scalar"), Tensor("?"), Tensor(None))
 _REAL = (SCALAR, Tensor("scalar"))
-_TENSOR = ""  # the name of the tensor in its entry: no argument can have it
-_NAMES = "an entry names what the graph's own body assigns"
+_TENSOR = ""  # stands for the tensor in its entry, since no argument can have this name
+_NAMES = "an entry must name a tensor that the body of the graph itself assigns"
 
 
 class _ArgumentTypes(ExpressionTypes):
     def how_to_define(self, name: str) -> str:
-        return "the arguments are numbers, tensors have no value here"
+        return "arguments must be numbers: tensors have no value here"
 
     def fits(self, actual: Type, formal: Type) -> bool:
         """Tell whether an argument fits a formal type; an array of numbers fits a tensor."""
@@ -52,7 +52,7 @@ class _ArgumentTypes(ExpressionTypes):
 
 
 class QuantizationReader:
-    """A reader of the quantisation of one document, which it checks."""
+    """A reader and checker of the quantisation of one document."""
 
     def __init__(self, scope: Scope, options: Options) -> None:
         self._document = scope.document
@@ -112,14 +112,14 @@ class QuantizationReader:
         tensor, *parameters = fragment.parameters
         for argument in node.arguments:
             if argument.name in (None, tensor.name):
-                what = (
+                rule = (
                     "the tensor must not be given" if argument.name else "arguments must be named"
                 )
                 span = s.span_in(source, argument)
                 hint = f"write {', '.join(f'{p.name} = ...' for p in parameters)}"
-                raise SemanticError(f"in a quantisation entry {what}", span=span, hint=hint)
-        itself = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
-        call = replace(node, operation=fragment.name, arguments=(itself, *node.arguments))
+                raise SemanticError(f"in a quantisation entry {rule}", span=span, hint=hint)
+        tensor_argument = s.Argument(node.offset, None, s.Identifier(node.offset, _TENSOR))
+        call = replace(node, operation=fragment.name, arguments=(tensor_argument, *node.arguments))
         errors: list[NnefError] = []
         types = {_TENSOR: tensor.type}
         _ArgumentTypes(self._scope, source, provisional, errors, None, types).of(call)
@@ -141,12 +141,12 @@ class QuantizationReader:
     def _algorithm(self, node: s.Expression, source: Source) -> s.Fragment:
         """Return the declaration of the operation, which takes and returns a tensor of scalars."""
         assert isinstance(node, s.Invocation | s.Builtin)
-        written = node.operation if isinstance(node, s.Invocation) else node.function
-        name, span = _ALIASES.get(written, written), s.span_in(source, node)
+        operation = node.operation if isinstance(node, s.Invocation) else node.function
+        name, span = _ALIASES.get(operation, operation), s.span_in(source, node)
         algorithms = [*ALGORITHMS, *(fragment.name for fragment in self._document.fragments)]
         fragment = self._scope.lookup(name, None)
         if fragment is None or name not in algorithms:
-            message = f"'{written}' is not a quantisation algorithm"
+            message = f"'{operation}' is not a quantisation algorithm"
             hint = did_you_mean(name, algorithms, meter=self.meter, most=2) or (
                 f"there are {', '.join(ALGORITHMS)}, and the document's own fragments"
             )
@@ -178,7 +178,7 @@ class QuantizationReader:
 
 
 def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
-    """Return the first identifier of the variables of each label."""
+    """Return by label the first identifier of a variable with the label."""
     return {
         argument.value.value: name
         for name, value in reversed(names.items())
@@ -189,7 +189,7 @@ def _labels(names: dict[str, s.Expression]) -> dict[Any, str]:
 
 
 def _as_declared(value: Any, type: Type) -> Any:
-    """Return the value of an argument by its type. Provisional texts write scalars as integers."""
+    """Return the value of an argument in a type. Provisional texts write scalars as integers."""
     if isinstance(value, list):
         return [_as_declared(item, type) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return float(value) if type in _REAL and isinstance(value, int) else value

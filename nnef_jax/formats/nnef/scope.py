@@ -33,7 +33,7 @@ FINAL_ONLY = {
 class Scope:
     """The operations that a document may call: its fragments, and the operations of its dialect.
 
-    Names in the body of a library fragment are looked up in the library of 1.0 final only: a
+    Names in the body of a library fragment are looked up in the library of 1.0 final only, since a
     provisional operation may be defined by the final operation of the same name.
     """
 
@@ -46,7 +46,7 @@ class Scope:
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Forms are by the identity of fragments, which a copy does not have.
+        # Keys of `_forms` are identities of fragments, which a copy does not share.
         return Scope, (self.document, self.meter)
 
     def is_taken(self, name: str) -> bool:
@@ -54,7 +54,7 @@ class Scope:
         return name in self.library and not (self.document.provisional and name in FINAL_ONLY)
 
     def lookup(self, name: str, caller: Fragment | None) -> Fragment | None:
-        """Return the declaration of an operation that `caller` calls; the graph is None."""
+        """Return the declaration of an operation that `caller` calls, None for the graph."""
         if caller is not None and caller.source is not self.document.source:
             return standard().get(name)
         return self._declarations.get(name)

@@ -29,7 +29,7 @@ def check(scope: Scope, *, outline: bool = False) -> Calls:
     is no error by itself.
     """
     checker = _Checker(scope)
-    with within_memory("the text"):  # it may end with a large limit of nesting
+    with within_memory("the text"):  # a large limit of nesting may exhaust the stack
         calls = checker.run()
         if checker.errors or not outline:
             checker.unknown_operations()
@@ -131,7 +131,7 @@ class _Checker:
                     self._report(f"'{name}' is already assigned", identifier, "use another name")
                 elif name in results and not expressions.fits(type, results[name]):
                     declared = f"result '{name}' is declared as {results[name]}"
-                    self._report(f"{declared}, what is assigned is {type}", identifier)
+                    self._report(f"{declared}, the assigned value is {type}", identifier)
                 assigned.add(name)
                 types[name] = results.get(name, type)
         for name, uses in expressions.calls.items():
@@ -191,7 +191,7 @@ class _Checker:
     ) -> None:
         """Require tensors for all names, and 'external' for the parameters only (spec 3.3.1)."""
         parameters = {parameter.name for parameter in graph.parameters}
-        excused: set[int] = set()  # ids of `external` invocations without a further error
+        excused: set[int] = set()  # ids of `external` invocations that are valid or reported
         for assignment in graph.body:
             value = assignment.value
             is_external = isinstance(value, s.Invocation) and value.operation == "external"
@@ -201,9 +201,9 @@ class _Checker:
                 name = identifier.name
                 type = types[name]
                 if not isinstance(type, t.Tensor) and not t.fits(type, t.TENSOR):
-                    stands = "in the graph every name stands for one tensor"
+                    rule = "in the graph every name stands for one tensor"
                     hint = "unpack tuples as (a, b) = ... and arrays as [a, b] = ..."
-                    self._report(f"'{name}' has type {type}, {stands}", identifier, hint)
+                    self._report(f"'{name}' has type {type}, {rule}", identifier, hint)
                 if is_external and name not in parameters:
                     message = "is assigned by 'external' but is not a parameter of the graph"
                     hint = f"add it: graph {graph.name}( ..., {name} ) -> ..."
@@ -233,12 +233,12 @@ _Named = s.Identifier | s.FormalParameter | s.ResultDeclaration
 
 
 def _repeated(declared: Sequence[_Named]) -> list[_Named]:
-    """Return the nodes whose names an earlier node has."""
+    """Return the nodes that have the name of an earlier node."""
     first = {node.name: node for node in reversed(declared)}
     return [node for node in declared if first[node.name] is not node]
 
 
-# What can be run
+# Operations that cannot run
 
 
 def calls_of(expressions: Iterable[s.Expression]) -> Calls:
@@ -275,22 +275,22 @@ def unsupported(
     """
     uses: defaultdict[str, list[Span]] = defaultdict(list)
     seen: set[int] = set()
-    # (fragment, calls of its body, source, the span in the document that leads to a library).
+    # (fragment, calls of its body, source, for a library the span of the call in the document).
     pending: list[tuple[s.Fragment | None, Calls, Source, Span | None]]
     pending = [(None, *body, None) for body in bodies]
     sources = {source for _, _, source, _ in pending}
     while pending:
-        caller, calls, source, reached = pending.pop()
+        caller, calls, source, span = pending.pop()
         for operation, nodes in calls.items():
             fragment = scope.lookup(operation, caller)
             if fragment is None or fragment.name in INTRODUCING or id(fragment) in seen:
                 continue
             if fragment.body is None and not has_rule(fragment):
-                uses[fragment.name] += [reached or s.span_in(source, node) for node in nodes]
+                uses[fragment.name] += [span or s.span_in(source, node) for node in nodes]
             elif fragment.body is not None and not is_atomic(fragment):
                 seen.add(id(fragment))
                 is_library = fragment.source not in sources
-                into = (reached or s.span_in(source, nodes[0])) if is_library else None
+                inner_span = (span or s.span_in(source, nodes[0])) if is_library else None
                 inner = calls_of(assignment.value for assignment in fragment.body)
-                pending.append((fragment, inner, fragment.source, into))
+                pending.append((fragment, inner, fragment.source, inner_span))
     return uses

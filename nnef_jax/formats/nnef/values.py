@@ -98,16 +98,16 @@ def binary(symbol: str, left: Known, right: Known, meter: Meter) -> Known:
         return left * right if symbol == "*" else left + right
     if UNKNOWN is left or UNKNOWN is right:
         return UNKNOWN
-    if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix them
+    if isinstance(left, int) != isinstance(right, int):  # provisional texts may mix numbers
         left, right = float(left), float(right)
     result = _ARITHMETIC[symbol](left, right)
     return _checked(result) if isinstance(result, int) else result
 
 
 def _leaves(values: Iterable[Known], meter: Meter) -> Iterator[Known]:
-    """Yield the innermost items of arrays and tuples. Raises TooLarge for more than an array has.
+    """Yield the innermost items of arrays and tuples. Raises TooLarge for too many items.
 
-    Arrays that contain one array many times may have more items than there is memory or time for.
+    An array may contain the same array many times, so the number of items may be exponential.
     """
     pending = list(values)
     count, most = len(pending), meter.limits.array_items
@@ -141,7 +141,7 @@ def item(sequence: Known, index: int) -> Known:
 
 
 def subrange(sequence: Known, begin: int | None, end: int | None) -> Known:
-    """Return `sequence[begin:end]`, which is empty if begin is not below end."""
+    """Return `sequence[begin:end]`. It is empty if begin is not below end."""
     begin = 0 if begin is None else begin
     end = len(sequence) if end is None else end
     _require_extent(begin, end)
@@ -206,7 +206,7 @@ def _require_extent(*values: Known) -> None:
 
 
 def as_declared(value: Known, type: Type, meter: Meter) -> Known:
-    """Return the value of an argument in a provisional text: integers become scalars by type."""
+    """Return an argument of a provisional text in its type: an integer may become a scalar."""
     if isinstance(value, _SEQUENCES):
         deque(_leaves([value], meter), maxlen=0)
     return _as_declared(value, type)

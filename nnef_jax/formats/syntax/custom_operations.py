@@ -1,10 +1,12 @@
 """Custom operations: fragments for kinds that NNEF does not have (spec 3.2.1, 6.2).
 
-The fragment of a kind has no body. Its name is `nnef_jax_` and the kind, its parameters have the
-types of the operation. If operations of a kind have several types, the names of the further
-fragments end with a number. A graph that is an attribute, as of a loop, is a fragment with a body.
-The argument for the attribute is a tuple: the name of the fragment, then the dtype and shape of
-each parameter.
+The fragment of a kind has no body. Its name is `nnef_jax_` and the kind. Its parameters have the
+types of the operation. If operations of a kind have several types, each has a fragment, whose name
+ends with a number from the second one on.
+
+If an attribute is a graph, as in a loop, the graph is written as a fragment with a body. The
+argument for the attribute is a tuple: the name of the fragment, then the dtype and shape of each
+parameter.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def kept_kind(fragment: s.Fragment) -> str:
 
 
 def is_body(value: object) -> bool:
-    """Tell whether an argument is the tuple of a graph."""
+    """Tell whether an argument is the tuple for a graph."""
     if not isinstance(value, tuple | list):
         return False
     return str(next(iter(cast("Sequence[object]", value)), "")).startswith(_BODY)
@@ -55,15 +57,14 @@ class KeepingWriter(FlatWriter):
 
     `real` is the dtype that a reader chooses. NNEF has items of `real`, int32 and bool only. A
     tensor of another dtype is the result of a custom operation. `outer` is the writer of the graph
-    around this one.
+    whose attribute this graph is.
     """
 
     def __init__(self, graph: Graph, meter: Meter, real: str, outer: KeepingWriter | None) -> None:
         super().__init__(graph if outer else _with_casts(graph, real), meter)
         self._real, self._outer = real, outer
         self._custom: dict[object, s.Fragment] = outer._custom if outer else {}
-        # By name: how often it was asked for.
-        self._uses: dict[str, int] = outer._uses if outer else {}
+        self._uses: dict[str, int] = outer._uses if outer else {}  # number of fragments by name
 
     def write(self) -> s.Document:
         """Return the document. Raises UnsupportedError as `FlatWriter.write` does."""
@@ -74,7 +75,7 @@ class KeepingWriter(FlatWriter):
         return replace(document, extensions=(EXTENSION,), fragments=fragments)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of an operation: NNEF's if there is one, else a custom one."""
+        """Return the invocation of NNEF's operation, or of a custom operation if NNEF has none."""
         errors = len(self.errors)
         invoked = super().invoked(operation)
         exact = {self._real, "int32", "bool"}
@@ -99,7 +100,7 @@ class KeepingWriter(FlatWriter):
         return name if self._uses[name] == 1 else f"{name}_{self._uses[name]}"
 
     def _argument(self, value: object) -> object:
-        """Return an operand or attribute as the language has it: a graph as a tuple."""
+        """Return an operand or attribute as an argument. A graph becomes a fragment and a tuple."""
         if not isinstance(value, Graph):
             return value
         writer = KeepingWriter(value, self.meter, self._real, self)
@@ -127,7 +128,7 @@ def _fragment(
 
 
 def _type(value: object, *, is_tensor: bool = True) -> t.Type:
-    """Return the declared type of a parameter or result with this value."""
+    """Return the declared type of a parameter or result that has a value."""
     if isinstance(value, Value):
         return t.Tensor(item_of(value.type.dtype))
     if isinstance(value, tuple | list):
@@ -141,10 +142,10 @@ def _type(value: object, *, is_tensor: bool = True) -> t.Type:
 
 
 def _with_casts(graph: Graph, real: str) -> Graph:
-    """Return the graph with a cast behind each variable and input whose dtype NNEF does not have.
+    """Return the graph with a cast after each variable and input whose dtype NNEF does not have.
 
-    A reader of the document reads it as int32 or `real`; the cast restores its dtype. If only casts
-    read it, none is added.
+    The document declares such a tensor as int32 or `real`, and the cast restores the dtype. If only
+    casts read the tensor, no cast is added.
     """
     exact = {real, "int32", "bool"}
     sources = [*graph.inputs, *(p.value for p in graph.parameters)]

@@ -1,4 +1,4 @@
-"""The declared tensors of a document: types, the meaning of `?`, stored data (spec 3.3, 4.1, 5)."""
+"""The declared tensors of a document: types, the type of `?`, stored data (spec 3.3, 4.1, 5)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CONVERTIBLE = {"f": "fiu", "i": "iu", "u": "iu", "b": "b", "c": "cfiu"}
 
 
 def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> TensorType:
-    """Return the type of an external, each extent of None replaced by `open_extent`.
+    """Return the type of an external. `open_extent` replaces each extent of None.
 
     Raises InvalidOperation for a negative extent.
     """
@@ -38,7 +38,7 @@ def external_type(shape: Sequence[int | None], dtype: str, open_extent: int) -> 
     if any(extent is not UNKNOWN and extent < 0 for extent in extents):
         raise InvalidOperation(
             f"'shape' of an external must not be negative, it is {list(shape)}",
-            hint="0 stands for an extent that is not known yet",
+            hint="0 stands for an open extent",
         )
     return TensorType(extents, dtype)
 
@@ -51,7 +51,7 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
         raise InvalidOperation(
             f"'shape' of a variable must be known, it is {show(shape)}",
             hint="it depends on an open extent of an input: "
-            "give that by load(..., input_shapes=...)",
+            "give this extent by load(..., input_shapes=...)",
         )
     if any([extent < 1 for extent in shape]):
         raise InvalidOperation(f"'shape' of a variable must be positive, it is {list(shape)}")
@@ -59,7 +59,7 @@ def variable_type(shape: Sequence[int], label: str, dtype: str) -> TensorType:
 
 
 def dtype_of(generic: str | None, builder: GraphBuilder) -> str:
-    """Return the dtype of a tensor of generic items, `generic` being the type that `?` is."""
+    """Return the dtype of a tensor of generic items. `generic` is the type of `?`."""
     dtypes = {"logical": "bool", "integer": builder.integer, "scalar": builder.real}
     if generic is not None and generic not in dtypes:
         raise InvalidOperation(f"a tensor cannot hold '{generic}'")
@@ -74,10 +74,10 @@ def item_of(dtype: str) -> str:
 def generic_of(
     fragment: s.Fragment, node: s.Invocation, arguments: Mapping[str, object], outer: str | None
 ) -> str | None:
-    """Return the type that `?` is in an invocation, None if the fragment is not generic.
+    """Return the type of `?` in an invocation, None if the fragment is not generic.
 
     It is the generic argument, else deduced from an argument, else the fragment's default. `outer`
-    is the type that `?` is in the body around the invocation.
+    is the type of `?` in the body around the invocation.
     """
     if not fragment.generic:
         return None
@@ -90,7 +90,7 @@ def generic_of(
 def result_count(
     kind: str, operands: Mapping[str, object], attributes: Mapping[str, object]
 ) -> int:
-    """Return the number of results of an operation, 0 if the length of the text bounds it.
+    """Return the number of results of an operation, 0 if the length of the text bounds the number.
 
     Raises ExtentNeeded if the number depends on an open extent.
     """
@@ -142,7 +142,7 @@ def check_shape(stored: Shape, declared: Shape, label: str, member: str) -> None
         raise DataError(
             f"{member} has shape {show(stored)}, variable '{label}' is declared "
             f"with {show(declared)}",
-            hint="declare the shape that is stored, or store a tensor of the declared shape",
+            hint="declare the stored shape, or store a tensor of the declared shape",
         )
 
 
@@ -153,10 +153,10 @@ def convert(
     meter: Meter,
     hint: str = "integer tensors are int32",
 ) -> NDArray[Any]:
-    """Return the array in another dtype, real numbers rounded.
+    """Return the array in another dtype. Real numbers are rounded.
 
-    Raises DataError for items of another kind, and for integers beyond the range of the dtype, with
-    `hint`. Raises LimitError if the result takes more memory than the meter allows.
+    Raises DataError for items of another kind, and, with `hint`, for integers beyond the range of
+    the dtype. Raises LimitError if the result takes more memory than the meter allows.
     """
     if array.dtype == dtype:
         return array
@@ -171,28 +171,28 @@ def convert(
 
 
 def require_range(
-    array: NDArray[Any], dtype: np.dtype[Any], what: str, hint: str = "integer tensors are int32"
+    array: NDArray[Any], dtype: np.dtype[Any], title: str, hint: str = "integer tensors are int32"
 ) -> None:
-    """Raise DataError for integers beyond the range of a dtype. `what` names the array."""
+    """Raise DataError for integers beyond the range of a dtype. `title` names the array."""
     if dtype.kind in "iu" and array.size:
         low, high, bounds = int(array.min()), int(array.max()), np.iinfo(dtype)
         if low < bounds.min or high > bounds.max:
-            message = f"{what} holds values from {low} to {high}, which do not fit {dtype}"
+            message = f"{title} holds values from {low} to {high}, which do not fit {dtype}"
             raise DataError(message, hint=hint)
 
 
-def require_kind(array: NDArray[Any], dtype: np.dtype[Any], what: str) -> None:
-    """Raise DataError if the array's items are of another kind, as logical ones for scalars."""
+def require_kind(array: NDArray[Any], dtype: np.dtype[Any], title: str) -> None:
+    """Raise DataError if the array's items are of another kind, such as logical for scalars."""
     kind, stored = _kind(dtype), _kind(array.dtype)
     if stored not in _CONVERTIBLE[kind]:
         raise DataError(
-            f"{what} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
+            f"{title} holds {_KINDS.get(stored, array.dtype)}, the variable is declared "
             f"to hold {_KINDS[kind]}"
         )
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
     for kind, items in (("f", jnp.floating), ("i", jnp.signedinteger), ("u", jnp.unsignedinteger)):
-        if jnp.issubdtype(dtype, items):  # also types of 4 bits, whose kind is void in numpy
+        if jnp.issubdtype(dtype, items):  # numpy's kind of types of 4 bits is void
             return kind
     return dtype.kind

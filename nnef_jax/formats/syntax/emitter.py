@@ -1,4 +1,4 @@
-"""Adds operations of a text to a graph. Errors have the place in the text."""
+"""Adds operations of a text to a graph. Errors have a span in the text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from nnef_jax.formats.syntax import tree as s
 
 @dataclass(slots=True)
 class Frame:
-    """The state of a body that is evaluated: the graph's, or the body of a fragment.
+    """The state of a body while it is evaluated: the body of the graph or of a fragment.
 
-    `fragment` is None for the graph. `prefix` starts the names of the body's tensors, `calls` are
-    the calls that lead to the body, and `generic` is the type of `?` in it.
+    `fragment` is None for the graph. `prefix` begins the names of the body's tensors, `calls` are
+    the calls that lead to the body, and `generic` is the type of `?` in the body.
     """
 
     fragment: s.Fragment | None
@@ -39,7 +39,7 @@ class CallPlace(NamedTuple):
 
 
 class Poisoned(Exception):
-    """An expression reads a name whose own error is already reported."""
+    """An expression reads a name whose assignment has an error, which is already reported."""
 
 
 _LONGEST_NAME = 400  # characters
@@ -62,7 +62,7 @@ class Emitter(Emission):
             self.meter.spend(0, "the network", s.span_in(frame.source, node), frame.calls)
 
     def local(self, name: str) -> str:
-        """Return an unreserved name for a tensor in a fragment's body; `name` has the prefix."""
+        """Return an unreserved name for a tensor in a fragment, from a name with the prefix."""
         return self.builder.unreserved(name[:_LONGEST_NAME])
 
     def emit(
@@ -100,7 +100,7 @@ class Emitter(Emission):
         return [named for item, part in pairs for named in self.unpacked(item, part, frame)]
 
     def bound(self, value: Value, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return the tensor. Raises NnefError if it is larger than the limits allow."""
+        """Return a tensor. Raises NnefError if it is larger than the limits allow."""
         self.require_bounds(value, s.span_in(frame.source, node), frame.calls)
         return value
 

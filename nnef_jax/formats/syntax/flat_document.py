@@ -25,7 +25,7 @@ from nnef_jax.formats.syntax.tokens import KEYWORDS
 from nnef_jax.limits import Meter
 
 _ITEMS = ("scalar", "integer", "logical")
-_INTEGERS = ("int32", "int64")  # dtypes that networks compute the language's integers in
+_INTEGERS = ("int32", "int64")  # dtypes in which integers of the language are computed
 Number = Scalar | complex
 _EXPRESSION = 5  # steps to make and print an expression
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]")
@@ -39,7 +39,7 @@ class Names:
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        """Return the name, changed if it is taken or no identifier."""
+        """Return the name, changed if it is taken or is no identifier."""
         base = _NOT_IN_NAMES.sub("_", name)
         name = base = f"_{base}" if not base or base[0].isdigit() else base
         while name in self.taken:
@@ -65,11 +65,10 @@ class Invoked:
 class FlatWriter:
     """A writer of a graph as a flat document of the operations of NNEF 1.0 final.
 
-    `names` has the identifiers of values, which are the values' names if the language allows these.
-    An unknown extent is 0 in `external`. The language has no literal for infinity: an infinite
-    number where a tensor may be is the result of an operation. An output that is an input, or that
-    has another name in the graph, is a copy. Updates come last, after all operations that read the
-    old values.
+    `names` has the identifiers of values: the values' names if the language allows them. An unknown
+    extent is 0 in `external`. The language has no literal for infinity, so an infinite operand is
+    the result of an operation. An output that is an input, or that has another name in the graph,
+    is a copy. Updates come last, after all operations that read the old values.
     """
 
     def __init__(self, graph: Graph, meter: Meter) -> None:
@@ -78,7 +77,7 @@ class FlatWriter:
         self.errors: list[NnefError] = []
         self.names: dict[Value, str] = {}
         self._identifiers = Names(())
-        self._infinities: dict[bool, s.Assignment] = {}  # True is the positive one
+        self._infinities: dict[bool, s.Assignment] = {}  # by whether the infinity is positive
 
     def write(self) -> s.Document:
         """Return the document.
@@ -88,9 +87,9 @@ class FlatWriter:
         extents.
         """
         graph = self.graph
-        for what, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        for side, values in (("inputs", graph.inputs), ("outputs", graph.outputs)):
             if not values:
-                self.refuse(f"a graph without {what} cannot be written")
+                self.refuse(f"a graph without {side} cannot be written")
         names = self._identifiers = self.identifiers()
         self.names.update((value, names.fresh(value.name)) for value in graph.inputs)
         results, copies = self._results(names)
@@ -121,7 +120,7 @@ class FlatWriter:
         return Names(KEYWORDS)
 
     def _computed(self) -> Iterator[Value]:
-        """Yield all values but the inputs, in the order of their assignments."""
+        """Yield all values except the inputs, in the order of their assignments."""
         for variable in (*self.graph.parameters, *self.graph.states):
             yield variable.value
         for operation in self.graph.operations:
@@ -178,7 +177,7 @@ class FlatWriter:
         return item_of(value.type.dtype)
 
     def invoked(self, operation: Operation) -> Invoked | None:
-        """Return the invocation of an operation, None after recording that there is none."""
+        """Return the invocation of an operation; None without one, after recording an error."""
         kind = operation.kind
         arguments: dict[str, Any] = {**dict(operation.operands), **dict(operation.attributes)}
         if kind == "resize" and operation.rule is None:
@@ -189,7 +188,7 @@ class FlatWriter:
             return None
         defaults = rules[kind].defaults if operation.rule is None else {}
         for name, value in arguments.items():
-            if defaults.get(name, value) != value:  # the standard has no such parameter
+            if defaults.get(name, value) != value:  # a parameter beyond the standard's
                 self.refuse(f"'{name}' {value!r} of '{kind}' is not NNEF", operation)
         for parameter in declaration.parameters:
             value, type = arguments.get(parameter.name, ()), parameter.type
@@ -204,41 +203,41 @@ class FlatWriter:
         if kind == "constant" and 0 in arguments["shape"]:
             self.refuse("a tensor without items is not NNEF", operation)
         if kind == "cast" and not _holds(arguments["dtype"], arguments["input"]):
-            reason = "keeps numbers in its range, integers of NNEF have 32 bits"
+            reason = "limits the range of numbers, but integers of NNEF have 32 bits"
             self.refuse(f"a cast to {arguments['dtype']} {reason}", operation)
         generic = item_of(arguments["dtype"]) if kind in GENERIC_RESULT else None
         return Invoked(declaration, arguments, generic)
 
     def _operation(self, operation: Operation) -> Iterator[s.Assignment]:
-        if next(operation.writes(), None) is None:  # no result: there is nothing to assign
+        if next(operation.writes(), None) is None:  # there is no result to assign
             return
         invoked = self.invoked(operation)
         if invoked is None:
             return
         declaration, generic = invoked.declaration, invoked.generic
         arguments: list[s.Argument] = []
-        positional = True
+        is_positional = True
         for parameter in declaration.parameters:
             type = t.substitute(parameter.type, generic)
             expression = self._expression(invoked.arguments[parameter.name], type, operation)
-            # By their texts: 1 equals 1.0, and 0.0 equals -0.0.
+            # Texts are compared, since 1 equals 1.0, and 0.0 equals -0.0.
             if parameter.default is not None and repr(expression) == repr(parameter.default):
-                positional = False
+                is_positional = False
                 continue
-            positional = positional and t.has_tensor(parameter.type)
-            arguments.append(s.Argument(0, None if positional else parameter.name, expression))
+            is_positional = is_positional and t.has_tensor(parameter.type)
+            arguments.append(s.Argument(0, None if is_positional else parameter.name, expression))
         if generic == declaration.generic_default:
             generic = None
         invocation = s.Invocation(0, declaration.name, generic, tuple(arguments))
-        targets = tuple(
-            (s.Tuple if isinstance(declared.type, t.TupleOf) else s.Array)(
-                0, tuple(map(self._tensor, x))
-            )
-            if isinstance(x, tuple)
-            else self._tensor(x)
-            for x, declared in zip(operation.results, declaration.results, strict=True)
-        )
-        yield s.Assignment(0, targets[0] if len(targets) == 1 else s.Tuple(0, targets), invocation)
+        targets: list[s.Target] = []
+        for x, declared in zip(operation.results, declaration.results, strict=True):
+            if isinstance(x, tuple):
+                sequence = s.Tuple if isinstance(declared.type, t.TupleOf) else s.Array
+                targets.append(sequence(0, tuple(map(self._tensor, x))))
+            else:
+                targets.append(self._tensor(x))
+        target = targets[0] if len(targets) == 1 else s.Tuple(0, tuple(targets))
+        yield s.Assignment(0, target, invocation)
 
     # Expressions
 
@@ -278,30 +277,30 @@ class FlatWriter:
             return self._infinity(item > 0)
         if isinstance(item, float) and not math.isfinite(item):
             self.refuse(
-                f"an argument of '{operation.kind}' is {item}, NNEF cannot write that",
+                f"an argument of '{operation.kind}' is {item}, for which NNEF has no literal",
                 operation,
                 hint="cut the network before it",
             )
         return s.Literal(0, item)
 
-    def _infinity(self, is_above: bool) -> s.Identifier:
-        """Return the name of a tensor that is infinite: log(0) or 1 / 0."""
-        if is_above not in self._infinities:
-            name, operation = ("infinity", "rcp") if is_above else ("minus_infinity", "log")
+    def _infinity(self, is_positive: bool) -> s.Identifier:
+        """Return the name of an infinite tensor: 1 / 0 or log(0)."""
+        if is_positive not in self._infinities:
+            name, operation = ("infinity", "rcp") if is_positive else ("minus_infinity", "log")
             node = invocation(operation, s.Literal(0, 0.0))
-            self._infinities[is_above] = _assign(self._identifiers.fresh(name), node)
-        target = self._infinities[is_above].target
+            self._infinities[is_positive] = _assign(self._identifiers.fresh(name), node)
+        target = self._infinities[is_positive].target
         assert isinstance(target, s.Identifier)
         return target
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record an operation that cannot be written."""
+        """Record an error: an operation that cannot be written."""
         span, calls = (operation.span, operation.calls) if operation else (None, ())
         self.errors.append(UnsupportedError(message, span=span, calls=calls, hint=hint))
 
 
 def _holds(dtype: str, x: object) -> bool:
-    """Tell whether a cast to a dtype keeps all values of its operand, or is a cast of NNEF."""
+    """Tell whether a cast to a dtype keeps all values of the operand, or is a cast of NNEF."""
     if not is_integer(dtype) or dtype in _INTEGERS:
         return True
     source = x.type.dtype if isinstance(x, Value) else ""
@@ -319,8 +318,8 @@ def invocation(
     operation: str, *tensors: s.Expression, generic: str | None = None, **attributes: s.Expression
 ) -> s.Invocation:
     """Return an invocation with tensors by position and attributes by name."""
-    named = [*((None, value) for value in tensors), *attributes.items()]
-    arguments = tuple(s.Argument(0, name, value) for name, value in named)
+    pairs = [*((None, value) for value in tensors), *attributes.items()]
+    arguments = tuple(s.Argument(0, name, value) for name, value in pairs)
     return s.Invocation(0, operation, None if generic == "scalar" else generic, arguments)
 
 

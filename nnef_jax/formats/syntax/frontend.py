@@ -23,19 +23,19 @@ GRAPH, QUANTIZATION = "graph.nnef", "graph.quant"
 
 
 def tensor_members(arrays: Arrays) -> dict[str, NDArray[Any]]:
-    """Return arrays by the name of the member of each. Raises DataError for two in one member."""
+    """Return arrays by the names of their members. Raises DataError for two arrays in a member."""
     members: dict[str, NDArray[Any]] = {}
     for label, array in arrays.items():
         member = member_of(label)
         if member in members:
-            message = f"variable '{label}' and another one would both be stored in '{member}'"
+            message = f"variable '{label}' and another variable would both be stored in '{member}'"
             raise DataError(message)
         members[member] = array
     return members
 
 
 class TextFrontend(Frontend):
-    """A document, its archive, and the text of the archive's graph.quant, None without one."""
+    """A document, its archive, and the text of the archive's graph.quant, or None."""
 
     def __init__(
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
@@ -66,7 +66,7 @@ class TextFrontend(Frontend):
 
     @abstractmethod
     def flat_text(self, graph: Graph, options: Options, cut: Cut) -> str:
-        """Return the text of a flat document of a part of the graph.
+        """Return the flat text of a part of the graph.
 
         Raises UnsupportedError, which names everything that the format cannot express.
         """
@@ -85,7 +85,7 @@ class TextFrontend(Frontend):
         arrays: Arrays,
         quantization: str | None,
     ) -> Written:
-        """Return the archive of a flat document of a part of the graph, rounding as operations."""
+        """Return a part of the graph as an archive of a flat document. Operations round in it."""
         return self._archive(self.flat_text(graph, options, cut), arrays, quantization)
 
     def _archive(self, text: str, arrays: Arrays, quantization: str | None) -> Written:

@@ -29,21 +29,21 @@ _SHOWN = {
 
 
 class _Callbacks:
-    """Lark's transformer: calls the builder of the text that is read, a method a production."""
+    """Lark's transformer. For each production it calls a method of the builder."""
 
     def __init__(self, kind: type[TreeBuilder]) -> None:
         self._kind = kind
         self.builder: TreeBuilder | None = None
 
     def __getattr__(self, name: str) -> Callable[[list[Any]], Any]:
-        getattr(self._kind, name)  # AttributeError: lark looks for optional methods
+        getattr(self._kind, name)  # raises AttributeError, as lark needs for optional methods
         return lambda items: getattr(self.builder, name)(*items)
 
 
 class GrammarReader:
-    """A reader by two grammar files: the one that formats share, and a package's.
+    """A reader by two grammar files: the common one, and that of a package.
 
-    Several threads may read; they wait for each other.
+    Several threads may read, one after the other.
     """
 
     def __init__(self, package: str, starts: Sequence[str], kind: type[TreeBuilder]) -> None:
@@ -54,10 +54,10 @@ class GrammarReader:
         self._lock = threading.Lock()
 
     def read(self, start: str, text: str, builder: TreeBuilder) -> Any:
-        """Return the tree that the builder makes of the production `start`.
+        """Return the tree that the builder makes from the production `start`.
 
-        The text may have semicolons that the builder's source does not have; all other offsets are
-        the same. Raises NnefSyntaxError, and errors of the builder.
+        The text may have semicolons where the builder's source has white space; offsets are the
+        same. Raises NnefSyntaxError, and errors of the builder.
         """
         with self._lock:
             self._callbacks.builder = builder
@@ -98,7 +98,7 @@ def _syntax_error(
     if 0 < len(names) <= 8:
         message += f", expected {'one of ' * (len(names) > 1)}{', '.join(sorted(names))}"
     hint = ""
-    broken = isinstance(error, UnexpectedCharacters)
+    is_no_token = isinstance(error, UnexpectedCharacters)
     if unexpected[1] in "'\"" and not _STRING.match(text, offset):
         hint = "the string does not end on its line, or has quotes of two kinds"
     elif text[offset : offset + 1] == "\ufeff":
@@ -113,7 +113,7 @@ def _syntax_error(
         hint = "a ')' may be missing before this"
     elif unexpected[1] in ";}" and "']'" in names:
         hint = "a ']' may be missing before this"
-    elif "';'" in names and not broken and word and _STATEMENT.match(word[0]):
+    elif "';'" in names and not is_no_token and word and _STATEMENT.match(word[0]):
         hint = "a semicolon may be missing before this"
     elif word and word[0][0].isalpha() and _UNCLOSED.search(text, max(0, offset - 40), offset):
         hint = "the body before this may lack its '}'"

@@ -25,15 +25,15 @@ from nnef_jax.storage.tensorfile import TensorFile
 from nnef_jax.storage.writer import Member
 
 Titles = Mapping[int, str]  # titles of nodes in errors, by offset in the text
-# The dtype of numpy and the bits of codes in tensor files, by dtype.
+# By dtype: numpy's dtype, and the bits of codes in tensor files.
 _INTEGERS = {
     "int4": (np.int8, 4), "uint4": (np.uint8, 4), "int2": (np.int8, 2), "uint2": (np.uint8, 2),
 }  # fmt: skip
-# Dtypes whose numbers are all numbers of float16.
+# Dtypes whose numbers all fit float16 exactly.
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
-_SHORT = 1 << 20  # characters; reading takes at most six steps a character
+_SHORT = 1 << 20  # characters; reading takes at most six steps for a character
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 
@@ -54,7 +54,7 @@ class GraphFrontend(Frontend):
         """Return the title of each layer or node in errors, by its offset in the text."""
 
     def stored(self, graph: Graph) -> Stored:
-        """Return the weights. An array of the stored dtype is a view of the file."""
+        """Return the weights. An array in the stored dtype is a view of the file."""
         data: dict[str, NDArray[Any]] = {}
         for variable in (*graph.parameters, *graph.states):
             if isinstance(variable, StateVariable) and variable.initial is not None:
@@ -69,7 +69,7 @@ class GraphFrontend(Frontend):
     def identifiers(self, graph: Graph) -> Mapping[str, str]:
         """Return the names of the graph's tensors, by their names in the flat document."""
         writer = FlatWriter(graph, self._options.meter)
-        with suppress(UnsupportedError):  # operations that cannot be written have names too
+        with suppress(UnsupportedError):  # also operations that cannot be written have names
             writer.write()
         names: dict[str, str] = {}
         for name, value in graph.values.items():
@@ -111,9 +111,9 @@ def _members(text: str, arrays: Arrays) -> dict[str, Member]:
 def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
     """Tell whether `load` certainly makes this graph from its flat document.
 
-    It does if a document can declare the type of each tensor: the items are real numbers, int32 or
-    bool, and no extent is 0, which declares an open one. Limits of the user's may be too small for
-    the document, so only the default ones count.
+    It does if a document can declare the type of each tensor: items are real numbers, int32 or
+    bool, and no extent is 0, which would declare an open extent. The user's limits may be too small
+    for the document, so the limits must be the default ones.
     """
     operations = (value for operation in graph.operations for value in operation.writes())
     variables = (variable.value for variable in (*graph.parameters, *graph.states))
@@ -122,17 +122,15 @@ def _reads_alike(graph: Graph, text: str, options: Options) -> bool:
         options.meter.limits == Limits()
         and len(text) <= _SHORT
         and {type.dtype for type in types} <= {options.real, "int32", "bool"}
-        and all(
-            extent > 0 for type in types for extent in type.shape
-        )  # false for an open extent too
+        and all(extent > 0 for type in types for extent in type.shape)  # no open extent either
     )
 
 
 def _as_member(items: NDArray[Any]) -> Member:
     """Return weights as a tensor file stores them.
 
-    Integers of 2 and 4 bits take as many bits, floats of up to 8 bits are stored in float16 and
-    bfloat16 in float32.
+    Integers of 2 and 4 bits stay packed. Floats of up to 8 bits are stored in float16, bfloat16 in
+    float32.
     """
     name = items.dtype.name
     if name in _INTEGERS:
@@ -144,7 +142,7 @@ def _as_member(items: NDArray[Any]) -> Member:
 
 
 class _TitledWriter(FlatWriter):
-    """A writer whose errors name the layer or node that NNEF cannot express."""
+    """A writer whose errors name the layers or nodes that NNEF cannot express."""
 
     def __init__(self, graph: Graph, titles: Callable[[], Titles], options: Options) -> None:
         super().__init__(graph, options.meter)
@@ -152,7 +150,7 @@ class _TitledWriter(FlatWriter):
         self._refused = set[int]()
 
     def write(self) -> Document:
-        """Return the document. Items that NNEF does not have are errors too."""
+        """Return the document. Tensors with items that NNEF does not have are errors too."""
         for operation in self.graph.operations:
             for value in operation.writes():
                 dtype = value.type.dtype
@@ -161,7 +159,7 @@ class _TitledWriter(FlatWriter):
         return super().write()
 
     def refuse(self, message: str, operation: Operation | None = None, hint: str = "") -> None:
-        """Record an operation that cannot be written, once for each layer or node."""
+        """Record an error: an operation that cannot be written, once for each layer or node."""
         span = operation.span if operation else None
         title = self._titles().get(span.offset) if span else None
         if span is None or title is None:

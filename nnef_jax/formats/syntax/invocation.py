@@ -14,7 +14,7 @@ from nnef_jax.wording.similar import did_you_mean, listed
 
 
 class InvalidInvocation(ValueError):
-    """An invocation breaks a rule at `node`. The caller turns it into a located error."""
+    """An invocation breaks a rule at `node`. The caller raises an error with a span instead."""
 
     def __init__(self, message: str, node: s.SyntaxNode, hint: str = "") -> None:
         super().__init__(message)
@@ -25,11 +25,11 @@ class InvalidInvocation(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The binding that is common to all invocations of an operation with arguments of equal names.
+    """The binding that all invocations of an operation with the same names of arguments share.
 
-    `names` are the parameters: `operands` those that take tensors, `attributes` the others.
-    `positions` has the position of the argument of each parameter that has one. `sources` has for
-    each parameter the position of its argument, or its default.
+    `names` are the parameters. `operands` are the parameters that take tensors, `attributes` are
+    the others. `positions` are the positions of arguments by parameter. `sources` has for each
+    parameter the position of its argument, or its default.
     """
 
     names: Sequence[str]
@@ -68,12 +68,14 @@ def bind(
     """Return the positions of arguments by parameter, in the order of the declaration.
 
     Parameters without an argument are left out. With a meter, the hint for an unknown name is a
-    similar one. Raises InvalidInvocation.
+    similar name. Raises InvalidInvocation.
 
     Args:
+        fragment: the declaration of the operation.
+        invocation: the invocation.
+        meter: counts steps of the search for a similar name.
         freely: whether attributes may be positional, and positional arguments follow named ones.
-        ignoring: whether an operation that has only tensors takes arguments that it has no
-            parameter for, which are left out.
+        ignoring: whether arguments without a parameter are ignored, if all parameters are tensors.
     """
     parameters = {parameter.name: parameter for parameter in fragment.parameters}
     arguments = invocation.arguments
@@ -88,9 +90,9 @@ def bind(
             message = f"'{fragment.name}' has no parameter '{name}'"
             raise InvalidInvocation(message, argument, hint or listing)
         if name in positions and (argument.name or freely):
-            by_name = argument.name and arguments[positions[name]].name
-            twice = "twice" if by_name else "by position and by name"
-            raise InvalidInvocation(f"argument '{name}' is given {twice}", argument)
+            is_by_name = argument.name and arguments[positions[name]].name
+            manner = "twice" if is_by_name else "by position and by name"
+            raise InvalidInvocation(f"argument '{name}' is given {manner}", argument)
         positions[name] = position
     missing = [n for n, p in parameters.items() if n not in positions and p.default is None]
     if missing:
@@ -104,10 +106,10 @@ def bind(
 
 
 def refuse(uses: Mapping[str, Sequence[Span]], explain: Callable[[str], tuple[str, str]]) -> None:
-    """Raise UnsupportedError for all operations without a rule, by the spans of their uses.
+    """Raise UnsupportedError for operations without a rule. `uses` are spans by operation.
 
-    `explain` takes the name of an operation. It returns its origin, which follows the name in the
-    error, and a hint.
+    `explain` takes the name of an operation. It returns the operation's origin, which follows the
+    name in the error, and a hint.
     """
     errors: list[UnsupportedError] = []
     for name, spans in uses.items():

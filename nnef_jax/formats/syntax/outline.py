@@ -13,14 +13,14 @@ from nnef_jax.formats.syntax import tree as s
 
 
 def callers_of(names: Iterable[str], fragments: Mapping[str, s.Fragment]) -> frozenset[str]:
-    """Return the names of operations, and of all fragments that call them, directly or not."""
+    """Return `names` of operations, and the fragments that call these, directly or indirectly."""
     callers: defaultdict[str, list[str]] = defaultdict(list)
     for name, fragment in fragments.items():
         for node in s.invocations(assignment.value for assignment in fragment.body or ()):
             callers[node.operation].append(name)
     reached = dict.fromkeys(names)
     waiting = [*reached]
-    for name in waiting:  # the loop appends to it
+    for name in waiting:  # grows during the loop
         waiting += [caller for caller in dict.fromkeys(callers[name]) if caller not in reached]
         reached.update(dict.fromkeys(callers[name]))
     return frozenset(reached)
@@ -33,10 +33,10 @@ def shown(
     unsupported: Collection[str],
     source: Source,
 ) -> bool:
-    """Add the results of an assignment without types as untyped tensors; tell whether it is one.
+    """Add untyped tensors for an assignment that cannot be evaluated; tell whether it is such.
 
-    An assignment has no types if it calls an operation of `unsupported`, or reads an untyped tensor
-    of `values`.
+    It cannot be evaluated if it calls an operation in `unsupported`, or reads an untyped tensor in
+    `values`.
     """
     names = list(dict.fromkeys(s.names_in(assignment.value)))
     operands = [values[name] for name in names if name in values]

@@ -18,9 +18,9 @@ from nnef_jax.limits import TOKEN, Limits, Meter, within_memory
 
 @dataclass
 class Parser:
-    """A parser of a language, whose grammar is in `package` and has the start symbols `starts`.
+    """A parser of a language. Its grammar is in `package` and has the start symbols `starts`.
 
-    The grammar and lark are loaded only for a text that the fast reader gives up on.
+    The grammar and lark are loaded only if the fast reader gives up.
     """
 
     package: str
@@ -36,7 +36,7 @@ class Parser:
         text: str | None = None,
         provisional: bool = False,
     ) -> Any:
-        """Return the tree that the builder makes of the production `start`.
+        """Return the tree that the builder makes from the production `start`.
 
         `text` replaces the source's text; offsets in both are the same. Raises NnefSyntaxError for
         a text that does not follow the grammar, LimitError for expressions nested too deeply or for
@@ -60,7 +60,7 @@ class Parser:
         return tree
 
     def by_grammar(self, start: str, text: str, builder: TreeBuilder, meter: Meter) -> Any:
-        """Return the tree that is built by the grammar."""
+        """Return the tree that the grammar's reader builds."""
         meter.spend(TOKEN * count_tokens(text), builder.source.name)
         with within_memory("the text"):
             return self._grammar.read(start, text, builder)

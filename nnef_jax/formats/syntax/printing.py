@@ -10,9 +10,9 @@ from nnef_jax.formats.syntax.types import ArrayOf, Primitive, Tensor, TupleOf, T
 _INDENT = "    "
 _WIDTH = 100  # characters; a longer declaration is broken into lines
 
-# Precedence levels of expressions, the loosest first, as the grammar nests its productions.
+# Precedence levels of expressions, the loosest first, in the order of the grammar's productions.
 _SELECT, _OR, _AND, _COMPARISON, _SUM, _PRODUCT, _UNARY, _POWER, _POSTFIX, _ATOM = range(10)
-# Levels by operator: of the expression, and the least levels of its left and right operand.
+# By operator: the level of the expression, and the least levels of its left and right operands.
 _OPERATORS = {
     "||": (_OR, _OR, _AND),
     "&&": (_AND, _AND, _COMPARISON),

@@ -1,11 +1,11 @@
 """Quantisation of one tensor: its operation, and the real numbers of stored codes (spec 7.1).
 
-With n bits, and q a code of a tensor file:
+The number of a code q of n bits is, by operation:
 
     min_max_linear_quantize     (q + p) / r * (max - min) + min: the lowest code is min, the highest
-                                max. p = 2^(n-1) - symmetric where signed, else 0;
-                                r = 2^n - 1, less 1 where signed and symmetric
-    linear_quantize             the same, never symmetric; signed where the file's item type is
+                                max. p = 2^(n-1) - symmetric if signed, else 0;
+                                r = 2^n - 1, less 1 if signed and symmetric
+    linear_quantize             the same, never symmetric; signed if the file's item type is signed
     zero_point_linear_quantize  (q - zero_point) * scale
     logarithmic_quantize        2^(t - (2^n - 1) + q), with t = ceil(log2(max)). If the file's item
                                 type is signed, sign(q) * 2^(t - (2^(n-1) - 1) + |q|), and 0 for
@@ -43,7 +43,7 @@ SCALARS = ("bits", "signed", "symmetric")  # arguments that are the same for all
 _NUMBERS = ("min", "max", "zero_point", "scale")
 _LARGEST = (float(np.finfo(np.float32).max), 2**31 - 1)  # scalar, integer
 _MOST_BITS = 64
-_BYTES = 24  # for each number: three arrays of float64
+_BYTES = 24  # bytes for a number: three arrays of float64
 
 # The value of an argument. A list has an item for each channel, an array is a constant tensor.
 ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
@@ -53,12 +53,12 @@ ArgumentValue = float | int | bool | str | list[Any] | NDArray[Any]
 class Quantizer:
     """The quantisation of a tensor: an entry of graph.quant, or the header of a tensor file.
 
-    `node` is the invocation as written in `source`, without the tensor. `operation` is the name of
-    the algorithm. `arguments` has the values of arguments that are numbers, strings or constants.
+    `node` is the invocation in `source`, without the tensor. `operation` is the name of the
+    algorithm. `arguments` has the values of arguments that are numbers, strings or constants.
 
     A list has a value for each channel. The channels of a variable are along axis 0, or along
     axis 1 if axis 0 has another extent (a bias of shape [1,C]). The channels of any other tensor
-    are along axis 1, or along axis 0 of a tensor of one axis. A constant broadcasts from the left.
+    are along axis 1, or along axis 0 if it has one axis. A constant broadcasts from the left.
     """
 
     source: Source
@@ -72,7 +72,7 @@ class Quantizer:
         return s.span_in(self.source, next(arguments, self.node))
 
     def value(self, argument: str, shape: Shape, *, variable: bool) -> ArgumentValue:
-        """Return an argument for a tensor of a shape, a list as an array that broadcasts to it.
+        """Return an argument for a tensor of a shape. A list becomes an array that broadcasts.
 
         Raises ShapeError for a list whose length is not the number of channels.
         """
@@ -87,13 +87,13 @@ class Quantizer:
         raise ShapeError(
             f"'{argument}' has {len(value)} values, the tensor has shape {show(shape)}",
             span=self.span(argument),
-            hint="an array has a value for each channel: for each extent of axis 0 of a variable, "
-            "of axis 1 of any other tensor",
+            hint="an array has a value for each channel: the channels of a variable are along "
+            "axis 0, those of any other tensor along axis 1",
         )
 
     @property
     def step(self) -> NDArray[Any] | None:
-        """Return the distance of adjacent codes: a scalar, an array by channel, or None."""
+        """Return the distance of the numbers of adjacent codes: a scalar, by channel, or None."""
         arguments: Any = self.arguments
         match arguments:
             case {"scale": scale}:
@@ -117,10 +117,10 @@ class Quantizer:
     def problems(self) -> Iterator[SemanticError]:
         """Yield errors in the arguments of an algorithm of the standard."""
         arguments: Mapping[str, Any] = self.arguments
-        several = [name for name in SCALARS if isinstance(arguments.get(name), list | np.ndarray)]
-        for name in several:
+        arrays = [name for name in SCALARS if isinstance(arguments.get(name), list | np.ndarray)]
+        for name in arrays:
             yield self._error(f"'{name}' must be one value, it is an array", name)
-        if several:
+        if arrays:
             return
         bits = arguments["bits"]
         least = 2 if arguments.get("signed") and arguments.get("symmetric") else 1
@@ -139,7 +139,8 @@ class Quantizer:
         sizes = {array.size for array in numbers.values()} - {1}
         if len(sizes) > 1:
             counts = " and ".join(f"'{name}' has {array.size}" for name, array in numbers.items())
-            yield self._error(f"arrays must hold a value a channel: {counts}", next(iter(numbers)))
+            message = f"arrays must hold one value for each channel: {counts}"
+            yield self._error(message, next(iter(numbers)))
             return
         positive = "max" if self.operation == "logarithmic_quantize" else "scale"
         if positive in numbers and not np.all(numbers[positive] > 0):
@@ -168,9 +169,9 @@ def _expression(value: ArgumentValue, offset: int) -> s.Expression:
 
 
 def _in_order(low: ArgumentValue, high: ArgumentValue) -> bool:
-    """Tell whether each minimum is below its maximum, True if they cannot be paired yet.
+    """Tell whether each minimum is below its maximum; True if they cannot be compared yet.
 
-    A list and a constant tensor are paired by the shape of the tensor that they quantise.
+    The shape of the quantised tensor decides how a list and a constant tensor are compared.
     """
     if isinstance(low, list) != isinstance(high, list) and np.size(low) > 1 and np.size(high) > 1:
         return True
@@ -194,8 +195,8 @@ def dequantize(stored: TensorFile, quantizer: Quantizer, member: str, meter: Met
     codes = stored.array
     if quantizer.operation not in ALGORITHMS:
         raise UnsupportedError(
-            f"{member} holds quantised codes, and what they stand for by fragment "
-            f"'{quantizer.operation}' is not known",
+            f"{member} holds codes that fragment '{quantizer.operation}' quantised, and their "
+            "numbers are not known",
             span=quantizer.span(),
             hint=f"store real numbers, or use one of {', '.join(ALGORITHMS)}",
         )
@@ -229,8 +230,7 @@ def _argument(quantizer: Quantizer, name: str, shape: tuple[int, ...]) -> Any:
     value = broadcast.expand(value, len(shape))
     pairs = zip(value.shape, shape, strict=False)
     if value.ndim != len(shape) or any(a not in (1, b) for a, b in pairs):
-        shown = f"'{name}' of shape {show(value.shape)}"
-        message = f"{shown} does not broadcast to shape {show(shape)}"
+        message = f"'{name}' of shape {show(value.shape)} does not broadcast to shape {show(shape)}"
         raise DataError(message, span=quantizer.span(name))
     return value
 
@@ -245,7 +245,7 @@ def _check_codes(
     if least < low or most > high:
         kind = "signed" if signed else "unsigned"
         raise DataError(
-            f"{member} holds codes from {least} to {most}, the {bits} {kind} bits of "
-            f"'{quantizer.operation}' are codes from {low} to {high}",
+            f"{member} holds codes from {least} to {most}, but '{quantizer.operation}' with {bits} "
+            f"{kind} bits has codes from {low} to {high}",
             span=quantizer.span(),
         )

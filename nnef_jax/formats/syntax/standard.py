@@ -16,12 +16,11 @@ def standard() -> Mapping[str, Fragment]:
     return read_package("nnef_jax.formats.syntax", "stdlib.nnef")
 
 
-# Operations whose arguments do not determine the items of their result. The generic argument `?`
-# does; it is the attribute `dtype` of their rules.
+# Operations whose generic argument decides the items of the result. It is the attribute `dtype` of
+# their rules.
 GENERIC_RESULT = ("constant", "cast")
 
-# Operations by operator, for tensors (spec 3.3.3, table 1), and functions by comparison, for values
-# that are no tensors.
+# By operator: operations on tensors (spec 3.3.3, table 1), and comparisons of other values.
 OPERATORS = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow",
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
@@ -33,5 +32,5 @@ COMPARISONS = {
 }  # fmt: skip
 UNARY_OPERATORS = {"-": "neg", "+": "copy", "!": "not"}
 
-# Operations that are no operations of the flat graph: its inputs, variables and their updates.
+# Operations that introduce inputs, variables and updates instead of operations of the flat graph.
 INTRODUCING = frozenset({"external", "variable", "update"})

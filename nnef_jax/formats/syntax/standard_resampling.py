@@ -12,8 +12,8 @@ from lowering.graph import Operation, Value
 
 Resampling = tuple[str, dict[str, Any]]  # the kind, and the arguments by parameter
 
-# For upsampling to the nearest item, by `coordinate_transformation_mode` and `nearest_mode`: the
-# largest factor at which each item is repeated.
+# For upsampling to the nearest item: the largest factor with which each item is repeated, by
+# `coordinate_transformation_mode` and `nearest_mode`.
 _REPEATS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "round_prefer_floor"): 2,
@@ -27,8 +27,8 @@ _REPEATS = {
     ("align_corners", "round_prefer_floor"): 2,
     ("align_corners", "round_prefer_ceil"): 2,
 }
-# For downsampling to the nearest item: the largest factor at which the first item of each block is
-# taken.
+# For downsampling to the nearest item: the largest factor with which the first item of each block
+# is taken, by the same modes.
 _FIRSTS = {
     ("asymmetric", "floor"): math.inf,
     ("asymmetric", "ceil"): math.inf,
@@ -49,17 +49,17 @@ _METHODS = {
     "asymmetric": "asymmetric",
     "align_corners": "aligned",
 }
-# Modes in which a linear resize by the factor 1/2 is the mean of two adjacent items.
+# Modes in which a linear resize by 1/2 takes the mean of two adjacent items.
 _MEANS = ("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel")
 
 
 def standard_resampling(operation: Operation) -> Resampling | None:
-    """Return the operation of NNEF that is equal to a resize, None without one."""
+    """Return the operation of NNEF that is equal to a resize, None if there is none."""
     attributes: Any = dict(operation.attributes)
     x = dict(operation.operands)["input"]
     if not isinstance(x, Value) or not (attributes["scales"] or is_known(x.type.shape)):
         return None
-    # An open extent counts as 1: scales do not depend on it.
+    # An open extent counts as 1, since scales do not depend on it.
     shape = [1 if extent is UNKNOWN else extent for extent in x.type.shape]
     lengths = list(map(resampling.length, shape, attributes["scales"])) or attributes["sizes"]
     mode, coordinates = attributes["mode"], attributes["coordinate_transformation_mode"]
@@ -90,9 +90,9 @@ def standard_resampling(operation: Operation) -> Resampling | None:
 
 
 def _factors(larger: Sequence[float], smaller: Sequence[float]) -> tuple[int, ...]:
-    """Return the ratios of the spatial extents, () unless all are integers.
+    """Return the ratios of the spatial extents.
 
-    Batch and channels must have equal extents, else the result is () too.
+    The result is () unless all ratios are integers, and those of batch and channels are 1.
     """
     pairs = zip(larger, smaller, strict=True)
     factors = [int(n // m) if m and n % m == 0 else 0 for n, m in pairs]

@@ -20,14 +20,14 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]*+"
 NUMBER = r"[0-9]++(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?"
 _STRING = r"""(?:'(?:[^'\\\n]++|\\.)*+'{end}|"(?:[^"\\\n]++|\\.)*+"{end})"""
 STRING = _STRING.format(end="")
-# A string whose closing quote may be missing: it then ends with its line. The pattern always
-# matches, so that no text is scanned twice.
+# A string. Without its closing quote it ends with its line, so the pattern always matches, and no
+# text is scanned twice.
 OPEN_STRING = _STRING.format(end="?")
 
 _TYPE = r"<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?(?:=\s*+[A-Za-z_]++\s*+)?>"
 _MARK = r"\[\]|->|&&|\|\||[<>=!]=|\S|\Z"
 _BLANK = r"[ \t]*+"
-# A number that certainly fits 64 bits; with blanks around it; a pair of such.
+# A number that certainly fits 64 bits; the number with blanks; a pair of such numbers.
 _SMALL = r"-?[0-9]{1,18}+(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]{1,2}+)?"
 _ITEM = rf"{_BLANK}{_SMALL}{_BLANK}"
 _PAIR = rf"\({_ITEM},{_ITEM}\){_BLANK}"
@@ -41,7 +41,7 @@ _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 
 class Token(str):
-    """A piece of a text with its offset, as lark's tokens have it."""
+    """A piece of a text with its offset, as in lark's tokens."""
 
     __slots__ = ("start_pos",)
     start_pos: int
@@ -53,17 +53,17 @@ def count_tokens(text: str) -> int:
 
 
 def unescaped(text: str) -> str:
-    """Return the text between quotes, each backslash dropped and the character after it kept."""
+    """Return the text between quotes, without the backslashes that escape a character."""
     return _ESCAPE.sub(r"\1", text)
 
 
 class Language:
-    """A dialect of the language, as the fast reader needs it: patterns and the form of productions.
+    """A dialect of the language for the fast reader: patterns and the form of productions.
 
     Args:
         name: the pattern of an identifier.
         extension: the pattern of an extension line.
-        levels: the binary operators, the level that binds least first.
+        levels: the binary operators, the lowest precedence first.
         signs: the unary operators.
         loose: whether lists may end with a comma, bodies may be empty, and results may lack types.
             Such a language has no conditions, comprehensions, ranges, or fragments without a body.
@@ -82,8 +82,8 @@ class Language:
         self.signs = signs
         self.loose = loose
         self.token = re.compile(rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))")
-        # One match is an argument with the mark after it: 0.6 of the time of a match for each
-        # token. Items are not in `*+`: up to 3.11.4 Python keeps the comma of an item that fails.
+        # One match is an argument with the mark after it, which takes 0.6 of the time of a match
+        # for each token. Items have no `*+`: up to 3.11.4 Python keeps the comma of a failed item.
         self.value = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"

@@ -24,7 +24,7 @@ class SyntaxNode:
 
 @dataclass(slots=True)
 class Literal(SyntaxNode):
-    """A number, string or logical value; a number without point and exponent is an int."""
+    """A number, string or logical value. A number without point and exponent is an int."""
 
     value: float | int | bool | str
 
@@ -194,7 +194,7 @@ class GraphDefinition(SyntaxNode):
 
 @dataclass(slots=True)
 class Document:
-    """A parsed text. `provisional` tells whether it is of 1.0 provisional instead of 1.0 final."""
+    """A parsed text, of 1.0 provisional if `provisional`, else of 1.0 final."""
 
     source: Source = field(compare=False, repr=False)
     version: str
@@ -205,7 +205,7 @@ class Document:
 
 
 def span_in(source: Source, node: SyntaxNode) -> Span:
-    """Return the span of a node: of the name that it starts with, else of one character."""
+    """Return the span of the name with which a node starts, else of its first character."""
     match node:
         case (
             Invocation(operation=name)
@@ -240,7 +240,7 @@ def _parts(expressions: Iterable[Expression]) -> Iterator[Invocation | Identifie
     while pending:
         node = pending.pop()
         kind = type(node)
-        if kind in _LEAVES:  # as nearly all nodes
+        if kind in _LEAVES:  # the common case
             if kind is Identifier:
                 yield node
             continue

@@ -1,4 +1,4 @@
-"""Builds the syntax tree: a method for each production of the grammar, called by both readers."""
+"""Builds the syntax tree. Both readers call a method for each production of the grammar."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ def nodes_of(items: Sequence[object]) -> tuple[Any, ...]:
 class TreeBuilder:
     """A builder of the tree of a text in NNEF's own language.
 
-    A method has the name of a production. Its arguments are the parts of the production: the nodes
-    of inner productions, tokens with a name, and None for an optional token that is absent.
-    `features` collects the constructions that only one dialect has or that need an extension, with
-    their offsets.
+    A method has the name of a production. Its arguments are the parts of the production: nodes of
+    inner productions, named tokens, and None for an optional token that is absent. `features` has
+    the constructions that only one dialect has or that need an extension, with their offsets.
     """
 
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
@@ -66,10 +65,10 @@ class TreeBuilder:
             raise self._fail(f"'{token}' is a keyword, it cannot be a name", token)
         return str(token)
 
-    def _check_nesting(self, what: str, depth: int, offset: int) -> None:
+    def _check_nesting(self, nodes: str, depth: int, offset: int) -> None:
         if depth > self.nesting:
             raise LimitError(
-                f"{what} are nested more than {self.nesting} deep",
+                f"{nodes} are nested more than {self.nesting} deep",
                 span=Span(self.source, offset),
                 hint=raising("nesting"),
             )
@@ -77,13 +76,13 @@ class TreeBuilder:
     def _nested(
         self, node: _Expression, inner: Sequence[s.SyntaxNode | None], offset: int
     ) -> _Expression:
-        """Return an expression with its depth set; raise LimitError beyond the limit of nesting."""
+        """Return an expression with its depth set. Raises LimitError if it is nested too deeply."""
         node.depth = 1 + max([getattr(item, "depth", 0) for item in inner], default=0)
         self._check_nesting("expressions", node.depth, offset)
         return node
 
     def _computed(self, node: _Expression, *inner: s.Expression | None) -> _Expression:
-        """Return an expression that computes, noted as one for `features`."""
+        """Return an expression that computes, and note it for `features`."""
         self._operators.append(node.offset)
         return self._nested(node, inner, node.offset)
 
@@ -119,7 +118,7 @@ class TreeBuilder:
             self._note("generic", generic.start_pos)
             default = generic[1:-1].partition("=")[2].strip() or None
             if default and default not in t.PRIMITIVES:
-                message = f"'{default}' is not a type that '?' can stand for"
+                message = f"'?' cannot stand for '{default}', which is not a type"
                 raise self._fail(message, generic, _GENERIC_HINT)
         self._note("fragment", name.start_pos)
         self._note_operators("fragment")

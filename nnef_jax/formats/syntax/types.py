@@ -40,7 +40,7 @@ class ArrayOf:
 
 @dataclass(frozen=True, slots=True)
 class TupleOf:
-    """A tuple. `size` is the number of items, an inner tuple counted by its own size."""
+    """A tuple. `size` is the number of items, with the items of inner tuples."""
 
     items: tuple[Type, ...]
     size: int = field(init=False, compare=False, repr=False)
@@ -54,14 +54,14 @@ class TupleOf:
 
 @dataclass(frozen=True, slots=True)
 class Anything:
-    """A type that fits every other: of an empty array's items, of an expression with an error."""
+    """A type that fits every type: for items of an empty array, and expressions with an error."""
 
     def __str__(self) -> str:
         return "any"
 
 
 def weight(type: Type) -> int:
-    """Return the number of types that a type is made of, itself included."""
+    """Return the number of types in a type, itself included."""
     depth = 1
     while isinstance(type, ArrayOf):
         depth, type = depth + 1, type.item
@@ -90,7 +90,7 @@ LITERALS: dict[type, Type] = {bool: LOGICAL, int: INTEGER, float: SCALAR, str: S
 
 
 def substitute(type: Type, generic: str | None) -> Type:
-    """Return the type with `?` replaced by the primitive `generic`, by `ANY` if that is None."""
+    """Return the type with `?` replaced by the primitive `generic`, or by `ANY` if it is None."""
     match type:
         case Primitive("?"):
             return Primitive(generic) if generic else ANY
@@ -129,7 +129,7 @@ def fits(actual: Type, formal: Type, *, mixed: bool = False) -> bool:
 
 
 def common(a: Type, b: Type) -> Type | None:
-    """Return the type of the two that the other one fits, None without one."""
+    """Return the one of two types that the other one fits, None if neither fits the other."""
     match a, b:
         case Anything(), _:
             return b
@@ -148,7 +148,7 @@ def common(a: Type, b: Type) -> Type | None:
 
 
 def deduce(actual: Type, formal: Type) -> str | None:
-    """Return the type of `?` in `formal` for an argument of type `actual`, None without one."""
+    """Return the type of `?` in `formal` for an argument of type `actual`, None without `?`."""
     match actual, formal:
         case ((Tensor(name) | Primitive(name)), (Tensor("?") | Primitive("?"))):
             return name
@@ -161,7 +161,7 @@ def deduce(actual: Type, formal: Type) -> str | None:
 
 
 def _levels(type: Type) -> Iterator[list[Type]]:
-    """Yield the types in a type, level by level: itself, its items, the items of these, ..."""
+    """Yield the types in a type, level by level: itself, its items, their items, and so on."""
     level = [type]
     while level:
         yield level
