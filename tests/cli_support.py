@@ -1,4 +1,4 @@
-"""What the tests of the command line share: running it in this process, and small networks."""
+"""Helpers of the command line's tests: running it in this process, and small networks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ graph scores(x) -> (y) {
 
 
 def call(*args):
-    """Run the command line: exit code, stdout, stderr."""
+    """Run the command line; return exit code, stdout, stderr."""
     out, err, hook = io.StringIO(), io.StringIO(), sys.excepthook
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -38,14 +38,14 @@ def call(*args):
 
 
 def ok(*args):
-    """Run the command line where it succeeds: stdout."""
+    """Run the command line, which must succeed; return stdout."""
     code, out, err = call(*args)
     assert (code, err) == (0, "")
     return out
 
 
 def fails(*args):
-    """Run the command line where the user made an error: stderr."""
+    """Run the command line, which must report an error of the user; return stderr."""
     code, out, err = call(*args)
     assert (code, out) == (1, "")
     assert err.startswith("error: ")
@@ -53,7 +53,7 @@ def fails(*args):
 
 
 def write(folder, text, **variables):
-    """A network in a folder: its text, and arrays by label."""
+    """Write a network to a folder: its text, and arrays by label."""
     folder.mkdir(exist_ok=True)
     (folder / "graph.nnef").write_text(text)
     for label, array in variables.items():
@@ -62,26 +62,26 @@ def write(folder, text, **variables):
 
 
 def through(folder, shape):
-    """A network that hands its input through, so that outputs show what was made of a picture."""
+    """Write a network that returns its input, so that outputs show how a picture was read."""
     text = f"graph g(x) -> (y) {{ x = external<scalar>(shape = {shape}); y = copy(x); }}"
     return write(folder, f"version 1.0;\n{text}\n")
 
 
 def linear_scores(folder):
-    """A network that computes x @ FILTER.T + BIAS for x of any batch."""
+    """Write a network that computes x @ FILTER.T + BIAS for x of any batch."""
     (folder / "dense").mkdir(parents=True)
     nnef_jax.write_tensor(folder / "dense/filter.dat", FILTER)
     return write(folder, _SCORES, bias=BIAS)
 
 
 def picture(path, pixels, **options):
-    """A picture of 8 bits, in the format of the path's suffix."""
+    """Write a picture of 8 bits, in the format of the path's suffix."""
     Image.fromarray(np.asarray(pixels, np.uint8)).save(path, **options)
     return path
 
 
 def values(text, result=0):
-    """The single output of a result in JSON."""
+    """Return the only output of a result in JSON."""
     (output,) = json.loads(text)["results"][result]["outputs"]
     array = np.array(output["values"])
     assert list(array.shape) == output["shape"]

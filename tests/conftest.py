@@ -48,7 +48,7 @@ settings.load_profile("suite")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Import no other file for the quick tests: that would take as long as they do."""
+    """Collect only quick files for the quick tests: importing others would take as long."""
     is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
     is_quick = not is_test or collection_path in quick.FILES
     return True if config.option.markexpr == "quick" and not is_quick else None
@@ -88,7 +88,7 @@ def jax_configured_to_compile_quickly(request: pytest.FixtureRequest) -> Iterato
 
 @pytest.fixture
 def warns_again() -> Iterator[None]:
-    """What was warned of before is warned of again."""
+    """Reset the record of warnings that are given once."""
     fallback._warn.cache_clear()
     yield
     fallback._warn.cache_clear()

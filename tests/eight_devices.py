@@ -1,4 +1,4 @@
-"""Shards models over eight devices, and prints by JSON what of each is as it must be: `[]` if all.
+"""Shards models over eight devices, and prints in JSON what is wrong of each: `[]` if nothing.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m tests.eight_devices [all]
 
@@ -84,7 +84,7 @@ def mesh_of(type: AxisType) -> Mesh:
 
 
 def of_one_device(name: str, layout: str, type: AxisType) -> None:
-    """Outputs are those of a single device, sharded by batch; parameters take less memory."""
+    """Check that outputs equal a single device's, by batch; parameters take less memory."""
     model, inputs = network(name)
     sharded = model.shard(mesh_of(type), **LAYOUTS[layout])
     outputs = sharded(*inputs)
@@ -99,7 +99,7 @@ def of_one_device(name: str, layout: str, type: AxisType) -> None:
 
 @cache
 def recurrent() -> tuple[nnef_jax.Model, Any, Any, Any]:
-    """Return a network, inputs of some cycles, and what they give: results, and a gradient."""
+    """Return a network, inputs of some cycles, and their results and gradient."""
     model, _ = network("lstm")
     xs = RANDOM.standard_normal((3, BATCH, WIDTH)).astype(np.float32)
     gradient = jax.jit(jax.grad(squares))(model.params, model, xs)
@@ -111,7 +111,7 @@ def squares(params: Any, model: nnef_jax.Model, xs: Any) -> jax.Array:
 
 
 def cycles(layout: str, type: AxisType) -> None:
-    """Steps, cycles of a scan and their gradient are those of a single device."""
+    """Check that steps, cycles of a scan and their gradient are those of a single device."""
     model, xs, (wanted, after), gradient = recurrent()
     mesh = mesh_of(type)
     sharded = model.shard(mesh, **LAYOUTS[layout])
@@ -132,7 +132,7 @@ def cycles(layout: str, type: AxisType) -> None:
 
 
 def moves(name: str, layout: str, wanted: dict[str, int]) -> None:
-    """A call has these collectives and no others."""
+    """Check that a call has these collectives and no others."""
     model, inputs = network(name)
     sharded = model.shard(mesh_of(AxisType.Auto), **LAYOUTS[layout])
     found = collectives(lambda params: sharded.apply(params, *inputs), sharded.params)
@@ -140,7 +140,7 @@ def moves(name: str, layout: str, wanted: dict[str, int]) -> None:
 
 
 def counted(name: str, dtype: str) -> str:
-    """Return the collectives of a call; what it computes is what one device does."""
+    """Return the collectives of a call, after a check that it computes what one device does."""
     if name in BLOCKS:
         model, inputs = transformer(name, dtype=dtype)
     else:
@@ -165,7 +165,7 @@ def table(blocks: Sequence[str], dtype: str) -> None:
 
 
 def trained(name: str, layout: str, type: AxisType) -> None:
-    """A step of training hands back what it was given, sharded as it was."""
+    """Check that a step of training returns its arrays sharded as they were."""
     model, inputs = network(name)
     mesh = mesh_of(type)
     sharded = model.shard(mesh, **LAYOUTS[layout])
@@ -210,7 +210,7 @@ def in_turn() -> None:
 
 
 def documentation() -> None:
-    """The page's blocks run as they stand, one after the other."""
+    """Run the page's blocks as they stand, one after the other."""
     *_, (_, names) = session("docs/devices.md")
     assert names["probabilities"].sharding.spec[0] == "data"
 

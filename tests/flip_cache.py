@@ -1,4 +1,4 @@
-"""Damages a cache of compiled networks, and looks whether a result ever differs.
+"""Damages a cache of compiled networks, and checks whether a result ever differs.
 
     python -m tests.flip_cache --count 2000
 
@@ -41,7 +41,7 @@ _BATCH = 100
 
 
 def main() -> int:
-    """Run trials and print what came of them; the status is 1 if something did not go well."""
+    """Run trials and print the outcomes; return 1 if a trial failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=2000, help="number of trials")
     parser.add_argument("--seed", type=int, default=0)
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def outcomes(count: int, seed: int) -> Counter[str]:
-    """What came of so many trials, by kind of damage; trial `i` depends on `seed + i` alone."""
+    """Count outcomes of trials by kind of damage. Trial `i` depends on `seed + i` alone."""
     found: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder)
@@ -86,7 +86,7 @@ def outcomes(count: int, seed: int) -> Counter[str]:
 
 
 def results(cache: Path) -> list[np.ndarray]:
-    """What the networks compute with a cache."""
+    """Return the results of the networks with a cache."""
     found: list[np.ndarray] = []
     for network in NETWORKS:
         x, filter = _data(*network)
@@ -97,7 +97,7 @@ def results(cache: Path) -> list[np.ndarray]:
 
 
 def _data(outputs: int, inputs: int, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """An input and a filter."""
+    """Return an input and a filter."""
     values = np.random.default_rng(outputs).random((outputs + 1, inputs), np.float32)
     return values[:1], scale * values[1:]
 
@@ -119,36 +119,36 @@ def _outcome(cache: Path, expected: list[np.ndarray]) -> str:
 
 
 def flip(content: bytes, chance: random.Random) -> bytes:
-    """One bit is another."""
+    """Invert one bit."""
     place = _place(content, chance)
     return _replaced(content, place, bytes([content[place] ^ 1 << chance.randrange(8)]))
 
 
 def invert(content: bytes, chance: random.Random) -> bytes:
-    """All bits of a byte are others."""
+    """Invert all bits of a byte."""
     place = _place(content, chance)
     return _replaced(content, place, bytes([content[place] ^ 255]))
 
 
 def cut(content: bytes, chance: random.Random) -> bytes:
-    """The end is missing, or all."""
+    """Cut off the end, or everything."""
     return content[: _place(content, chance)]
 
 
 def extend(content: bytes, chance: random.Random) -> bytes:
-    """There are more bytes after the end, zeros or others."""
+    """Append bytes, zeros or others."""
     size = chance.choice((1, 8, 64, 4096))
     return content + chance.choice((bytes(size), chance.randbytes(size)))
 
 
 def lose(content: bytes, chance: random.Random) -> bytes:
-    """Zeros are where a block was, as after a crash of the system."""
+    """Replace a block by zeros, as after a crash of the system."""
     place = _place(content, chance) // 512 * 512
     return _replaced(content, place, bytes(min(4096, len(content) - place)))
 
 
 def move(content: bytes, chance: random.Random) -> bytes:
-    """A block is where another was."""
+    """Move a block to another place."""
     here, there = (_place(content, chance) // 64 * 64 for _ in range(2))
     size = min(512, len(content) - max(here, there))
     return _replaced(content, here, content[there : there + size])
@@ -161,7 +161,7 @@ CHANGES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
 
 
 def damaged(whole: dict[str, bytes], chance: random.Random) -> tuple[str, dict[str, bytes]]:
-    """The name of a kind of damage, and the files after it, of which at least one is another."""
+    """Return the name of a kind of damage, and the files after it, at least one changed."""
     while True:
         name, other = chance.sample(sorted(whole), 2)
         match chance.randrange(10):
@@ -177,7 +177,7 @@ def damaged(whole: dict[str, bytes], chance: random.Random) -> tuple[str, dict[s
 
 
 def _place(content: bytes, chance: random.Random) -> int:
-    """Of a byte: in every other case near the start, where headers are."""
+    """Choose the index of a byte, half of the time near the start, where headers are."""
     return chance.randrange(chance.choice((min(256, len(content)), len(content))))
 
 

@@ -1,4 +1,4 @@
-"""What many tests need: archives in memory, and models of a text."""
+"""Helpers of many tests: archives in memory, and models of a text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COMPOSITIONAL = (
 
 
 def tar(members: Mapping[str, bytes | str]) -> bytes:
-    """A tar archive of some members, by their names."""
+    """Return a tar archive of members by name."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as file:
         for name, content in members.items():
@@ -27,13 +27,13 @@ def tar(members: Mapping[str, bytes | str]) -> bytes:
 
 
 def archive(**members: bytes | str) -> bytes:
-    """A tar archive of tensors by label; 'graph' and 'quant' are graph.nnef and graph.quant."""
+    """Return a tar archive of tensors by label; 'graph', 'quant' are graph.nnef, graph.quant."""
     names = {"graph": "graph.nnef", "quant": "graph.quant"}
     return tar({names.get(name, f"{name}.dat"): data for name, data in members.items()})
 
 
 def model_of(text: str, *, data: dict[str, Any] | None = None, **options: Any) -> nnef_jax.Model:
-    """The model of a document, with arrays for its variables by label."""
+    """Return the model of a document, with arrays for its variables by label."""
     members: dict[str, bytes | str] = {"graph": text}
     for label, array in (data or {}).items():
         file = io.BytesIO()

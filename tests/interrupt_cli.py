@@ -23,7 +23,7 @@ SCAN = ROOT / "examples/digits/scans/3_scan0045.png"
 
 
 def commands(folder: Path) -> dict[str, list[str]]:
-    """A call of each command that succeeds; what they save goes into the folder."""
+    """Return a successful call of each command. What they save goes into the folder."""
     return {
         "check": ["check", str(MODEL)],
         "summary": ["summary", str(MODEL)],
@@ -35,7 +35,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
 
 
 def judged(number: signal.Signals, code: int, output: str, errors: str, complete: str) -> str:
-    """How a run ended that was sent a signal; what must not happen begins with 'FAILED'."""
+    """Return how a run ended that was sent a signal; 'FAILED ...' for a wrong end."""
     if (code, output, errors) == (0, complete, ""):
         return "complete"
     if (code, errors) == (-number, "") and complete.startswith(output):
@@ -46,7 +46,7 @@ def judged(number: signal.Signals, code: int, output: str, errors: str, complete
 
 
 def main() -> int:
-    """Send the signals, print how often runs ended in which way; 1 where one ended badly."""
+    """Send the signals and count how runs ended; return 1 if one ended badly."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 32))

@@ -1,4 +1,4 @@
-"""What save, convert, export, batch and view leave when they are killed or the disk is full.
+"""Checks what save, convert, export, batch and view leave if killed, or if the disk is full.
 
     python -m tests.kill_saves --commands
 
@@ -55,7 +55,7 @@ class Job:
         self.goes_on = again  # from what is there of a run that was ended
 
     def run(self, folder: Path, version: str) -> int:
-        """Run in this process; the status of the command."""
+        """Run in this process; return the status of the command."""
         known = {"NETWORK": version, "TARGET": f"place/{self.target}", "ITEMS": "items"}
         given = [str(folder / known[a]) if a in known else a for a in self.arguments]
         if self.name == "save":
@@ -118,7 +118,7 @@ class Trial:
         return self.contents()
 
     def start(self) -> None:
-        """Have the place as it was before any run of the new version."""
+        """Restore the folder as it was before any run of the new version."""
         target = self.place / self.job.target
         for path in [target, *(self.place / name for name in self.leftovers())]:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ class Trial:
             path.write_bytes(content)
 
     def contents(self) -> Contents:
-        """What is at the target, files by name; '' is that of a file."""
+        """Return the files of the target by name; '' names a target that is a file."""
         target = self.place / self.job.target
         if target.is_file():
             return {"": target.read_bytes()}
@@ -136,12 +136,12 @@ class Trial:
         return {path.relative_to(target).as_posix(): path.read_bytes() for path in files}
 
     def leftovers(self) -> list[str]:
-        """What is beside the target and its neighbours."""
+        """Return what is beside the target and its neighbours."""
         known = {name.split("/")[0] for name in NEIGHBOURS} | {self.job.target}
         return sorted(set(os.listdir(self.place)) - known)
 
     def run(self, prepare: Callable[[], None], version: str = "new") -> tuple[int, int, str]:
-        """Fork a run: its status, the signal that ended it, and what it said on stderr."""
+        """Fork a run; return its status, the signal that ended it, and its stderr."""
         said, errors = os.pipe()  # which no limit on files bounds
         child = os.fork()
         if not child:
@@ -175,7 +175,7 @@ class Trial:
             os._exit(code | _ACTED * self.acted)
 
     def check(self, status: int, number: int, said: str) -> str:
-        """How the place is after a run that something ended; AssertionError where it must not be.
+        """Return the state of the folder after a run was ended; AssertionError for a wrong one.
 
         Then a further run goes on or begins again, and must leave what a complete one does.
         """
@@ -205,7 +205,7 @@ class Trial:
         return outcome
 
     def armed(self, number: int, act: Callable[[], None], names: set[str]) -> Callable[[], None]:
-        """Return what has a run act before a call, counted from when it first writes here."""
+        """Return a hook that acts before a call, counted from when a run first writes here."""
 
         def acting() -> None:
             self.acted = True
@@ -248,20 +248,20 @@ ENDS = {"kill": (_kill, CHANGING), "full": (_full, TAKING)}
 
 
 def at_calls(trial: Trial, kind: str, numbers: Iterable[int]) -> Iterator[Ending]:
-    """Ways to end a run at some of its calls."""
+    """Return ways to end a run at some of its calls."""
     for number in numbers:
         yield f"{kind} at {number}", trial.armed(number, *ENDS[kind])
 
 
 def by_size(trial: Trial) -> Iterator[Ending]:
-    """Ways to end a run by files that may not be longer: the system tells it as of a full disk."""
+    """Return ways to end a run by limits of file sizes, whose error is as that of a full disk."""
     largest = max(map(len, trial.complete.values()))
     for size in sorted({0, 1, largest // 2, largest - 1}):
         yield f"files of {size} bytes", _short(size)
 
 
 def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
-    """End runs of a job in every way, or `short` in two; how often what was found."""
+    """End runs of a job in every way, or `short` in two; count what was found."""
     trial, found = Trial(folder, job), Counter[str]()
     if short:
         ways = [at_calls(trial, "kill", [9]), at_calls(trial, "full", [4])]
@@ -281,7 +281,7 @@ def end(job: Job, folder: Path, *, short: bool = False) -> Counter[str]:
 
 
 def main(folder: str | None, *, short: bool) -> None:
-    """Print what was found for each job; fail where something is half there, or gone."""
+    """Print what was found for each job; fail if something is incomplete or missing."""
     # Once, before any fork: what the commands import. No device of jax is held.
     import jax.experimental.multihost_utils  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Kill savers and look at what is left: old or new, neighbours there, no leftovers after the next.
+"""Kills savers and checks what is left: old or new, neighbours, no leftovers after the next.
 
     python -m tests.kill_saves --count 500      # at random moments
     python -m tests.kill_saves --every-call     # before each call that changes something
@@ -55,7 +55,7 @@ class Place:
         write_members(self.target, members | {"graph.nnef": graph.encode()}, overwrite=True)
 
     def look(self) -> str:
-        """Which version there is, whole; AssertionError for anything else."""
+        """Return which version is there, complete; AssertionError for anything else."""
         assert all(path.read_text() == text for path, text in self._neighbours.items())
         if self.target.suffix == ".dat":
             (value,) = set(read_tensor(self.target).tolist())
@@ -70,7 +70,7 @@ class Place:
         return version
 
     def leftovers(self) -> list[str]:
-        """What is in the folder beside the target and its neighbours."""
+        """Return what is in the folder beside the target and its neighbours."""
         known = {path.relative_to(self.folder).parts[0] for path in self._neighbours}
         return sorted(set(os.listdir(self.folder)) - known - {self.target.name})
 
@@ -85,7 +85,7 @@ CHANGING |= {"write", "flush", "close", "__exit__", "fsync", "flock", "truncate"
 def at_call(
     number: int, act: Callable[[], None], names: Container[str]
 ) -> Callable[[FrameType, str, Any], None]:
-    """A function for sys.setprofile, which acts just before one of the calls of the system."""
+    """Return a function for sys.setprofile that acts before one of the calls of the system."""
     left = number
 
     def profile(frame: FrameType, event: str, function: Any) -> None:
@@ -125,7 +125,7 @@ def _check(place: Place, found: Counter[str]) -> None:
 
 
 def kill_at_random(place: Place, count: int, seed: int) -> Counter[str]:
-    """Kill savers at random moments; how often the old and the new one were found."""
+    """Kill savers at random moments; count how often the old and the new one were found."""
     random_ = random.Random(seed)
     found: Counter[str] = Counter()
 
@@ -165,7 +165,7 @@ def kill_at_every_call(place: Place) -> Counter[str]:
 
 
 def main() -> None:
-    """Print what was found for each target; fail where it is neither old nor new."""
+    """Print what was found for each target; fail if it is neither old nor new."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--every-call", action="store_true")

@@ -1,4 +1,4 @@
-"""What tests over several devices need: an LSTM, placed arrays, collectives in compiled text."""
+"""Helpers of tests over several devices: an LSTM, placed arrays, collectives of programs."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ def put(x: Any, mesh: Mesh, *axes: Any) -> jax.Array:
 
 
 def result_and_collectives(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[str, int]]:
-    """Run a function jitted; count what moves data between devices in its optimised program."""
+    """Run a jitted function; count the collectives of its optimised program."""
     jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
     executable = jitted.lower(*args).compile()
     return executable(*args), of_program(executable)
 
 
 def of_program(executable: jax.stages.Compiled) -> dict[str, int]:
-    """Count what moves data between devices in an optimised program."""
+    """Count the collectives of an optimised program."""
     return dict(Counter(_COLLECTIVE.findall(executable.as_text() or "")))
 
 
 def collectives(function: Callable[..., Any], *args: Any) -> dict[str, int]:
-    """Count what moves data between devices in the optimised program of a function."""
+    """Count the collectives of the optimised program of a function."""
     return result_and_collectives(function, *args)[1]
 
 

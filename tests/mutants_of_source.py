@@ -1,4 +1,4 @@
-"""Changes statements of the source at random, and tells whether a test of their room fails.
+"""Changes statements of the source at random, and reports whether a test of their room fails.
 
     python -m tests.mutants_of_source draw --count 60 --seed 52  # writes the list beside this file
     python -m tests.mutants_of_source check                      # says which are not killed today
@@ -81,9 +81,9 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """A statement and what stands in its place, with the last result and the test that killed it.
+    """A statement and its replacement, with the last result and the test that killed it.
 
-    Of a compound statement both are its condition.
+    For a compound statement, both are conditions.
     """
 
     path: str
@@ -147,7 +147,7 @@ def _mutable(statement: ast.stmt) -> ast.stmt | ast.expr | None:
 
 
 def mutations(node: ast.stmt | ast.expr) -> list[str]:
-    """Return what may stand in place of a statement or condition."""
+    """Return replacements of a statement or condition."""
     result = list[ast.AST]()
     for i, _ in enumerate(ast.walk(node)):
         changed = copy.deepcopy(node)
@@ -179,7 +179,7 @@ def all_places() -> list[Place]:
 
 
 def place_of(row: Mutant, everywhere: Sequence[Place]) -> Place | None:
-    """Return where a statement of the list stands today, or None."""
+    """Return where a statement of the list is today, or None."""
     same = [x for x in everywhere if x.text == row.statement]
     moved = [x for x in same if x.function == row.function]
     here = [x for x in moved if x.path == row.path]
@@ -192,7 +192,7 @@ def room(path: str) -> tuple[str, ...]:
 
 
 def copied(folder: Path, changed: Mapping[str, str]) -> Path:
-    """Make a copy of the repository, whose files are links to the repository's but for these."""
+    """Copy the repository with links to its files, except for `changed` ones."""
     ignored = shutil.ignore_patterns(".*", "build", "node_modules")
     shutil.copytree(ROOT, folder, ignore=ignored, copy_function=os.link)
     for path, text in changed.items():
@@ -229,7 +229,7 @@ def runs(chosen: Sequence[Place], folder: Path) -> list[list[str]]:
 
 
 def tried(row: Mutant, place: Place, tests: Sequence[str], folder: Path) -> Mutant:
-    """Run the tests with the mutant in its place; return the row with what came of it."""
+    """Run the tests with the mutant in its place; return the row with the result."""
     if not tests:
         return replace(row, result="not run", test="")
     changed = {place.path: _mutated(row, place)}
@@ -308,7 +308,7 @@ def tried_all(rows: Sequence[Mutant], most: int) -> list[Mutant]:
 
 
 def drawn(count: int, seed: int) -> list[Mutant]:
-    """Draw so many mutants of the source."""
+    """Draw `count` mutants of the source."""
     draw = random.Random(seed)
     result = list[Mutant]()
     everywhere = all_places()

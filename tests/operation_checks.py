@@ -1,4 +1,4 @@
-"""What the tests of operation tables check of each row, whichever dialect its document is in."""
+"""Checks of the rows of operation tables, whichever dialect their documents are in."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _ROWS = 24  # compiled together: in 0.4 of the time that they take one by one
 
 
 class Together(Generic[Row]):
-    """What functions make of rows of a table, those of many rows compiled as one.
+    """Results of functions for rows of a table, many rows compiled as one program.
 
-    `prepare` gives the function for a row, to be traced, and its arguments. Where the program of
+    `prepare` returns the function of a row, to be traced, and its arguments. If the program of
     many rows fails, each row is computed alone: those that fail raise their own error, caused by
     that of the program. If none does, all raise that of the program.
     """
@@ -48,7 +48,7 @@ class Together(Generic[Row]):
         self._results: dict[Row, Any] = {}
 
     def __call__(self, row: Row) -> Any:
-        """The results of a row."""
+        """Return the results of a row."""
         if row not in self._results:
             batch = self._batches[row]
             try:
@@ -84,7 +84,7 @@ class Together(Generic[Row]):
 
 
 class Checks:
-    """What rows of a table compute, compared with the reference.
+    """Compares the results of rows of a table with the reference.
 
     All have values; those `in_full` are also computed for two items at once, differentiated, and
     computed in 16 bits, where their types allow that.
@@ -129,7 +129,7 @@ def is_batched(case: OpCase) -> bool:
 
 
 def pairs(case: OpCase) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The inputs, each with that of another item of a batch."""
+    """Return the inputs, each stacked with that of another item of a batch."""
     others = inputs(case, draw=1)
     if all(np.array_equal(x, y) for x, y in zip(inputs(case), others, strict=True)):
         others = [np.roll(x, 1, axis=-1) if x.ndim else x for x in others]  # written out
@@ -141,7 +141,7 @@ def is_differentiated(case: OpCase) -> bool:
 
 
 class Derivatives:
-    """Both modes' derivatives of a row along a direction, and by differences of the reference."""
+    """Both modes' derivatives of a row along a direction, compared with differences."""
 
     def __init__(self, case: OpCase) -> None:
         random = np.random.default_rng(7)
@@ -153,7 +153,7 @@ class Derivatives:
         self._kept = [k for k, y in enumerate(results) if y.dtype.kind == "f"]
 
     def traced(self, model: nnef_jax.Model) -> tuple[Callable[..., Any], Sequence[Any]]:
-        """A function that gives the derivatives forward, and the gradients, and its arguments.
+        """Return a function that computes forward derivatives and gradients, and its arguments.
 
         The gradients are those of captures, with edits that change nothing.
         """
@@ -177,7 +177,7 @@ class Derivatives:
         return both, (tuple(self._arrays[i] for i in self._real), tangents)
 
     def check(self, derivatives: tuple[Any, Any]) -> None:
-        """Compare what `traced` gave with central differences of the reference in 64 bits."""
+        """Compare the results of `traced` with central differences of the reference in 64 bits."""
         forward, gradients = derivatives
         step = 1e-5
         wanted = (self._moved(step) - self._moved(-step)) / (2 * step)
@@ -200,14 +200,14 @@ def is_narrowed(case: OpCase) -> bool:
 
 
 def narrow_model(case: OpCase) -> nnef_jax.Model:
-    """The model that computes a row in 16 bits: tract's documents say so, NNEF's do not."""
+    """Return the model that computes a row in 16 bits, which only tract's documents declare."""
     if case.dialect == "tract":
         return model_of(document(case, real="f16"))
     return model_of(document(case), dtype="bfloat16")
 
 
 def narrow_inputs(case: OpCase) -> list[np.ndarray]:
-    """The inputs, reals rounded to what the model computes in."""
+    """Return the inputs, with reals rounded to the dtype of the model."""
     if case.dialect == "tract":
         return [x.astype(np.float16) if x.dtype.kind == "f" else x for x in inputs(case)]
     return [
@@ -230,20 +230,20 @@ def assert_narrow(case: OpCase, outputs: Any) -> None:
 
 
 def assert_definition(case: OpCase, outputs: Any) -> None:
-    """Require what a definition computes to be right, unless it overflows in 32 bits."""
+    """Require the results of a definition to be right, unless it overflows in 32 bits."""
     if not all(np.isfinite(y).all() for y in results(outputs)):
         pytest.skip("the definition overflows in 32 bits, the rule does not")
     assert_close(outputs, expected(case), case.tolerance)
 
 
 def read_graph(text: str, **options: Any) -> Graph:
-    """The graph of a document, read by options of `load`: no model is made."""
+    """Return the graph of a document, read by options of `load`, without a model."""
     return read(archive(graph=text), **options).graph
 
 
 @cache
 def tract_kind(name: str) -> str:
-    """The kind that an operation of tract is; a function's is the last one of its first case."""
+    """Return the kind of an operation of tract; a function's is the last one of its first case."""
     operator = OPERATORS.get(name)
     if operator is None:
         return name
@@ -270,7 +270,7 @@ def assert_close(actual: Any, wanted: Sequence[np.ndarray], tolerance: float) ->
 
 
 def applied(model: nnef_jax.Model, *xs: Any, **options: Any) -> Any:
-    """What the model gives; its outputs are of the types that it tells."""
+    """Return the outputs of a model, after a check of their types."""
     result = model.apply({}, *xs, **options)
     outputs = result[0] if "capture" in options else result
     for output, spec in zip(jax.tree.leaves(outputs), model.outputs, strict=True):
@@ -279,13 +279,13 @@ def applied(model: nnef_jax.Model, *xs: Any, **options: Any) -> Any:
 
 
 def probed(model: nnef_jax.Model, *xs: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The outputs where each tensor is replaced by itself, and what is captured as these."""
+    """Return the outputs where each tensor is replaced by itself, and their captures."""
     outputs, inside = applied(model, *xs, edit={"*": lambda value: value}, capture=["*"])
     return outputs, tuple(inside[name] for name in model.graph.output_names)
 
 
 def assert_captured(probe: tuple[Any, tuple[Any, ...]]) -> Any:
-    """Require captures to be the outputs, bit by bit; return these."""
+    """Require captures to equal the outputs bit by bit; return the outputs."""
     outputs, captured = probe
     for got, want in zip(captured, results(outputs), strict=True):
         np.testing.assert_array_equal(got, want)
@@ -293,7 +293,7 @@ def assert_captured(probe: tuple[Any, tuple[Any, ...]]) -> Any:
 
 
 def few(cases: Iterable[OpCase], most: int = 2) -> list[OpCase]:
-    """The first rows of each operation, for properties that hold or fail for most of its rows."""
+    """Return the first rows of each operation, for properties that most of its rows share."""
     seen = Counter[str]()
     first: list[OpCase] = []
     for case in cases:
@@ -304,7 +304,7 @@ def few(cases: Iterable[OpCase], most: int = 2) -> list[OpCase]:
 
 
 def checked(cases: Sequence[OpCase]) -> list[Any]:
-    """Parameters of a test: checks, and a row to be checked by them.
+    """Return parameters of a test: checks, and a row to be checked by them.
 
     The first row of each operation, and its first of reals, are checked in full. The slow run
     checks the others in full too.

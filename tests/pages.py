@@ -76,14 +76,14 @@ def session(
     without: tuple[str, ...] = (),
     within: Callable[[Block], AbstractContextManager[None]] = lambda block: nullcontext(),
 ) -> Iterator[tuple[Block, dict[str, Any]]]:
-    """Run the blocks of a page, and give each with the names that are there after it.
+    """Run the blocks of a page; yield each with the names that are defined after it.
 
     Args:
         page: its path from the root of the repository.
         needs: modules that blocks may need; those that need others are left out.
         programs: run lines `python ...` of `sh` blocks, each in a process.
-        without: leave out lines of `sh` blocks that begin like this.
-        within: gives a context to run a block of Python in.
+        without: leave out lines of `sh` blocks that begin with this.
+        within: returns a context in which a block of Python runs.
     """
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page):
@@ -108,7 +108,7 @@ def lines(block: Block) -> list[str]:
 
 
 def run_line(block: Block, line: str, *, programs: bool) -> None:
-    """Run a command of a block, or say that it is not known."""
+    """Run a command of a block, or raise an error if it is not known."""
     words = _words(line)
     program, *arguments = words
     if program == "pip":
@@ -136,7 +136,7 @@ def run_line(block: Block, line: str, *, programs: bool) -> None:
 
 
 def _words(line: str) -> list[str]:
-    """Return the words of a line as a shell has them: quotes, comments and patterns of files."""
+    """Split a line into words as a shell does: quotes, comments, patterns of files."""
     lexer = shlex.shlex(line, punctuation_chars=False)
     lexer.whitespace_split, lexer.commenters = True, "#"
     words: list[str] = []
@@ -148,7 +148,7 @@ def _words(line: str) -> list[str]:
 
 
 def unpasteable(code: str) -> str | None:
-    """Say why code cannot be pasted into a REPL that reads line by line; None if it can.
+    """Return why code cannot be pasted into a REPL that reads line by line; None if it can.
 
     Such are those of `python` before 3.13: a blank line ends what is indented, and only that does.
     """

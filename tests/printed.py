@@ -1,4 +1,4 @@
-"""What the tests of printing and converting share: equal models, and the Khronos parser."""
+"""Shared helpers of the tests of printing and converting: model outputs, the Khronos parser."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def inputs_of(model: Model, seed: int = 0) -> list[Any]:
 
 
 def results_of(model: Model) -> list[Any]:
-    """The outputs for random inputs, then the state that follows."""
+    """Return the outputs for random inputs, then the next state."""
     if not model.graph.states:
         return jax.tree.leaves(model(*inputs_of(model)))
     outputs, state = model.step(model.init_state(), *inputs_of(model))
@@ -75,10 +75,10 @@ def assert_same_results(model: Model, other: Model) -> None:
 
 
 def print_graph(graph: Graph) -> str:
-    """A flat graph as a flat document of 1.0 final."""
+    """Return a flat graph as a flat document of 1.0 final."""
     return print_document(FlatWriter(graph, Meter(Limits.unbounded())).write())
 
 
 def khronos(text: str) -> Any:
-    """What the Khronos parser makes of a text."""
+    """Parse a text with the Khronos parser."""
     return pytest.importorskip("nnef").parse_string(text)

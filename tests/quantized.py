@@ -1,4 +1,4 @@
-"""Tensor files written out field by field, and a network with one variable to hold them."""
+"""Tensor files written field by field, and a network with one variable that reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUINT, QINT = 2, 3
 
 
 def dat(item: int, bits: int, shape: tuple[int, ...], payload: bytes) -> bytes:
-    """A tensor file of NNEF 1.0 final, written out field by field."""
+    """Return a tensor file of NNEF 1.0 final, written field by field."""
     extents = (*shape, *[0] * (8 - len(shape)))
     header = struct.pack(
         "<2sBBII8III", b"\x4e\xef", 1, 0, len(payload), len(shape), *extents, bits, item
@@ -23,7 +23,7 @@ def dat(item: int, bits: int, shape: tuple[int, ...], payload: bytes) -> bytes:
 
 
 def provisional_dat(bits: int, shape: tuple[int, ...], algorithm: str, payload: bytes) -> bytes:
-    """A tensor file of the provisional specification that holds unsigned codes."""
+    """Return a tensor file of the provisional specification with unsigned codes."""
     text = algorithm.encode()
     offset = 16 + 4 * len(shape) + len(text)
     start = struct.pack("<2sBBII", b"\x4e\xef", 1, 0, offset, len(shape))
@@ -32,7 +32,7 @@ def provisional_dat(bits: int, shape: tuple[int, ...], algorithm: str, payload: 
 
 
 def floats(*values: Any) -> bytes:
-    """A tensor file of float32, not quantised."""
+    """Return a tensor file of float32, not quantised."""
     array = np.array(values[0] if len(values) == 1 else values, "<f4")
     return dat(0, 32, array.shape, array.tobytes())
 

@@ -1,4 +1,4 @@
-"""The files of `pytest -m quick`, room by room: what a careless change breaks first.
+"""The files of `pytest -m quick` by room: tests that a careless change breaks first.
 
 They take a minute on two cores. A test that takes seconds is in another file.
 """

@@ -1,4 +1,4 @@
-"""How tests have XLA compile what does not depend on the code that is generated.
+"""Options by which tests compile quickly what does not depend on the generated code.
 
 Small programs take a quarter of the time. What XLA itself does to them is as ever: fusions,
 layouts, partitions and collectives.
@@ -60,7 +60,7 @@ def _compiles(lowered: Any, option: str) -> bool:
 
 @contextmanager
 def optimised() -> Iterator[None]:
-    """Compile as for users within `unoptimised`: what computes for long is faster in all."""
+    """Compile as for users within `unoptimised`: long computations are faster overall."""
     jax.config.update("jax_disable_most_optimizations", False)
     try:
         with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +72,7 @@ def optimised() -> Iterator[None]:
 
 @contextmanager
 def unoptimised() -> Iterator[None]:
-    """Compile everything by these options, but for those that are asked for.
+    """Compile everything by these options, except for those that a program sets itself.
 
     A program whose text was compiled before, within the same call, is not compiled again: a tenth
     of the time. Texts have the names of operations and no lines of the source.

@@ -1,4 +1,4 @@
-"""Rows of a table that need a glance each: one test runs all of them, and names those that fail."""
+"""Checks small rows of a table in one test, which names those that fail."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def failures(check: Callable[..., None], rows: Mapping[str, Any]) -> dict[str, str]:
-    """Return what the check of each row says that fails, by the row's name."""
+    """Run the check of each row; return the errors of rows that fail by name."""
     messages: dict[str, str] = {}
     for name, row in rows.items():
         try:

@@ -1,4 +1,4 @@
-"""Mutants of what strangers may send, by kind: each ends in a result or an error that is right.
+"""Mutants of files from strangers, by kind: each must end in a result or a right error.
 
 `KINDS` names the kinds. Each is a module of this package with a `KIND`, which says how a mutant is
 made from a random generator, what is tried with it, and which errors are right.
@@ -34,14 +34,14 @@ class Kind:
     errors: tuple[type[Exception], ...] = (NnefError,)
 
     def mutant(self, seed: int, number: int) -> tuple[str, Any]:
-        """Return the sort of a mutant, and the mutant. Seed and number alone decide on it."""
+        """Return a mutant and its sort. Both depend on seed and number alone."""
         sorts = self.sorts()
         turns = [name for name, (_, weight) in sorts.items() for _ in range(weight)]
         name = turns[number % len(turns)]
         return name, sorts[name][0](random.Random(f"{name} {seed} {number}"))
 
     def end(self, mutant: Any) -> str:
-        """Return what a mutant ends in, or the name of its error; anything else passes through."""
+        """Return the outcome of a mutant, or the name of a right error; other errors are raised."""
         try:
             with bounded():
                 return self.attempt(mutant)
@@ -52,7 +52,7 @@ class Kind:
             return type(error).__name__
 
     def ends(self, numbers: Iterable[int], seed: int = 0) -> Counter[str]:
-        """Return how often mutants end in what, by sort; an error names its mutant."""
+        """Count the outcomes of mutants by sort. An error names its mutant."""
         counts = Counter[str]()
         for number in numbers:
             sort, mutant = self.mutant(seed, number)

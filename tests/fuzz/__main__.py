@@ -1,4 +1,4 @@
-"""Tries mutants of one kind; goes on where it was stopped.
+"""Tries mutants of one kind, and continues where it was stopped.
 
     python -m tests.fuzz onnx --count 200000 --seed 77 --state onnx.json
     python -m tests.fuzz nnef --only 77:1234         # one mutant, with its traceback
@@ -33,7 +33,7 @@ from tests.helpers import tar
 
 
 def minimised(tried: Kind, source: bytes, wanted: str) -> bytes:
-    """Return an archive of the same failure, with as little as can be found in a minute."""
+    """Return the smallest archive with the same failure that is found in a minute."""
 
     def fails(content: bytes) -> bool:
         try:
@@ -66,7 +66,7 @@ def minimised(tried: Kind, source: bytes, wanted: str) -> bytes:
 
 
 def replay(name: str, seed: int, number: int, *, keep: bool) -> int:
-    """Try one mutant and print what comes of it; write its smallest form if it is to be kept."""
+    """Try one mutant and print the outcome; write its smallest form if it is to be kept."""
     tried = kind(name)
     prepare(name)
     sort, mutant = tried.mutant(seed, number)
@@ -87,7 +87,7 @@ def replay(name: str, seed: int, number: int, *, keep: bool) -> int:
 
 
 def _show(mutant: Any) -> None:
-    """Print a mutant; of an archive the text of its documents."""
+    """Print a mutant, or the texts of an archive's documents."""
     for part in mutant if isinstance(mutant, tuple) else (mutant,):
         print(f"{len(part)} bytes" if isinstance(part, bytes) else part)
         with (

@@ -1,4 +1,4 @@
-"""Archives whose headers lie: fields of tar and zip with checksums that are right, and layers."""
+"""Archives with wrong headers: fields of tar and zip with right checksums, and nested archives."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _KINDS = b"0\x00\x01123456789LKxXgSVDAMN \xff"
 
 
 def archive(members: dict[str, bytes], chance: random.Random) -> bytes:
-    """Return an archive of the members, of any kind, with something wrong in its headers."""
+    """Return an archive of the members, of any kind, with wrong headers."""
     if chance.random() < 0.35:
         content = _zip_mutated(_zip(members, chance), chance)
     else:
@@ -53,7 +53,7 @@ def archive(members: dict[str, bytes], chance: random.Random) -> bytes:
 
 
 def _compressed(content: bytes, chance: random.Random) -> bytes:
-    """As it is, or compressed, some times twice, cut off or with something behind."""
+    """Compress an archive or not, sometimes twice, cut it off, or append bytes."""
     for _ in range(chance.choice((0, 0, 0, 1, 1, 2))):
         match chance.randrange(4):
             case 0:
@@ -70,7 +70,7 @@ def _compressed(content: bytes, chance: random.Random) -> bytes:
 
 
 def _records(members: dict[str, bytes], chance: random.Random) -> bytes:
-    """A tar archive with an extended header before one of its members, in half of all cases."""
+    """Return a tar archive, in half of all cases with an extended header before a member."""
     content = bytearray(tar(members))
     if chance.random() < 0.5:
         place = chance.choice(list(_headers(content)) or [0])
@@ -79,7 +79,7 @@ def _records(members: dict[str, bytes], chance: random.Random) -> bytes:
 
 
 def _extended(chance: random.Random) -> bytes:
-    """A header of pax or GNU with records: paths and sizes, lengths that are right or not."""
+    """Return a header of pax or GNU with records: paths and sizes, right lengths or wrong ones."""
     keys = ("path", "size", "linkpath", "GNU.sparse.map", "GNU.sparse.realsize", "mtime", "", "é")
     values = (*_NAMES, *map(str, _SIZES), "-1", "1e9", "\u0661", "9" * 30, "\n", "0 512")
     if chance.random() < 0.2:
@@ -105,7 +105,7 @@ def _summed(header: bytearray) -> bytearray:
 
 
 def _headers(content: bytes | bytearray) -> list[int]:
-    """Where headers of a tar archive start: blocks with a checksum that is right."""
+    """Return where the headers of a tar archive start: blocks with a right checksum."""
     places: list[int] = []
     for at in range(0, len(content) - _BLOCK + 1, _BLOCK):
         block = bytearray(content[at : at + _BLOCK])

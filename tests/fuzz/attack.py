@@ -1,4 +1,4 @@
-"""What attacks are written with: documents with an input x and an output y, and repetitions.
+"""Helpers to write attacks: documents with an input x and an output y, and repetitions.
 
 An attack makes an archive, its members or its document for a size, and does something with it. The
 size beside it is one that the default limits are to withstand.
@@ -33,14 +33,14 @@ def load(source: bytes, limits: Limits) -> object:
 
 
 def traced(source: bytes, limits: Limits) -> object:
-    """Do what calls a network, but for compiling and running it."""
+    """Trace a network as a call does, but neither compile nor run it."""
     model = nnef_jax.load(source, limits=limits)
     inputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in model.inputs]
     return jax.eval_shape(model.apply, {}, *inputs)
 
 
 def converted(source: bytes, limits: Limits) -> object:
-    """Make a network flat."""
+    """Convert a network to a flat document."""
     return nnef_jax.convert(source, flat=True, limits=limits)
 
 
@@ -82,12 +82,12 @@ def fragment(body: str, name: str = "f", more: str = "", result: str = RESULT) -
 
 
 def used(statements: str, fragments: str = "") -> str:
-    """A document that calls a fragment of these statements: each use costs little text."""
+    """Return a document that calls a fragment of these statements; each use is a short text."""
     return final("y = f(x);", fragments + fragment(f"{statements} y = x;"))
 
 
 def times(n: int, template: str, **more: object) -> str:
-    """Return a line for each number i below n; j is the one behind i."""
+    """Return a line for each number i below n; j is i + 1."""
     template += "\n"
     return "".join(template.format(i=i, j=i + 1, **more) for i in range(n))
 

@@ -29,7 +29,7 @@ def _read_tensor(source: bytes, limits: Limits) -> object:
 
 
 def _zeros(compressor: Callable[[], Any]) -> Attack:
-    """A member of zeros, compressed piece by piece."""
+    """Return a member of zeros, compressed piece by piece."""
 
     def make(n: int) -> bytes:
         info, stream = tarfile.TarInfo("zeros.dat"), compressor()
@@ -56,7 +56,7 @@ def _many_records(n: int) -> bytes:
 
 
 def _tensor(n: int, bits: int, code: int) -> bytes:
-    """A file of n items of zero."""
+    """Return a file of n items of zero."""
     size = n * bits // 8
     return struct.pack("<2sBBII8III76x", b"N\xef", 1, 0, size, 1, n, *(0,) * 7, bits, code) + bytes(
         size
@@ -80,7 +80,7 @@ def _endless(head: str, quote: str) -> Attack:
 
 
 def _constants(shape: str, type: str, size: int, count: int = 1) -> dict[str, bytes | str]:
-    """A network of OpenVINO whose constants are the same bytes of its file."""
+    """Return a network of OpenVINO whose constants all read the same bytes of its file."""
     port = '<port id="0"><dim>1</dim></port>'
     data = f'<data element_type="{type}" shape="{shape}" offset="0" size="{size}"/>'
     layer = '<layer id="{}" name="n{}" type="{}" version="opset1">{}<{}>' + port + "</{}></layer>"
@@ -128,7 +128,7 @@ def _made(name: str, factor: int, chance: random.Random) -> Mutant:
 
 
 def attempt(mutant: Mutant, limits: Limits = None) -> str:
-    """Return "none": an attack is withstood."""
+    """Run an attack, which must be withstood; return "none"."""
     name, _, source = mutant
     ATTACKS[name].use(source, limits)
     return "none"

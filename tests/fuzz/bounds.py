@@ -19,7 +19,7 @@ _ADDRESSES = 6 << 30  # beyond what is held: whatever takes fewer is seen by its
 
 
 class TooSlowError(BaseException):
-    """A mutant takes more than its time. Not an Exception: nothing makes another error of it."""
+    """A mutant takes more than its time. Not an Exception, so that no code converts it."""
 
 
 class TooLargeError(BaseException):

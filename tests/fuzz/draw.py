@@ -1,4 +1,4 @@
-"""Values that surprise, and what changes of lists and of bytes have in common."""
+"""Unusual values, and shared helpers to change lists and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERS = (*FINITE, "inf", "-inf", "nan")
 
 
 def changed_list(items: Sequence[T], other: Callable[[], T], chance: random.Random) -> list[T]:
-    """Return items of which one is another, removed or repeated, or all are, or are shuffled."""
+    """Return items with one replaced, removed or repeated, or all of them, or shuffled."""
     items, at = list(items), chance.randrange(len(items) + 1)
     match chance.randrange(7):
         case 0 | 1 if at < len(items):

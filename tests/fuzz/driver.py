@@ -1,4 +1,4 @@
-"""Tries mutants in processes, and keeps in a file what came of them.
+"""Tries mutants in processes, and keeps the outcomes in a file.
 
 A process is handed one number after the other. A mutant that ends its process is an escape.
 """
@@ -32,7 +32,7 @@ _KEPT = 20  # of the mutants that escape at a place
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one mutant: its sort and end, the place of an escape, its time and memory."""
+    """The outcome of one mutant: its sort and end, the place of an escape, its time and memory."""
 
     end: str
     place: str = ""
@@ -42,7 +42,7 @@ class Trial:
 
 @dataclass
 class State:
-    """What came of the first `done` mutants; `escapes` are numbers of mutants by place."""
+    """The outcomes of the first `done` mutants; `escapes` are numbers of mutants by place."""
 
     kind: str
     seed: int
@@ -72,7 +72,7 @@ class State:
             os.replace(beside, path)
 
     def add(self, trial: Trial) -> None:
-        """Add what came of the next mutant."""
+        """Add the outcome of the next mutant."""
         number, self.done = self.done, self.done + 1
         self.ends[trial.end] = self.ends.get(trial.end, 0) + 1
         self.slowest = max(self.slowest, (trial.seconds, number))
@@ -83,11 +83,11 @@ class State:
             numbers += [number] * (len(numbers) < _KEPT)
 
     def head(self) -> str:
-        """Say how many mutants were tried and escaped."""
+        """Return the counts of mutants that were tried and that escaped."""
         return f"{self.kind}, seed {self.seed}: {self.done:,} mutants, {self.escaped} escapes"
 
     def summary(self) -> str:
-        """Say what came of all mutants, escapes by place."""
+        """Return a summary of the outcomes of all mutants, with escapes by place."""
         counts = ", ".join(f"{name} {n:,}" for name, n in sorted(self.ends.items()))
         lines = [
             f"{self.head()} ({counts})",
@@ -114,7 +114,7 @@ def attempt(name: str, seed: int, number: int) -> Trial:
 
 
 def prepare(name: str) -> None:
-    """Do once what is nobody's fault: imports, and whatever is cached."""
+    """Import and cache everything once, so that no mutant is charged with it."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.filterwarnings("ignore")
     # A fallback would hide what fails first.
@@ -157,12 +157,12 @@ class Worker:
         theirs.close()
 
     def give(self, number: int) -> None:
-        """Begin with a mutant."""
+        """Send a mutant to the process."""
         self.number = number
         self.tasks.send(number)
 
     def take(self) -> Trial:
-        """Return what came of the mutant."""
+        """Return the outcome of the mutant."""
         try:
             return self.tasks.recv()
         except (EOFError, ConnectionError):
@@ -182,7 +182,7 @@ class Worker:
 
 
 def try_all(state: State, count: int, processes: int, end: float, path: Path | None) -> None:
-    """Try the mutants up to a number that were not tried before, until a time of the clock."""
+    """Try the mutants up to a number that were not tried before, until a deadline."""
     numbers, trials = iter(range(state.done, count)), dict[int, Trial]()
     workers = [Worker(state.kind, state.seed) for _ in range(min(processes, count - state.done))]
     busy, shown = dict[Any, Worker](), time.monotonic()

@@ -88,7 +88,7 @@ def _compare(name: str, x: Any, y: Any, tolerance: float) -> None:
 
 
 def _reference(content: bytes, inputs: dict[str, Any], dtype: str) -> tuple[list[Any], float]:
-    """Return the values of a reference, none without one, and how far others may be from them."""
+    """Return the values of a reference, if there is one, and the tolerance."""
     if content[:1] == b"\x08":
         return _by_onnx(content, inputs) if dtype == "float32" else ([], 0)
     stored = re.search(rb"# stored: (.*)\n", content)
@@ -163,7 +163,7 @@ def _converted(tensor: Any) -> Callable[[int | None], int]:
 
 
 def _by_onnx(content: bytes, inputs: dict[str, Any]) -> tuple[list[Any], float]:
-    """Return what `onnx.reference` computes; nothing for a model that it or the checker refuses."""
+    """Return the results of `onnx.reference`, none for a model that it or the checker refuses."""
     model = load_from_string(content)
     if not _MISTAKEN.isdisjoint(node.op_type for node in onnx.all_nodes(model)):
         return [], 0
@@ -258,7 +258,7 @@ def item_types(chance: random.Random) -> Mutant:
 
 
 def _decoded(told: bytes, dtype: str) -> Any:
-    """Return the items that a header and its data say, None where they are codes or too large."""
+    """Return the items of a header and its data, None where they are codes or too large."""
     code, bits, vendor, signed = map(int, told.split()[:4])
     data = bytes.fromhex(told.split()[4].decode())
     if code in (2, 3) or vendor:
@@ -284,7 +284,7 @@ def _decoded(told: bytes, dtype: str) -> Any:
 
 
 def _in(items: list[Any], dtype: str) -> Any:
-    """Return numbers as a real dtype has them, each rounded once; finite ones stay finite."""
+    """Return numbers in a real dtype, each rounded once; finite ones stay finite."""
     array = np.array(items).reshape(2, 3)
     with np.errstate(all="ignore"):
         made = array.astype(jnp.dtype(dtype)).astype(np.float64)

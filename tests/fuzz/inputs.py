@@ -29,7 +29,7 @@ _WORDS = [
 
 
 def attempt(mutant: tuple[str, bytes]) -> str:
-    """Return "value" of a file that is read, by its suffix and content."""
+    """Read a file by its suffix and content; return "value"."""
     suffix, content = mutant
     shape = (1, 3, None, None) if suffix in (".png", ".jpg") else (None,)
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +42,7 @@ def attempt(mutant: tuple[str, bytes]) -> str:
 
 
 def _changed(content: bytes, chance: random.Random) -> bytes:
-    """Two times in three, return the file with other bytes, or cut off."""
+    """Return the file, two times in three with other bytes or cut off."""
     if chance.random() < 0.3:
         return content
     if chance.random() < 0.1:

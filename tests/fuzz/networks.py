@@ -1,4 +1,4 @@
-"""What is tried with a network: it is loaded, summarised, and traced for abstract inputs."""
+"""Tries a network: loads it, summarises it, and traces it for abstract inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPEN = 2  # items along an axis that a document leaves open
 
 
 def attempt(source: bytes, limits: nnef_jax.Limits | None = None) -> str:
-    """Return "model": nothing is compiled. What is unsupported is described."""
+    """Try a network without compiling it; return "model". Unsupported operations are described."""
     try:
         model = nnef_jax.load(source, limits=limits)
         str(model.summary())

@@ -114,7 +114,7 @@ def parts(chance: random.Random) -> bytes:
 
 
 def tensor(chance: random.Random) -> bytes:
-    """A file of a tensor, of JSON or of several tensors with other bytes."""
+    """Return a file of a tensor, of JSON or of several tensors with other bytes."""
     _, members, member = _stored(chance)
     return tar({**members, member: changed_bytes(members[member], chance)})
 
@@ -127,7 +127,7 @@ def archive(chance: random.Random) -> bytes:
 
 
 def headers(chance: random.Random) -> bytes:
-    """An archive whose headers lie."""
+    """Return an archive with wrong headers."""
     if chance.random() < 0.3:
         net, data = chance.choice(networks())
         members = {"net.xml": net.encode(), "net.bin": data}

@@ -98,7 +98,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 @cache
 def _pool() -> dict[str, list[Any]]:
-    """Return what fields hold in the models, by their full names."""
+    """Return the values of fields in the models, by full names of fields."""
     pool = defaultdict[str, list[Any]](list)
     for message in (m for model in models() for m in _messages(model)):
         for field, value in message.ListFields():
@@ -136,7 +136,7 @@ def _change(model: ModelProto, chance: random.Random) -> None:
 
 
 def _other(field: Any, value: Any, model: ModelProto, chance: random.Random) -> Any:
-    """Return what a field may hold: what it does elsewhere, or what surprises."""
+    """Return another value for a field: one that it has elsewhere, or an unusual one."""
     if field.name == "raw_data":
         return changed_bytes(value, chance)
     if field.name in ("input", "output") and field.message_type is None:

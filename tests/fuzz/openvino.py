@@ -47,7 +47,7 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?([eE][+-]?\d+)?|nan|inf)", re.IGNORECASE
 
 @dataclass
 class Pool:
-    """What layers of all the networks have: types by their number of inputs, attributes by type."""
+    """Parts of the layers of all networks: types by number of inputs, attributes by type."""
 
     types: dict[int, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
     attributes: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: defaultdict(list))
@@ -161,7 +161,7 @@ class Change:
         return self.chance.choice(found) if found else (Element("none"), Element("none"))
 
     def _value(self, element: Element, key: str) -> str:
-        """What may stand where a value does: one of its kind, or of another such element."""
+        """Return another value of the same kind, or the value of another such element."""
         chance, old = self.chance, element.get(key, "")
         if chance.random() < 0.1:
             return chance.choice((*WORDS, *NUMBERS, *LISTS, *TYPES))
@@ -258,7 +258,7 @@ class Change:
             ElementTree.SubElement(layer, "data", dict(attributes))
 
     def blob(self) -> None:
-        """Cut the weights, extend them, or set items, or lead a layer to others of them."""
+        """Cut the weights, extend them, set items, or point a layer to others of them."""
         chance, places = self.chance, [e for e in self.root.iter() if "offset" in e.attrib]
         if not places:
             return self.again()

@@ -72,7 +72,7 @@ class Change:
         self.names = [name or fragment for name, fragment in self.names] or ["x"]
 
     def like(self, at: int) -> Sequence[str]:
-        """Return what may stand in the place of a token."""
+        """Return a text that may replace a token."""
         if self.tokens[at][0].isdigit():
             return self.numbers
         if self.tokens[at][0] in "'\"":
@@ -83,13 +83,13 @@ class Change:
         return self.chance.choice(self.numbers)
 
     def _next(self, at: int) -> int:
-        """The token from `at` on that is no space."""
+        """Return the first token from `at` on that is no space."""
         while at < len(self.tokens) and (self.tokens[at].isspace() or self.tokens[at][0] == "#"):
             at += 1
         return at
 
     def _end(self, at: int) -> int:
-        """Where a value that starts `at` ends: at a comma, a semicolon or a closing bracket."""
+        """Return where a value ends that starts `at`: at a comma, semicolon or closing bracket."""
         depth = 0
         while at < len(self.tokens):
             token = self.tokens[at]
@@ -100,12 +100,12 @@ class Change:
         return at
 
     def _calls(self) -> list[int]:
-        """Tokens that name an operation that is invoked."""
+        """Return the tokens that name an invoked operation."""
         following = zip(self.tokens, [*self.tokens[1:], ""], strict=True)
         return [i for i, (one, two) in enumerate(following) if two == "(" and one[0].isalpha()]
 
     def _arguments(self, named: bool | None = None) -> list[Place]:
-        """What operations are given; by name, by position, or (None) both."""
+        """Return the arguments of operations: those by name, by position, or (None) both."""
         places: list[Place] = []
         for call in self._calls():
             at = self._next(call + 2)
@@ -122,7 +122,7 @@ class Change:
         return places
 
     def _statements(self) -> list[Place]:
-        """Assignments with their semicolons."""
+        """Return the assignments with their semicolons."""
         places: list[Place] = []
         start = next((i + 1 for i, t in enumerate(self.tokens) if t == "{"), len(self.tokens))
         for i in range(start, len(self.tokens)):
@@ -136,7 +136,7 @@ class Change:
         self.tokens[place.start : place.end] = [text]
 
     def attribute(self) -> None:
-        """Set what an operation is given by name."""
+        """Set an argument that an operation is given by name."""
         places = self._arguments(named=True) or self._arguments()
         if not places:
             return
@@ -155,7 +155,7 @@ class Change:
         self._put(place, new)
 
     def _list(self, old: str) -> str:
-        """A list, or another one."""
+        """Return the list or a changed one."""
         if self.chance.random() < 0.15:
             return self.chance.choice(WHOLE)
         pairs = "(" in old
@@ -216,7 +216,7 @@ class Change:
             self.tokens[self.chance.choice(calls)] = self.chance.choice(_operations(self.dialect))
 
     def shape(self) -> None:
-        """Change what follows `shape =`: rank, extents, all of it."""
+        """Change the value of `shape =`: rank, extents, all of it."""
         places = [
             p for p in self._arguments(named=True) if "shape" in self.tokens[p.start - 4 : p.start]
         ]
@@ -292,7 +292,7 @@ class Change:
 
 
 def _split(text: str) -> list[str]:
-    """Items between commas outside of brackets."""
+    """Return the items between commas outside brackets."""
     items, depth, start = list[str](), 0, 0
     for i, letter in enumerate(text):
         depth += (letter in _OPEN) - (letter in _CLOSED)

@@ -1,4 +1,4 @@
-"""Documents with one call each, in which one argument has a value that nobody meant.
+"""Documents with one call each, in which one argument has a wrong value.
 
 For each operation there is a call as the tables of cases have it. One of its parameters, or one of
 the first items of an array, gets one of the values here; or its tensors are others.
@@ -85,7 +85,7 @@ _SUBMODEL = "version 1.0;\ngraph sub(x) -> (y) { x = external(shape = [2, 3]); y
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an operation that means something, and the inputs that it has of its own."""
+    """A valid call of an operation, and the inputs that it declares."""
 
     operation: str
     arguments: Mapping[str, str]
@@ -276,7 +276,7 @@ def archive(text: str, quant: str = "") -> bytes:
 
 
 def attempt(mutant: tuple[str, bytes]) -> str:
-    """Return "network": it can be read, and its operations be counted."""
+    """Read a network and count its operations; return "network"."""
     quantization, source = mutant
     assert total(read(source, quantization=quantization).graph) >= 0
     return "network"

@@ -1,4 +1,4 @@
-"""Models of ONNX, of messages and numbers of a few bytes each, that cost far more once read.
+"""Models of ONNX whose messages and numbers take few bytes each, but far more memory once read.
 
 `python -m tests.onnx.bombs` loads each kind at 3, 20 and 100 MB in a process of its own, within the
 default limits, and prints what it took.
@@ -36,7 +36,7 @@ def _number(value: int) -> bytes:
 
 
 def filled(part: bytes, size: int) -> bytes:
-    """Return a part again and again, up to a size."""
+    """Repeat a part up to a size."""
     return part * max(1, size // len(part))
 
 
@@ -107,7 +107,7 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 
 
 def outcome(source: bytes, limits: nnef_jax.Limits | None = None) -> str:
-    """Return what a model ends in: "model", or the name of the NnefError."""
+    """Return the outcome of loading a model: "model", or the name of the NnefError."""
     try:
         str(nnef_jax.load(source, limits=limits).summary())
     except nnef_jax.NnefError as error:
@@ -116,7 +116,7 @@ def outcome(source: bytes, limits: nnef_jax.Limits | None = None) -> str:
 
 
 def measured(kind: str, size: int) -> tuple[str, float, float]:
-    """Return what a bomb ends in, in a new process, its seconds of the processor and gigabytes."""
+    """Load a bomb in a new process; return its outcome, seconds of the processor, and gigabytes."""
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     process = context.Process(target=_measure, args=(kind, size, results))
@@ -143,7 +143,7 @@ def _measure(kind: str, size: int, results: Any) -> None:
 
 
 def main() -> int:
-    """Load bombs of the kinds whose name has the argument in it; 1 where one costs too much."""
+    """Load bombs of the kinds whose name contains the argument; return 1 if one costs too much."""
     parser = argparse.ArgumentParser("python -m tests.onnx.bombs", description=__doc__)
     parser.add_argument("name", nargs="?", default="")
     name, failed = parser.parse_args().name, 0

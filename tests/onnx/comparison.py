@@ -1,4 +1,4 @@
-"""Compares models, many compiled together, with what onnxruntime gave for them."""
+"""Compares models, many compiled together, with recorded outputs of onnxruntime."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def wrong(
     names: Sequence[str],
     compare: Compare,
 ) -> dict[str, str]:
-    """Return what is wrong of models by name, each loaded with its inputs."""
+    """Return the errors of models by name. `load` returns a model with its inputs."""
 
     def prepare(name: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         model, inputs = load(name)
@@ -43,7 +43,7 @@ def wrong(
 
 
 def in_two(names: Iterable[str], slow: Collection[str]) -> list[Any]:
-    """Return the parameters of a test: names that are not slow, and slow ones."""
+    """Return the parameters of a test: quick names, and slow ones."""
     every = Counter(names)
     shared = [name for name, count in every.items() if count > 1]
     assert not shared, f"rows share a name, and one of them alone is compared: {shared}"
@@ -58,7 +58,7 @@ def in_two(names: Iterable[str], slow: Collection[str]) -> list[Any]:
 def wrong_cases(
     cases: Sequence[Case], names: Sequence[str], recorded: Path, rtol: float
 ) -> dict[str, str]:
-    """Return what is wrong of the cases of a list that have these names."""
+    """Return the errors of the cases with these names."""
     named = {case.name: case for case in cases}
 
     def load(name: str) -> tuple[nnef_jax.Model, Sequence[Any]]:

@@ -17,7 +17,7 @@ RESULTS = FOLDER / "results.npz"
 
 
 def _modules() -> dict[str, tuple[Any, Any]]:
-    """Return modules with an input each: convolutions, and a layer of a transformer."""
+    """Return modules, each with an input: convolutions, and a layer of a transformer."""
     import torch
     from torch import nn
 

@@ -38,6 +38,6 @@ def model(
 
 
 def node(operator: str, inputs: str, outputs: str = "y", **attributes: Any) -> Any:
-    """Return a node; names are separated by spaces, `_` is one that is left out."""
+    """Return a node. Names are separated by spaces, `_` stands for an omitted one."""
     read, written = (["" if n == "_" else n for n in x.split()] for x in (inputs, outputs))
     return helper.make_node(operator, read, written, **attributes)

@@ -1,4 +1,4 @@
-"""Makes cases of ONNX's node suite ones of 16 bits, whose results are the reference's in 32.
+"""Converts cases of ONNX's node suite to 16 bits. Expected results are the reference's in 32.
 
 python -m tests.onnx.narrow_cases [--match REGEX] [--every]
 """
@@ -52,7 +52,7 @@ def narrow_cases(dtype: str, match: str = "", *, every: bool = False) -> list[An
 
 
 def narrowed(case: Any, dtype: str) -> Any | None:
-    """Return a case with numbers of 16 bits where its node takes them; None if it has none."""
+    """Return a case with numbers of 16 bits where its node takes them, None if it takes none."""
     code, (node, *_) = _CODES[dtype], case.model.graph.node
     opsets = {x.domain: x.version for x in case.model.opset_import}
     ports = defs.get_schema(node.op_type, opsets[node.domain], node.domain).inputs
@@ -107,7 +107,7 @@ def _case(made: NodeProto) -> TestCase:
 
 
 def _parts(node: NodeProto) -> Iterator[Any]:
-    """Yield the attributes of a node and of those in its graphs, tensors in them, and ports."""
+    """Yield the attributes of a node and of nodes in its graphs, their tensors, and ports."""
     for attribute in node.attribute:
         yield from (attribute, attribute.t, *attribute.g.initializer)
         yield from (*attribute.g.input, *attribute.g.output, *attribute.g.value_info)
@@ -116,7 +116,7 @@ def _parts(node: NodeProto) -> Iterator[Any]:
 
 
 def _round(part: Any, code: int) -> None:
-    """Round what a part of a node holds in more than 16 bits."""
+    """Round the numbers of a part of a node that have more than 16 bits."""
     if isinstance(part, TensorProto) and part.data_type in _WIDE:
         items = numpy_helper.to_array(part)
         found = items.astype(tensor_dtype_to_np_dtype(code)).astype(items.dtype)
@@ -124,7 +124,7 @@ def _round(part: Any, code: int) -> None:
 
 
 def _narrow(part: Any, code: int) -> None:
-    """Have a part of a node hold 16 bits instead of more."""
+    """Store the numbers of a part of a node in 16 bits instead of more."""
     match part:
         case TensorProto() if part.data_type in _WIDE:
             items = numpy_helper.to_array(part).astype(tensor_dtype_to_np_dtype(code))
@@ -138,7 +138,7 @@ def _narrow(part: Any, code: int) -> None:
 
 
 def main() -> None:
-    """Run the cases, and print what is not right."""
+    """Run the cases and print those that are wrong."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--match", default="")
     parser.add_argument("--every", action="store_true")

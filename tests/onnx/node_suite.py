@@ -43,9 +43,9 @@ def cases(match: str = "") -> list[Any]:
 
 
 def _at_once(pool: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ONNX's pooling with all windows at once where nothing is padded.
+    """Return ONNX's pooling, with all windows at once where there is no padding.
 
-    One by one, those of three cases take three seconds.
+    One by one, the windows of three cases take three seconds.
     """
 
     def pooled(*args: Any, **options: Any) -> Any:
@@ -63,7 +63,7 @@ def _at_once(pool: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_float8(case: Any) -> bool:
-    """Tell whether a case has inputs or outputs of such numbers."""
+    """Tell whether a case has inputs or outputs in 8-bit floats."""
     from onnx import TensorProto
 
     ports = (*case.model.graph.input, *case.model.graph.output)
@@ -72,7 +72,7 @@ def has_float8(case: Any) -> bool:
 
 
 def arrays(values: Sequence[Any]) -> list[Any]:
-    """Return what a case has for its inputs or outputs as arrays, None for what is none."""
+    """Return the inputs or outputs of a case as arrays, None for those that are no arrays."""
     from onnx import TensorProto, numpy_helper
 
     found = [numpy_helper.to_array(x) if isinstance(x, TensorProto) else x for x in values]
@@ -90,7 +90,7 @@ Load = Callable[[Path, dict[str, Any]], Named]
 
 
 def run(group: Sequence[Any], folder: Path, load: Load) -> dict[str, str]:
-    """Return what came of each case: '' if right, else a reason."""
+    """Return the outcome of each case: '' if right, else the reason."""
     found: dict[str, str] = {}
     made: list[Any] = []
     for case in group:
@@ -142,18 +142,18 @@ def _noted(found: dict[str, str], case: Any) -> Iterator[None]:
 
 
 def fitting(x: np.ndarray, spec: nnef_jax.TensorSpec) -> np.ndarray:
-    """Return integers in the width that an input has, if they fit; all else as it is."""
+    """Return integers in the width of an input if they fit, and anything else unchanged."""
     return x.astype(spec.dtype) if x.dtype.kind in "iu" and (x == x.astype(spec.dtype)).all() else x
 
 
 def loaded(path: Path, given: dict[str, Any]) -> Named:
-    """Load a network, with those inputs fixed that have to be, as its errors say."""
+    """Load a network, with those inputs fixed that its errors ask for."""
     _, model = fixed(path, given)
     return Named(model, [x.name for x in model.inputs])
 
 
 def saved(path: Path, given: dict[str, Any]) -> Named:
-    """Load a network, and load it again as it is saved; NnefError where saving is refused."""
+    """Load a network, save it and load that. NnefError if saving is refused."""
     model, inputs = loaded(path, given)
     with TemporaryDirectory() as folder:
         model.save(f"{folder}/saved")
@@ -161,7 +161,7 @@ def saved(path: Path, given: dict[str, Any]) -> Named:
 
 
 def kept(path: Path, given: dict[str, Any]) -> Named:
-    """Convert a network with custom operations, and load that; NnefError where it is refused."""
+    """Convert a network with custom operations and load that. NnefError if it is refused."""
     values, model = fixed(path, given)
     inputs = [x.name for x in model.inputs]
     with TemporaryDirectory() as folder:
@@ -170,7 +170,7 @@ def kept(path: Path, given: dict[str, Any]) -> Named:
 
 
 def read_back(folder: str) -> nnef_jax.Model:
-    """Load what was saved: no error is right then."""
+    """Load a saved network, which must not raise an NnefError."""
     try:
         return nnef_jax.load(folder)
     except NnefError as error:
@@ -178,7 +178,7 @@ def read_back(folder: str) -> nnef_jax.Model:
 
 
 def fixed(path: Path, given: dict[str, Any]) -> tuple[dict[str, Any], nnef_jax.Model]:
-    """Return the values of the inputs that have to be fixed, as errors say, and the model."""
+    """Return the values of the inputs that errors ask to be fixed, and the model."""
     values: dict[str, Any] = {}
     while True:
         try:
@@ -191,7 +191,7 @@ def fixed(path: Path, given: dict[str, Any]) -> tuple[dict[str, Any], nnef_jax.M
 
 
 def differs(case: Any, got: Sequence[Any], *, is_exact: bool) -> str:
-    """Return how results differ from those of the suite, '' if they do not.
+    """Return how results differ from the suite's, '' if they are equal.
 
     Their dtypes may be of other widths unless they are to be exact.
     """
@@ -218,7 +218,7 @@ def differs(case: Any, got: Sequence[Any], *, is_exact: bool) -> str:
 
 
 def without_padding(x: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return the first items along an axis that is too long, if what is behind is padding."""
+    """Return the first items along an axis that is too long, if the others are padding."""
     axes = [i for i, (n, m) in enumerate(zip(x.shape, shape, strict=False)) if n > m]
     if len(axes) != 1 or x.ndim != len(shape):
         return x

@@ -58,7 +58,7 @@ class Case:
         return [None if draw is None else draw(rng) for draw in self.inputs]
 
     def model(self) -> Any:
-        """Return the model; its outputs are of whatever type they are."""
+        """Return the model, with outputs of any type."""
         from onnx import ValueInfoProto, helper, numpy_helper
 
         arrays = self.arrays()
@@ -392,7 +392,7 @@ CASES = [
 
 
 def write(cases: Sequence[Case], path: Path) -> None:
-    """Write what onnxruntime makes of cases."""
+    """Write the outputs that onnxruntime computes for cases."""
     import onnxruntime
 
     found: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Nodes of the standard, of what its own suite leaves out, whose results are those of onnxruntime.
+"""Nodes of the standard that its own suite leaves out, with the results of onnxruntime.
 
 python -m tests.onnx.standard_cases    # as runtime_cases, into `standard_results.npz`
 """
@@ -20,7 +20,7 @@ _UNEVEN = {"kernel_shape": [3, 2], "strides": [2, 3], "pads": [1, 0, 1, 1], "cei
 
 
 def _case(name: str, inputs: Sequence[Draw | None], *, version: int = 22, **more: Any) -> Case:
-    """Return a case; its name is that of the operator and what follows '.'."""
+    """Return a case. Its name is the operator's, with a suffix after '.' if there are several."""
     known, outputs = more.pop("known", ()), more.pop("outputs", (True,))
     operator = name.split(".")[0]
     return Case(name, operator, inputs, more, known, outputs, domain="", version=version)

@@ -209,7 +209,7 @@ def _controlled() -> Example:
 
 
 def _lists() -> Example:
-    """Places of what is positive, and their items."""
+    """The indices of positive items, and these items."""
     nodes = [
         node("Greater", "x zero", "positive"),
         node("NonZero", "positive", "places"),
@@ -235,7 +235,7 @@ def _lists() -> Example:
 
 
 def _quantised() -> Example:
-    """A product of levels: every number is one of a few, so that rounding is exact."""
+    """A product of levels. All numbers are among a few, so that rounding is exact."""
     params = {"q": np.int8([[1, -2], [3, 4], [-5, 6]]), "steps": np.float32([0.5, 0.125])}
     numbers = {"step": np.float32(0.25), "zero": np.int8(0), "zeros": np.int8([0, 0])}
     nodes = [
@@ -277,5 +277,5 @@ NAMES = tuple(_MADE)
 
 @cache
 def example(name: str) -> Example:
-    """Return one of them."""
+    """Return an example by its name."""
     return _MADE[name]()

@@ -1,4 +1,4 @@
-"""Which test shows what a layer gives: file and line, found where rows and tests are defined."""
+"""Finds the test of a layer's result: file and line, noted where rows and tests are defined."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ for uses, version in ((rare_layers.OLD, LEGACY), (rare_layers.USES, OPSETS)):
 
 
 def is_refused(type: str) -> bool:
-    """Tell whether a layer of operation sets is known, to be refused with the reason."""
+    """Tell whether a layer of operation sets is known but refused, with the reason."""
     operator = OPERATORS.get(type, OPSETS)
     return operator is not None and isinstance(operator.meaning, Refusal)
 
 
 def shown(type: str, version: int) -> str:
-    """Return file and line of a test of a layer's result, "" without one.
+    """Return file and line of a test of a layer's result, "" if there is none.
 
     A layer that has one function in all versions is shown by a test of any.
     """

@@ -1,4 +1,4 @@
-"""Small programs for passes, and what they must keep."""
+"""Small programs for passes, and checks of what passes must keep."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def program(function: Callable[..., Any], *arguments: Any, parameters: int = 0) -> Program:
-    """A function of arrays, the first of which are parameters, without calls."""
+    """Return the program of a function of arrays, the first of which are parameters."""
     closed = jax.make_jaxpr(lambda *x: jax.tree.leaves(function(*x)))(*arguments)
     return inlining.run(Program(closed, parameters), CPU)
 
 
 def changed(run: Callable[..., Program], before: Program, *arguments: Any) -> Program:
-    """What a pass makes of a program, which is well formed and computes the same."""
+    """Return what a pass changes a program to; check that it is well formed and equivalent."""
     after = run(before, CPU)
     check(before, after)
     for a, b in zip(before(*arguments), after(*arguments), strict=True):
@@ -36,5 +36,5 @@ def changed(run: Callable[..., Program], before: Program, *arguments: Any) -> Pr
 
 
 def names(program: Program) -> list[str]:
-    """The primitives of equations that are not prepared, in order."""
+    """Return the primitives of equations that are not prepared, in order."""
     return [primitive(e) for e in program.equations if program.is_late(e)]

@@ -75,14 +75,14 @@ def _text(x: Any) -> str:
 
 
 def line_of_caller(depth: int) -> str:
-    """Return file and line of the call so many frames above this function."""
+    """Return file and line of the call that is `depth` frames above this function."""
     frame = sys._getframe(depth)
     root = Path(__file__).resolve().parents[3]
     return f"{Path(frame.f_code.co_filename).relative_to(root).as_posix()}:{frame.f_lineno}"
 
 
 def remember(types: Iterable[str], versions: Iterable[int], place: str) -> None:
-    """Note where a test shows what layers of these types give."""
+    """Note the place of a test of the results of layers of these types."""
     for type in types:
         for version in versions:
             _SHOWN.setdefault((type.lower(), version), place)
@@ -92,18 +92,18 @@ old, new, both = _row((LEGACY,)), _row((OPSETS,)), _row((LEGACY, OPSETS))
 
 
 def shows(*types: str, versions: Sequence[int] = (OPSETS,)) -> Callable[[Function], Function]:
-    """Say that a test shows what layers of these types give in these versions."""
+    """Mark a test as one of the results of layers of these types and versions."""
     remember(types, versions, line_of_caller(2))
     return lambda test: test
 
 
 def place(type: str, version: int) -> str:
-    """Return file and line of a test of a layer's result, "" without one."""
+    """Return file and line of a test of a layer's result, "" if there is none."""
     return _SHOWN.get((type.lower(), version), "")
 
 
 def network(rows: Sequence[Row], version: int) -> tuple[Writer, list[np.ndarray]]:
-    """Return a network that has all layers side by side, and what is given to it."""
+    """Return a network of all layers side by side, and its inputs."""
     net, given = Writer(version), []
     for row in rows:
         ends: list[int] = []

@@ -33,7 +33,7 @@ def _reduced(function: object) -> np.ndarray:
 
 
 def _quantized(x: np.ndarray) -> np.ndarray:
-    """-1 to 1 in 5 levels, as 0 to 4."""
+    """Round -1 to 1 to 5 levels, numbered 0 to 4."""
     return np.clip(np.rint((x + 1) * 2), 0, 4)
 
 
@@ -176,7 +176,7 @@ def _channels(x: np.ndarray) -> np.ndarray:
 
 
 def _around(x: np.ndarray) -> np.ndarray:
-    """The sum of squares over three channels."""
+    """Return sums of squares over three channels."""
     padded = np.pad(x**2, ((0, 0), (1, 1), (0, 0), (0, 0)))
     return padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
 

@@ -12,12 +12,12 @@ I32 = np.int32
 
 
 def K(*items: float) -> Known:
-    """Whole numbers that are stored."""
+    """Return stored whole numbers."""
     return Known(np.array(items))
 
 
 def S(item: float) -> Known:
-    """One that is."""
+    """Return a stored whole number."""
     return Known(np.array(item))
 
 
@@ -33,7 +33,7 @@ def _depth(x: np.ndarray, *, depth_first: bool) -> np.ndarray:
 
 
 def _reorganised(x: np.ndarray, stride: int) -> np.ndarray:
-    """Darknet's: the input is taken as of fewer channels and a larger plane."""
+    """Reorganise as darknet does: read the input as fewer channels of a larger plane."""
     n, c, h, w = x.shape
     few = c // stride**2
     source = x.reshape(n, few, h * stride, w * stride)
@@ -66,7 +66,7 @@ def _elements() -> np.ndarray:
 
 
 def _line(x: np.ndarray, places: np.ndarray, axis: int) -> np.ndarray:
-    """Items at places between them along an axis."""
+    """Interpolate between items along an axis."""
     places = np.clip(places, 0, x.shape[axis] - 1)
     low = np.floor(places).astype(int)
     shape = [-1 if a == axis else 1 for a in range(x.ndim)]

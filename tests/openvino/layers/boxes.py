@@ -19,12 +19,12 @@ def corners(*shape: int, scale: float = 1) -> np.ndarray:
 
 
 def _float(*found: Any) -> tuple[np.ndarray, ...]:
-    """Results of a reference, those of whole numbers as they are."""
+    """Return results of a reference in float32, whole numbers unchanged."""
     return tuple(x.astype(np.float32) if x.dtype.kind == "f" else x for x in map(np.asarray, found))
 
 
 def _centred(widths: Any, heights: Any, step: tuple[float, float], offset: float) -> np.ndarray:
-    """Boxes of some sizes around each of 2 x 3 cells of an image of 40 x 60."""
+    """Return boxes of some sizes around each of 2 x 3 cells of an image of 40 x 60."""
     rows = []
     for i, j in np.ndindex(2, 3):
         x, y = (j + offset) * step[1], (i + offset) * step[0]
@@ -35,7 +35,7 @@ def _centred(widths: Any, heights: Any, step: tuple[float, float], offset: float
 
 
 def _anchors(scales: Any) -> np.ndarray:
-    """Those of Faster R-CNN: of 16 x 16 pixels, in ratios, rounded, then scaled."""
+    """Return the anchors of Faster R-CNN: 16 x 16 pixels, in ratios, rounded, then scaled."""
     found = []
     for ratio in (0.5, 1, 2):
         width = np.floor(np.sqrt(256 / ratio) + 0.5)
@@ -47,7 +47,7 @@ def _anchors(scales: Any) -> np.ndarray:
 
 
 def _simpler_nms(scores: np.ndarray, deltas: np.ndarray, limits: tuple[int, int]) -> np.ndarray:
-    """The best regions of positive score; of equal ones the last is the best."""
+    """Return the best regions of positive score; of equal ones the last is the best."""
     around, (height, width) = _anchors([1, 2, 3]), scores.shape[2:]
     boxes, ranked = [], []
     for y, x, a in np.ndindex(height, width, 9):
@@ -72,7 +72,7 @@ def _simpler_nms(scores: np.ndarray, deltas: np.ndarray, limits: tuple[int, int]
 
 
 def _max_of_bins(x: np.ndarray, rois: np.ndarray) -> np.ndarray:
-    """2 x 2 bins of regions with rounded corners (Fast R-CNN)."""
+    """Return maxima of 2 x 2 bins of regions with rounded corners (Fast R-CNN)."""
     out = np.zeros((len(rois), x.shape[1], 2, 2), np.float32)
     for n, (image, *box) in enumerate(rois):
         x1, y1, x2, y2 = (int(np.floor(0.5 * v + 0.5)) for v in box)
@@ -177,7 +177,7 @@ _HEAD_ROIS, _HEAD_DELTAS, _HEAD_SCORES = corners(7, scale=60), 0.3 * real(7, 12)
 
 
 def _grid(priors: np.ndarray) -> np.ndarray:
-    """Around the middle of each of 2 x 3 cells of 20 x 20."""
+    """Return boxes around the centres of 2 x 3 cells of 20 x 20."""
     rows = [
         p + 20 * np.float32([j, i, j, i]) + 10 for i in range(2) for j in range(3) for p in priors
     ]
@@ -185,7 +185,7 @@ def _grid(priors: np.ndarray) -> np.ndarray:
 
 
 def _of_levels() -> np.ndarray:
-    """The first region is of the fine level, the second one, above 112 x 112, of the coarse one."""
+    """Pool the first region from the fine level, the second, above 112 x 112, from the coarse."""
     pairs = zip(_LEVELS, (4, 8), np.split(_PYRAMID_ROIS, 2), strict=True)
     none = np.zeros(1, I32)
     parts = [reference.roi_align(x, roi / n, none, (2, 2), 2, "avg", 1.0) for x, n, roi in pairs]

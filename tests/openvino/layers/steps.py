@@ -16,21 +16,21 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _lstm(x: np.ndarray, h: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Gates go forget, input, cell, output."""
+    """Compute an LSTM cell. The gates are in the order forget, input, cell, output."""
     f, i, g, o = np.split(x @ W4.T + h @ R4.T + B4, 4, -1)
     c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
     return _sigmoid(o) * np.tanh(c), c
 
 
 def _gru(x: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """Gates go update, reset, hidden."""
+    """Compute a GRU cell. The gates are in the order update, reset, hidden."""
     (wz, wr, wh), (rz, rr, rh), (bz, br, bh) = (np.split(v, 3) for v in (W3, R3, B3))
     z, r = _sigmoid(x @ wz.T + h @ rz.T + bz), _sigmoid(x @ wr.T + h @ rr.T + br)
     return (1 - z) * np.tanh(x @ wh.T + (r * h) @ rh.T + bh) + z * h
 
 
 def _gru_after(x: np.ndarray, h: np.ndarray) -> np.ndarray:
-    """It resets what the recurrent weights give, which has a bias of its own."""
+    """Compute a GRU cell that resets the recurrent product, which has its own bias."""
     (wz, wr, wh), (rz, rr, rh), (bz, br, bh, bs) = (np.split(v, n) for v, n in
                                                     ((W3, 3), (R3, 3), (B4, 4)))  # fmt: skip
     z, r = _sigmoid(x @ wz.T + h @ rz.T + bz), _sigmoid(x @ wr.T + h @ rr.T + br)
@@ -59,7 +59,7 @@ def _lstms() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _grus() -> tuple[np.ndarray, np.ndarray]:
-    """The second row ends after three steps."""
+    """Run a sequence of GRU cells, whose second row ends after three steps."""
     h, found = H, []
     for t in range(5):
         after = _gru(STEPS[:, t], h)
@@ -77,7 +77,7 @@ def _rnns(*, backward: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _ways(*found: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Results with an axis for the one direction."""
+    """Return results with an axis for the only direction."""
     return tuple(x[:, None] for x in found)
 
 

@@ -21,7 +21,7 @@ def _padded(x: np.ndarray, value: float = 0) -> np.ndarray:
 
 
 def _conv(x: np.ndarray, w: np.ndarray, groups: int = 1) -> np.ndarray:
-    """With the strides and pads of WINDOW."""
+    """Convolve with the strides and pads of WINDOW."""
     x = _padded(x)
     out = np.zeros(
         (len(x), len(w), (x.shape[2] - w.shape[2]) // 2 + 1, x.shape[3] - w.shape[3] + 1)
@@ -35,7 +35,7 @@ def _conv(x: np.ndarray, w: np.ndarray, groups: int = 1) -> np.ndarray:
 
 
 def _deconv(x: np.ndarray, w: np.ndarray, groups: int = 1) -> np.ndarray:
-    """What spreads each item over a window; filters [inputs,outputs / groups,...]."""
+    """Spread each item over a window; filters are [inputs,outputs / groups,...]."""
     n, channels, height, width = x.shape
     outputs, inputs = w.shape[1], channels // groups
     rows, columns = 2 * (height - 1) + w.shape[2], width - 1 + w.shape[3]
@@ -49,7 +49,7 @@ def _deconv(x: np.ndarray, w: np.ndarray, groups: int = 1) -> np.ndarray:
 
 
 def _cells(x: np.ndarray, size: int = 2, stride: int = 2) -> np.ndarray:
-    """Windows [n,c,h,w,items] of a square."""
+    """Return the windows [n,c,h,w,items] of a square."""
     n, c, h, w = x.shape
     rows, columns = (h - size) // stride + 1, (w - size) // stride + 1
     out = np.empty((n, c, rows, columns, size**2), x.dtype)
