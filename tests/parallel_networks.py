@@ -1,4 +1,4 @@
-"""Transformers, written as exporters write them: how heads and gates are had differs.
+"""Transformers as different exporters write them, which differ in heads and gates.
 
 All are 64 wide, with 4 heads of 16 items, and take 8 sequences of 16 items.
 """
@@ -17,7 +17,7 @@ Block = Callable[["_Text", str, int], str]
 
 
 class _Text:
-    """A document under way: its lines, and its variables by label."""
+    """A document that is being written: its lines, and its variables by label."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -147,7 +147,7 @@ BLOCKS: dict[str, tuple[Block, Block]] = {
 def transformer(
     name: str, layers: int = 2, dtype: str = "float32"
 ) -> tuple[nnef_jax.Model, tuple[np.ndarray]]:
-    """Return a network that is written so, and its input."""
+    """Return a network in the style of an exporter, and its input."""
     attention, hidden = BLOCKS[name]
     text = _Text()
     y = text.linear("x", "first", 48, WIDTH)

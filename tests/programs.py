@@ -1,4 +1,4 @@
-"""Programs as tests look at them: what the passes for a CPU make of a function."""
+"""Helpers to inspect programs: the results of the passes for a CPU, and equations."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ graph sum( x ) -> ( y )
 
 
 def pooling_network(*shape: int) -> str:
-    """A network of a convolution with a filter `f` of 4 channels, ReLU and a maximum of windows."""
+    """Return a network: a convolution with filter `f` of 4 channels, ReLU, maxima of windows."""
     return f"""
 version 1.0;
 graph net(x) -> (y)
@@ -63,7 +63,7 @@ X = _RNG.standard_normal((2, 3, 8, 8)).astype(np.float32)
 
 
 def random(*shape: int, seed: int = 0) -> jax.Array:
-    """Normally distributed numbers of 32 bits."""
+    """Return normally distributed numbers of 32 bits."""
     return jax.device_put(np.float32(np.random.default_rng(seed).normal(size=shape)))
 
 
@@ -74,7 +74,7 @@ def program_of(
     *,
     prepares: bool = True,
 ) -> tuple[Program, list[Any], Any]:
-    """The program of a function of parameters; its leaves and result's tree."""
+    """Return the program of a function of parameters, its leaves, and the result's tree."""
     program, leaves, tree = traced(function, parameters, inputs)
     return replace(differentiable(program), prepares=prepares), leaves, tree
 
@@ -82,7 +82,7 @@ def program_of(
 def optimised(
     function: Callable[..., Any], *, alone: bool = False, prepares: bool = True
 ) -> Callable[..., Any]:
-    """The function of parameters and inputs as it is computed on CPUs, on one device if alone."""
+    """Return a function of parameters and inputs as CPUs compute it, on one device if `alone`."""
 
     def run(parameters: Any, inputs: Any) -> Any:
         program, leaves, tree = program_of(function, parameters, inputs, prepares=prepares)
@@ -92,18 +92,18 @@ def optimised(
 
 
 def rewritten(closed: Any, operands: Sequence[Any], role: Role, *, alone: bool) -> list[Any]:
-    """Evaluate a traced function, none of whose operands is known before, as on a CPU."""
+    """Evaluate a traced function as on a CPU. None of its operands is known before."""
     program = Program(closed, prepares=False, role=role)
     return rewrite(program, cpus(alone))(*operands)
 
 
 def cpus(alone: bool) -> Target:
-    """The target of one CPU, or of several."""
+    """Return the target of one CPU, or of several."""
     return replace(CPU, devices=1 if alone else 2)
 
 
 def split_of(function: Callable[..., Any], parameters: Any, inputs: Any) -> Split:
-    """The function in the two parts that a call has on one CPU."""
+    """Return the function in the two parts of a call on one CPU."""
     program, _, _ = program_of(function, parameters, inputs)
     return lower(program, CPU)
 
@@ -112,7 +112,7 @@ Function = Callable[[Any, list[Any]], Any]
 
 
 def both_ways(function: Function, *, gradients: bool = True) -> Callable[[Any, list[Any]], Any]:
-    """Value, and gradient of what is real, as written and optimised, to be compiled as one.
+    """Compute value, and gradient in real inputs, as written and optimised, to be compiled as one.
 
     What is compiled for a CPU alone has no derivatives: its value alone comes last.
     """
@@ -136,7 +136,7 @@ def both_ways(function: Function, *, gradients: bool = True) -> Callable[[Any, l
 
 
 def assert_both_ways(found: Any) -> None:
-    """Require of what `both_ways` gave that values and gradients are equal."""
+    """Require values and gradients of `both_ways` to be equal."""
     (value, gradient), anywhere, on_a_cpu = found
     assert_same((value, gradient), anywhere)
     assert_same(value, on_a_cpu)
@@ -157,7 +157,7 @@ def assert_close(wanted: Any, got: Any) -> None:
 
 
 def equations(jaxpr: Any) -> list[Any]:
-    """The equations of a jaxpr in order, those of loops included."""
+    """Return the equations of a jaxpr in order, including those of loops."""
     found: list[Any] = []
     for equation in jaxpr.eqns:
         found.append(equation)
@@ -168,10 +168,10 @@ def equations(jaxpr: Any) -> list[Any]:
 
 
 def made_of(function: Function, parameters: Any, inputs: list[Any], **options: Any) -> list[Any]:
-    """The equations of what is optimised, in order, those of loops included."""
+    """Return the equations of the optimised program in order, including those of loops."""
     return equations(jax.make_jaxpr(optimised(function, **options))(parameters, inputs).jaxpr)
 
 
 def names_of(found: Sequence[Any]) -> list[str]:
-    """The names of equations' primitives."""
+    """Return the names of the primitives of equations."""
     return [e.primitive.name for e in found]

@@ -1,4 +1,4 @@
-"""Short ways to write documents for the tests of the text layer, and to say where they are wrong.
+"""Helpers of the text layer's tests: short documents, with marks where they are wrong.
 
 A `§` in a text marks where an error is expected; it is taken out before the text is read.
 """
@@ -29,12 +29,12 @@ PROVISIONAL = "version 1.0\n"
 
 
 def parsed(text: str, limits: Limits | None = None) -> Document:
-    """The syntax tree of a text."""
+    """Return the syntax tree of a text."""
     return parse(Source("graph.nnef", text), Meter(limits))
 
 
 def checked(text: str) -> Document:
-    """The syntax tree of a text that the semantic checks have passed."""
+    """Return the syntax tree of a text after the semantic checks."""
     document = parsed(text)
     check(Scope(document, Meter()))
     return document
@@ -47,18 +47,18 @@ def network(
     expand: Expand = "auto",
     limits: Limits | None = None,
 ) -> Network:
-    """The network of a text, without data for its variables."""
+    """Return the network of a text, without data for its variables."""
     options = Options(expand=expand, input_shapes=dict(input_shapes or {}), meter=Meter(limits))
     return network_of_text(text, options)
 
 
 def flat(text: str, **options: Any) -> Graph:
-    """The flat graph of a text."""
+    """Return the flat graph of a text."""
     return network(text, **options).graph
 
 
 def errors(text: str, **options: Any) -> tuple[NnefError, ...]:
-    """The errors of a text, which must stand at its marks, in their order."""
+    """Return the errors of a text, which must be at its marks, in order."""
     pieces = text.split(MARK)
     offsets = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces) - 1)]
     with pytest.raises(NnefError) as caught:
@@ -70,7 +70,7 @@ def errors(text: str, **options: Any) -> tuple[NnefError, ...]:
 
 
 def error(text: str, **options: Any) -> NnefError:
-    """The only error of a text."""
+    """Return the only error of a text."""
     (found,) = errors(text, **options)
     return found
 
@@ -78,7 +78,7 @@ def error(text: str, **options: Any) -> NnefError:
 def graph(
     body: str, fragments: str = "", *, results: str = "y", header: str = COMPOSITIONAL
 ) -> str:
-    """A document with one input x of shape [2,3]; `T` stands for `tensor<scalar>` in fragments."""
+    """Return a document with an input x of shape [2,3]; `T` in fragments is `tensor<scalar>`."""
     fragments = re.sub(r"\bT\b", "tensor<scalar>", fragments)
     end = ";" if header is not PROVISIONAL else ""
     return (
@@ -88,7 +88,7 @@ def graph(
 
 
 def in_fragment(body: str, *, header: str = COMPOSITIONAL) -> str:
-    """A document whose graph is y = f(x), with this body of f( x: tensor ) -> ( y: tensor )."""
+    """Return a document whose graph is y = f(x), with a body of f( x: tensor ) -> ( y: tensor )."""
     if header is PROVISIONAL:
         fragment = f"fragment f( x: tensor ) -> ( y: tensor ) {{ {body} }}"
         return graph("y = f(x)", fragment, header=header)

@@ -1,4 +1,4 @@
-"""A format as small as can be: toy.json has inputs, parameters and a list of operations."""
+"""A minimal format: toy.json has inputs, parameters and a list of operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensor files of tract's dialect, written out field by field, and archives that hold them."""
+"""Tensor files of tract's dialect, written field by field, and archives of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tensor(
     length: int | None = None,
     rank: int | None = None,
 ) -> bytes:
-    """A tensor file with a header of 128 bytes."""
+    """Return a tensor file with a header of 128 bytes."""
     extents = (*shape, *[0] * (8 - len(shape)))
     length = len(data) if length is None else length
     rank = len(shape) if rank is None else rank
@@ -30,12 +30,12 @@ def tensor(
 
 
 def floats(*values: float) -> bytes:
-    """A tensor file of float32 with one axis."""
+    """Return a tensor file of float32 with one axis."""
     return tensor((len(values),), 32, 0, struct.pack(f"<{len(values)}f", *values))
 
 
 def tar(members: dict[str, bytes], mode: str = "w") -> bytes:
-    """A tar archive of members under their names as they are."""
+    """Return a tar archive of members whose names are kept as they are."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode=mode) as archive:
         for name, content in members.items():

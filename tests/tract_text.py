@@ -1,4 +1,4 @@
-"""Short ways to write documents of tract's dialect, and to say where they are wrong.
+"""Helpers for documents of tract's dialect: short ones, with marks where they are wrong.
 
 A `§` in a text marks where an error is expected; it is taken out before the text is read.
 """
@@ -33,7 +33,7 @@ def graph(
     header: str = HEADER,
     **inputs: str,
 ) -> str:
-    """A document with inputs 'SHAPE TYPE' by name, x of [2,3] in f32 where none are given.
+    """Return a document with inputs 'SHAPE TYPE' by name, by default x of [2,3] in f32.
 
     `T` stands for `tensor<scalar>` in fragments.
     """
@@ -50,18 +50,18 @@ def graph(
 
 
 def parsed(text: str, limits: Limits | None = None) -> TractDocument:
-    """The document of a text."""
+    """Return the document of a text."""
     return parse(Source("graph.nnef", text), Meter(limits))
 
 
 def run(text: str, *arrays: Any, data: Mapping[str, Any] | None = None, **options: Any) -> Any:
-    """What a document computes, as numpy arrays: one, or a list of several."""
+    """Return the results of a document as numpy arrays: one, or a list of several."""
     outputs = model_of(text, data=dict(data or {}), **options)(*arrays)
     return [np.asarray(y) for y in outputs] if isinstance(outputs, tuple) else np.asarray(outputs)
 
 
 def errors(text: str, *arrays: Any, **options: Any) -> tuple[NnefError, ...]:
-    """The errors of a text, or of a call with arrays, which must stand at its marks in order."""
+    """Return the errors of a text, or of a call with arrays, which must be at its marks."""
     pieces = text.split(MARK)
     offsets = [sum(map(len, pieces[: i + 1])) for i in range(len(pieces) - 1)]
     with pytest.raises(NnefError) as caught:
@@ -76,11 +76,11 @@ def errors(text: str, *arrays: Any, **options: Any) -> tuple[NnefError, ...]:
 
 
 def error(text: str, *arrays: Any, **options: Any) -> NnefError:
-    """The only error of a text, or of a call with arrays."""
+    """Return the only error of a text, or of a call with arrays."""
     (found,) = errors(text, *arrays, **options)
     return found
 
 
 def model(text: str, **options: Any) -> nnef_jax.Model:
-    """The model of a text without data."""
+    """Return the model of a text without data."""
     return model_of(text, **options)

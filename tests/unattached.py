@@ -1,4 +1,4 @@
-"""Compiles programs for devices that are not attached, from shapes alone, and prints what by JSON.
+"""Compiles programs for devices that are not attached, from shapes alone, and prints JSON.
 
     JAX_PLATFORMS=cpu TPU_SKIP_MDS_QUERY=1 ALLOW_MULTIPLE_LIBTPU_LOAD=1 \\
         python -m tests.unattached tpu [table]
@@ -37,13 +37,13 @@ _COLLECTIVE = re.compile(
 
 
 def devices(platform: str) -> Any:
-    """The devices of a v5e with four chips, or of a host with eight H100."""
+    """Return the devices of a v5e with four chips, or of a host with eight H100."""
     topology = topology_of({"tpu": "v5e:2x2", "cuda": "h100:8"}[platform])
     return get_topology_desc(**topology.description()).devices
 
 
 def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> list[int]:
-    """The bytes of the arguments of both parts of what `model(x)` runs there, as compiled."""
+    """Return the bytes of arguments of both compiled parts of `model(x)` there."""
     place = NamedSharding(Mesh(np.array(devices(platform)[:1]), ("x",)), PartitionSpec())
 
     def on_device(types: Any) -> Any:
@@ -69,7 +69,7 @@ def both_parts(model: nnef_jax.Model, arrays: Sequence[Any], platform: str) -> l
 
 
 def moved(name: str, dtype: str) -> str:
-    """The collectives of a row of the table, on four chips of a v5e."""
+    """Return the collectives of a row of the table, on four chips of a v5e."""
     if name in BLOCKS:
         model, inputs = transformer(name, dtype=dtype)
     else:

@@ -1,4 +1,4 @@
-"""What Unix alone has: tests that import it are skipped elsewhere, by name."""
+"""Modules that only Unix has: tests that import them from here are skipped elsewhere."""
 
 from typing import Any
 

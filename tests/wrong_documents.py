@@ -18,7 +18,7 @@ from tests.helpers import COMPOSITIONAL, archive
 class WrongDocument:
     """A document that nnef_jax refuses.
 
-    `mistake` is what its author got wrong; `words` are what the message must contain to be enough
+    `mistake` is the error of its author; `words` are what the message must contain to be enough
     to mend it. `tensors` are the shapes of the .dat files beside the text, by label. `call` is the
     expression that fails where `model` is what was loaded; without it, loading fails.
     """
@@ -32,7 +32,7 @@ class WrongDocument:
 
 
 def message(document: WrongDocument) -> str:
-    """What nnef_jax says of a document; ValueError where it finds nothing wrong."""
+    """Return the message of nnef_jax for a document; ValueError if there is none."""
     members: dict[str, bytes | str] = {"graph": document.text}
     for label, shape in document.tensors.items():
         file = io.BytesIO()
@@ -259,7 +259,7 @@ The network loads; it is called with an image whose channels come last.
 
 
 def _document(lines: list[str]) -> WrongDocument:
-    """Return the document that these lines say."""
+    """Return the document of these lines."""
 
     def those(mark: str) -> list[str]:
         return [line[2:] for line in lines if line.startswith(mark)]

@@ -15,7 +15,7 @@ from tests.helpers import model_of
 
 @dataclass(frozen=True)
 class Network:
-    """A network and what is asked about it: `layer` is a tensor inside, `unit` one of its units."""
+    """A network and a question: `layer` is a tensor inside, `unit` one of its units."""
 
     name: str
     model: nnef_jax.Model

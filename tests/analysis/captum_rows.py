@@ -1,4 +1,4 @@
-"""Each method of captum beside ours: what both find in a network.
+"""Compares each method of captum with ours on networks.
 
 `python -m tests.analysis.captum_rows` prints the table of docs/analysis.md, and writes the values
 of captum that tests compare with where it is not installed.
@@ -28,7 +28,7 @@ Found = Any  # an array
 
 
 class Case:
-    """A network in both worlds, and what is asked."""
+    """A network of NNEF and of torch, and a question about it."""
 
     def __init__(self, network: Network) -> None:
         self.network, self.model, self.x = network, network.model, network.x
@@ -51,7 +51,7 @@ class Case:
         self.at_half = self.module(self._before(self.half))
 
     def _before(self, x: Any) -> Any:
-        """Return what the module gets."""
+        """Return the input of the module."""
         found = []
         handle = self.module.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
         self.net(x)
@@ -59,7 +59,7 @@ class Case:
         return found[0]
 
     def of(self, name: str, *args: Any, **options: Any) -> Any:
-        """Return what a method of captum attributes to the classes."""
+        """Return the attributions of a method of captum for the classes."""
         method = getattr(self.attr, name)
         method = method(self.net, self.module) if name.startswith(_LAYERED) else method(self.net)
         target = {} if name.startswith("Neuron") and "Conduct" not in name else {"target": self.t}
@@ -77,7 +77,7 @@ def _unit(unit: tuple[int, ...]) -> Callable[[Any], Any]:
 
 
 def _values(name: str, *args: str, **options: Any) -> Callable[[Case], Found]:
-    """Return what finds our values; arguments of these names are the case's."""
+    """Return a function that computes our values; arguments of these names are the case's."""
 
     def found(case: Case) -> Found:
         own = {k: getattr(case, v[1:]) if isinstance(v, str) and v[:1] == "@" else v
@@ -122,7 +122,7 @@ def _permuted(case: Case) -> Found:
 
 
 def _places(case: Case, samples: int = 8) -> Any:
-    """Return a context in which captum draws the places of our gradient SHAP."""
+    """Return a context in which captum draws the points of our gradient SHAP."""
     n, which, where = len(case.x), [], []
     for key in _keys(samples):
         first, second = jax.random.split(key)
@@ -155,7 +155,7 @@ def _our_noisy(case: Case, kind: str) -> Found:
 
 
 def _each(case: Case, make: Callable[[int], Any]) -> Found:
-    """Return what a method that takes single items finds for each."""
+    """Return the results for each item of a method that takes single items."""
     found = [make(i) for i in range(len(case.x))]
     return case.torch.cat(found)
 
@@ -495,12 +495,12 @@ def case_of(name: str) -> Case:
 
 
 def found(row: str, network: str) -> Found:
-    """Return what we find."""
+    """Return our values."""
     return np.asarray(ROWS[row][2](case_of(network)))
 
 
 def wanted(row: str, network: str) -> Found:
-    """Return what captum finds."""
+    """Return captum's values."""
     case = case_of(network)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -509,7 +509,7 @@ def wanted(row: str, network: str) -> Found:
 
 
 def close(row: str, found: Found, wanted: Found) -> None:
-    """Assert that both find the same; captum takes conductances at other places of steps."""
+    """Assert that both are close; captum takes conductances at other points of steps."""
     share = 5e-3 if row == "LayerConductance" else 5e-5
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=share * np.abs(wanted).max())
 

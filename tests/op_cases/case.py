@@ -1,4 +1,4 @@
-"""What a row of the tables is, and the values and results that follow from it."""
+"""Rows of the tables, and the values and results that follow from them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Given:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the nesting."""
+        """Return the shape of the nested tuples."""
         return np.shape(self.values)
 
 
@@ -97,7 +97,7 @@ def row(
     dialect: str = "nnef",
     **attributes: Any,
 ) -> OpCase:
-    """A case whose operands are the first parameters of the operation."""
+    """Return a case whose operands are the first parameters of the operation."""
     parameters = inspect.signature(REFERENCES[dialect][operation]).parameters
     names = [name.rstrip("_") for name in parameters]
     by_name = dict(zip(names[: len(operands)], operands, strict=True))
@@ -107,7 +107,7 @@ def row(
 
 
 def tensors(case: OpCase) -> dict[str, Tensor]:
-    """The tensors that a case takes from outside, by the names they have in its document."""
+    """Return the tensors that are inputs of a case, by their names in its document."""
     found: dict[str, Tensor] = {}
     for name, operand in case.operands.items():
         if isinstance(operand, list):
@@ -118,7 +118,7 @@ def tensors(case: OpCase) -> dict[str, Tensor]:
 
 
 def inputs(case: OpCase, draw: int = 0) -> list[np.ndarray]:
-    """The values of `tensors`, the same for each number of a draw: float32, int32 or bool."""
+    """Return the values of `tensors`, the same for each `draw`: float32, int32 or bool."""
     seeds = (f"{case.name}/{name}{draw or ''}".encode() for name in tensors(case))
     return [
         _values(tensor, np.random.default_rng(zlib.crc32(seed)))
@@ -146,7 +146,7 @@ def _values(tensor: Tensor, random: np.random.Generator) -> np.ndarray:
 
 
 def _grid(tensor: Real) -> np.ndarray:
-    """Even steps from low to high, with 0 half-way between two of them where it lies inside."""
+    """Return even steps from low to high; if 0 is inside, it is half-way between two of them."""
     count = int(np.prod(tensor.shape))
     below = round(count * min(max(-tensor.low / (tensor.high - tensor.low), 0.0), 1.0))
     low, high = min(tensor.high, 0.0), max(tensor.low, 0.0)
@@ -156,7 +156,7 @@ def _grid(tensor: Real) -> np.ndarray:
 
 
 def bind(case: OpCase, arrays: Sequence[Any]) -> dict[str, Any]:
-    """The operands by name, with these arrays in the place of the tensors."""
+    """Return the operands by name, with arrays instead of the tensors."""
     rest = iter(arrays)
 
     def fill(operand: Any) -> Any:
@@ -169,18 +169,18 @@ def bind(case: OpCase, arrays: Sequence[Any]) -> dict[str, Any]:
 
 
 def evaluate(case: OpCase, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What the reference makes of these values of the case's tensors, in 64 bits."""
+    """Return the reference's results for values of the case's tensors, in 64 bits."""
     parts = _evaluated(case, arrays)
     return [np.asarray(x) for x in (parts if isinstance(parts, (list, tuple)) else [parts])]
 
 
 def expected(case: OpCase) -> list[np.ndarray]:
-    """The results of the case on its `inputs`, in 64 bits (float64, int64 or bool)."""
+    """Return the results of the case on its `inputs`, in 64 bits (float64, int64 or bool)."""
     return list(_expected(case))
 
 
 def gives_array(case: OpCase) -> bool:
-    """Whether the operation's result is an array of tensors."""
+    """Tell whether the operation's result is an array of tensors."""
     return isinstance(_evaluated(case, inputs(case)), list)
 
 
@@ -190,7 +190,7 @@ def _expected(case: OpCase) -> tuple[np.ndarray, ...]:
 
 
 def wide(x: np.ndarray) -> np.ndarray:
-    """The array in 64 bits, as the reference takes it."""
+    """Return the array in 64 bits, as the reference takes it."""
     return x if x.dtype == bool else x.astype(f"{x.dtype.kind}8")
 
 

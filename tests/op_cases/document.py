@@ -1,4 +1,4 @@
-"""Writes a row as a document of its dialect, which takes its `inputs` and gives its results."""
+"""Writes a row as a document of its dialect, which takes its `inputs` and returns its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Name(str):
 
 
 def document(case: OpCase, real: str = "f32") -> str:
-    """The case as a flat document; `real` is tract's datum type of its real inputs."""
+    """Return the case as a flat document; `real` is tract's datum type of its real inputs."""
     return in_tract(case, real) if case.dialect == "tract" else _in_nnef(case)
 
 
@@ -38,7 +38,7 @@ def _in_nnef(case: OpCase) -> str:
 
 
 def in_tract(case: OpCase, real: str = "f32") -> str:
-    """The case, of either dialect, as a document of tract's."""
+    """Return the case, of either dialect, as a document of tract's."""
     names = _results(case)
     values = bind(case, [Name(name) for name in tensors(case)]) | case.attributes
     arguments = [
@@ -71,7 +71,7 @@ def _text(version: str, head: str, lines: list[str]) -> str:
 
 
 def literal(value: Any) -> str:
-    """A value as it is written in a document."""
+    """Return a value as documents write it."""
     match value:
         case Name():
             return str(value)

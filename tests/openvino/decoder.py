@@ -56,7 +56,7 @@ def written(weights: Mapping[str, np.ndarray]) -> Writer:
         return taken(shape, net.constant(np.array(axis)), 0, ())
 
     def kept(x: int, label: str) -> int:
-        """Join what a layer adds to its past, and keep it."""
+        """Append a layer's new items to its past, and keep the result as state."""
         rest = net.constant(np.array([HEADS, 0, ITEMS]))
         batch = net.layer("Unsqueeze", [shape_of(ids, 0), zero], [(1,)])
         start = net.layer("Concat", [batch, rest], [(4,)], attributes={"axis": 0})
@@ -109,7 +109,7 @@ def written(weights: Mapping[str, np.ndarray]) -> Writer:
 
 
 def random_weights(seed: int = 0) -> dict[str, np.ndarray]:
-    """Return weights to begin with."""
+    """Return initial weights."""
     rng = np.random.default_rng(seed)
     return {
         name: (rng.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -118,7 +118,7 @@ def random_weights(seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def train(folder: Path, steps: int = 4000) -> None:
-    """Train it to go on with letters of equal distance, and write it."""
+    """Train the decoder to continue letters of equal distance, and write it."""
     weights = random_weights()
     model = written(weights).load(folder)
     times = jnp.arange(12)

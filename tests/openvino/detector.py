@@ -179,7 +179,7 @@ def scene(random: np.random.Generator, scans: np.ndarray, digits: np.ndarray) ->
 
 
 def targets(boxes: np.ndarray, labels: np.ndarray, priors: np.ndarray) -> tuple[Any, Any]:
-    """Return for each prior box [n,4] how the digit in it lies, and its class, 0 for none."""
+    """Return for each prior box [n,4] the position of its digit, and its class, 0 for none."""
     low = np.maximum(boxes[:, None, :2], priors[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], priors[None, :, 2:])
     common = np.prod(np.maximum(high - low, 0), -1)
@@ -210,7 +210,7 @@ def prior_boxes() -> np.ndarray:
 
 
 def heads(weights: Any, images: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return places [n,PRIORS,4] and scores of classes [n,PRIORS,CLASSES] of images."""
+    """Return positions [n,PRIORS,4] and scores of classes [n,PRIORS,CLASSES] of images."""
 
     def conv(name: str, x: jax.Array) -> jax.Array:
         stride, given = (LAYERS[name][2],) * 2, ((1, 1), (1, 1))
@@ -228,7 +228,7 @@ def heads(weights: Any, images: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def loss(weights: Any, images: Any, places: Any, classes: Any) -> jax.Array:
-    """Return how far off places of digits are, and how improbable the right classes."""
+    """Return the loss: errors of positions, and negative log-probabilities of right classes."""
     found, scores = heads(weights, images)
     is_digit = classes > 0
     count = jnp.maximum(is_digit.sum(), 1)

@@ -26,7 +26,7 @@ def write(folder: Path, text: str | bytes, data: bytes | None, name: str = "net"
 
 @dataclass
 class Writer:
-    """Collects layers in order; each returns its id, to be read by later ones.
+    """Collects layers in order. Adding one returns its id, which later ones read.
 
     A layer of version 10 and 11 reads its weights from Const layers, an older one has blobs.
     """
@@ -104,7 +104,7 @@ class Writer:
     def constant(
         self, array: Any, name: str = "", type: str = "", shape: Sequence[int] | None = None
     ) -> int:
-        """Store an array; one of packed items has a shape of its own."""
+        """Store an array. One of packed items needs its shape."""
         array = np.asarray(array)
         if array.dtype == np.float64:
             array = array.astype(np.float32)

@@ -22,7 +22,7 @@ def real(*shape: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """An operand that the file stores."""
+    """An operand that is stored in the file."""
 
     array: Any
     type: str = ""

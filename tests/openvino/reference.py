@@ -1,4 +1,4 @@
-"""Slow, plain numpy of the kinds that NNEF lacks, written from OpenVINO's specification of each."""
+"""The kinds that NNEF lacks in slow, plain numpy, written from OpenVINO's specifications."""
 
 from __future__ import annotations
 
@@ -341,7 +341,7 @@ def _quadrilateral(box: Array) -> list[tuple[float, float]]:
 
 
 def rotated_overlap(a: Array, b: Array) -> float:
-    """One polygon is cut along each side of the other (Sutherland and Hodgman 1974)."""
+    """Cut one polygon along each side of the other (Sutherland and Hodgman 1974)."""
     polygon, frame = _quadrilateral(a), _quadrilateral(b)
     for (x0, y0), (x1, y1) in zip(frame, frame[1:] + frame[:1], strict=True):
 
@@ -365,7 +365,7 @@ def _ranked(
     images: list[list[tuple[float, int, int, int, Array]]], keep: int, order: str, across: bool,
     room: int,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """Rows of (score, class, place in its class, index, box) of images, the best of each first."""
+    """Return rows (score, class, rank in its class, index, box) of images, the best first."""
     kept: list[Any] = []
     for n, found in enumerate(images):
         best = sorted(found, key=lambda f: (-f[0], f[1], f[2]))
@@ -507,7 +507,7 @@ def refined_detections(
 
 
 def _between(plane: Array, y: float, x: float) -> Array:
-    """The items of a plane (C,H,W) around a place, 0 further outside than 1."""
+    """Interpolate in a plane (C,H,W) at a point, 0 further outside than 1."""
     height, width = plane.shape[1:]
     if not (-1 <= y <= height and -1 <= x <= width):
         return np.zeros(len(plane))

@@ -1,4 +1,4 @@
-"""The layers in Python's integers, one item after the other, as the extension's text has them.
+"""The layers in Python's integers, one item after the other, as in the extension's text.
 
 Arrays are without batch: (C,H,W), weights (O,C,h,w). The semantics of the C routines are written
 like these: products and sums after a channel are brought into the type.
@@ -32,14 +32,14 @@ def rounded(exact: Fraction, rounding_policy: str) -> int:
 
 
 def quotient(a: int, b: int) -> int:
-    """C's division."""
+    """Divide as C does."""
     return abs(a) // b * (1 if a >= 0 else -1)
 
 
 def summed(
     channels: Iterator[list[int]], bias: int, shift: int, policies: Pair, khronos: bool, dtype: Any
 ) -> int:
-    """One output from the products of each channel and a bias, which has the output's position."""
+    """Return one output from the products of each channel and a bias at the output's position."""
     overflow_policy, rounding_policy = policies
     if not khronos:
         total = sum(map(sum, channels)) + bias * 2**shift

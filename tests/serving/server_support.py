@@ -62,7 +62,7 @@ def until(holds: Callable[[], bool]) -> None:
 
 @contextmanager
 def served(models: Any, *, ready: bool = True, idle: float = 30.0, **options: Any) -> Iterator[Any]:
-    """Serve models meanwhile; yield a client, once they are ready."""
+    """Serve models within the block; yield a client once they are ready."""
     urls: list[str] = []
     server = _Server(serving.app(models, **options), "127.0.0.1", 0, idle, urls.append)
     thread = threading.Thread(target=server.run)

@@ -1,4 +1,4 @@
-"""Networks exported from PyTorch, with what PyTorch computes: value and derivatives.
+"""Networks exported from PyTorch, with values and derivatives that PyTorch computes.
 
 `export.py`, which needs PyTorch and torch_to_nnef, writes the files; its docstring says what is in
 them. Everything here reads them with nnef_jax alone.
@@ -40,7 +40,7 @@ Arrays = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Run:
-    """Inputs and what PyTorch makes of them; the members are those of the .npz."""
+    """Inputs and PyTorch's results for them; the members are those of the .npz."""
 
     input: Arrays
     output: Arrays
@@ -50,12 +50,12 @@ class Run:
 
 
 def load(name: str, **options: Any) -> nnef_jax.Model:
-    """The network."""
+    """Return the network."""
     return nnef_jax.load(FOLDER / f"{name}.nnef.tgz", **options)
 
 
 def runs(name: str) -> list[Run]:
-    """The runs of a network."""
+    """Return the runs of a network."""
     found: dict[str, dict[str, dict[str, np.ndarray]]] = {}
     with np.load(FOLDER / f"{name}.npz") as arrays:
         for key, array in arrays.items():
@@ -69,13 +69,13 @@ def runs(name: str) -> list[Run]:
 
 
 def by_name(model: nnef_jax.Model, results: Any) -> dict[str, Any]:
-    """What a call returned, by the names of the outputs."""
+    """Return the results of a call by the names of outputs."""
     names = [spec.name for spec in model.outputs]
     return dict(zip(names, results if len(names) > 1 else [results], strict=True))
 
 
 def gradients(model: nnef_jax.Model, run: Run) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The derivatives of the sum of weight * output in inputs and in parameters."""
+    """Return the derivatives of the sum of weight * output in inputs and in parameters."""
 
     def total(inputs: Mapping[str, Any], parameters: Mapping[str, Any]) -> jax.Array:
         results = model.apply({**model.params, **parameters}, **{**run.input, **inputs})
@@ -129,12 +129,12 @@ def rows() -> list[tuple[str, ...]]:
 
 
 def _power(difference: float) -> str:
-    """The power of ten that it is below."""
+    """Return the power of ten that a difference is below."""
     return f"1e{math.ceil(math.log10(difference))}" if difference else "0"
 
 
 def claims() -> dict[str, list[float]]:
-    """What docs/pytorch.md says of each network: differences of output and of the gradients."""
+    """Return the rows of docs/pytorch.md by network: differences of output and gradients."""
     page = (FOLDER.parents[1] / "docs" / "pytorch.md").read_text(encoding="utf-8")
     lines = re.findall(r"^\| `(\w+)` .*?\| *\d+ *\|(.*)\|$", page, re.MULTILINE)
     return {

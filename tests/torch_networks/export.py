@@ -51,7 +51,7 @@ TRACT = "0.22.1"
 
 
 def write(name: str, network: Network) -> None:
-    """Both files of a network."""
+    """Write both files of a network."""
     module = network.make().eval()
     randomise(module, torch.Generator().manual_seed(0))
     runs = network.runs(torch.Generator().manual_seed(1))
@@ -115,7 +115,7 @@ def randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def _distinct(values: np.ndarray) -> np.ndarray:
-    """The values, equal ones moved apart by the least difference there is."""
+    """Return the values, with equal ones moved apart by the least difference."""
     order = values.argsort()
     values = values[order]
     for i in range(1, len(values)):
@@ -140,7 +140,7 @@ def in_8_bits(module: nn.Module, samples: list[tuple[Tensor, ...]]) -> nn.Module
 
 
 def archive(network: Network, module: nn.Module, inputs: tuple[Tensor, ...]) -> dict[str, bytes]:
-    """The members of the archive of torch_to_nnef."""
+    """Return the members of the archive of torch_to_nnef."""
     # Without this, numbers that the network has as tensors are NamedTensor(...) in graph.quant.
     printable = writer._printable_value
     plain = lambda value: printable(value.item() if isinstance(value, Tensor) else value)  # noqa: E731
@@ -177,7 +177,7 @@ def archive(network: Network, module: nn.Module, inputs: tuple[Tensor, ...]) -> 
 
 
 def decoded(data: bytes) -> np.ndarray:
-    """The numbers of a tensor file, dequantised where it is Q4_0."""
+    """Return the numbers of a tensor file, dequantised if it is Q4_0."""
     rank, *extents = np.frombuffer(data, "<u4", 9, 8)
     bits, kind = np.frombuffer(data, "<u4", 1, 44)[0], data[48:52]
     shape = tuple(int(extent) for extent in extents[:rank])
@@ -195,7 +195,7 @@ def decoded(data: bytes) -> np.ndarray:
 def run(
     network: Network, module: nn.Module, inputs: tuple[Tensor, ...], generator: torch.Generator
 ) -> dict[str, np.ndarray]:
-    """What the .npz has of one run."""
+    """Return the members of the .npz for one run."""
     module.zero_grad()
     arrays: dict[str, Tensor] = {}
     for name, value in zip(network.inputs, inputs, strict=True):
@@ -218,7 +218,7 @@ def run(
 def parameter_gradients(
     module: nn.Module, variables: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """The derivatives in those variables that are parameters of the module, by label."""
+    """Return the derivatives in variables that are parameters of the module, by label."""
     sources = {
         name: (parameter.detach().numpy(), parameter.grad.numpy())
         for name, parameter in module.named_parameters()

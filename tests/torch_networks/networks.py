@@ -53,7 +53,7 @@ def _sequences(*shapes: tuple[int, ...]) -> Runs:
 
 
 def _texts(g: torch.Generator) -> list[tuple[Tensor, ...]]:
-    """Two sizes of a batch of texts; the texts of a batch are of different lengths."""
+    """Return batches of texts of two sizes. Texts of a batch have different lengths."""
     runs = []
     for batch, length in ((2, 10), (3, 7)):
         ids = torch.randint(60, (batch, length), generator=g)
@@ -64,7 +64,7 @@ def _texts(g: torch.Generator) -> list[tuple[Tensor, ...]]:
 
 
 def _cached_texts(g: torch.Generator) -> list[tuple[Tensor, ...]]:
-    """A piece of a text after a past, a single id after one, and the start of a text."""
+    """Return a piece of a text after a past, an id after a past, and the start of a text."""
     return [
         (
             torch.randint(50, (1, new), generator=g),
@@ -76,7 +76,7 @@ def _cached_texts(g: torch.Generator) -> list[tuple[Tensor, ...]]:
 
 
 def _single_id(g: torch.Generator) -> list[tuple[Tensor, ...]]:
-    """An id at position 5 of a cache of 16; what is beyond is not looked at."""
+    """Return an id at position 5 of a cache of 16, whose later entries are not read."""
     cache = [torch.randn(2, 1, 4, 16, 8, generator=g) for _ in range(2)]
     return [(torch.randint(50, (1, 1), generator=g), torch.tensor([5]), *cache)]
 

@@ -1,4 +1,4 @@
-"""Archives that tract itself wrote, of small ONNX networks, with what ONNX Runtime computes.
+"""Archives of small ONNX networks, written by tract itself, with results of ONNX Runtime.
 
 `export.py`, which needs tract and ONNX, writes the files; `networks.py` says what is in them.
 """

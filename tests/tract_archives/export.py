@@ -33,7 +33,7 @@ FOLDER = Path(__file__).resolve().parent
 
 
 def write(name: str) -> None:
-    """Both files of a network."""
+    """Write both files of a network."""
     net = Net()
     NETWORKS[name](net)
     model = net.model().SerializeToString()
@@ -63,7 +63,7 @@ def write(name: str) -> None:
 
 
 def packed(path: Path) -> bytes:
-    """The archive compressed, without dates, so that it is the same each time."""
+    """Return the archive compressed, without dates, so that it is the same each time."""
     file = io.BytesIO()
     with (
         tarfile.open(path) as source,

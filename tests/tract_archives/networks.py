@@ -23,16 +23,16 @@ class Net:
         self._constants: list[Any] = []
 
     def input(self, name: str, shape: str, array: np.ndarray) -> str:
-        """An input; `shape` is what tract is told, such as 'N,2,8,8'."""
+        """Add an input; `shape` is the one for tract, such as 'N,2,8,8'."""
         self.inputs[name], self.shapes[name] = array, shape
         return name
 
     def real(self, *shape: int) -> np.ndarray:
-        """Few digits, so that archives stay small."""
+        """Return random reals with few digits, so that archives stay small."""
         return self.random.integers(-8, 9, shape).astype(np.float32) / 8
 
     def __call__(self, op: str, *inputs: Any, outputs: int = 1, **attributes: Any) -> Any:
-        """The results of an operation; arrays become constants. tract splits names at dots."""
+        """Add an operation, return its results. Arrays are constants; dots split names in tract."""
         name = f"/{op.lower()}.{len(self._nodes)}"
         names = [name + (f"_{i}" if i else "") for i in range(outputs)]
         domain = "ai.onnx.ml" if op.startswith("TreeEnsemble") else ""

@@ -26,7 +26,7 @@ def browser():
 
 @pytest.fixture
 def opened(browser, tmp_path):
-    """Open a page; there are no errors, and nothing is asked for but the page."""
+    """Open a page; check that there are no errors, and no requests but for the page."""
     context = browser.new_context(viewport={"width": 1440, "height": 900}, color_scheme="light")
     said, asked = [], []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def gpt(layers: int, *, labels: bool = True) -> str:
-    """A transformer without data, 25 operations a layer; without labels nothing names a module."""
+    """Return a transformer without data, 25 operations a layer, in modules if it has labels."""
     lines = ["x = external<scalar>(shape = [1, 16, 32]);"]
     state, count = "x", 0
 

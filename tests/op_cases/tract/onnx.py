@@ -1,4 +1,4 @@
-"""What is left of ONNX: normalisation, lookups, ensembles of trees."""
+"""Other operations of ONNX: normalisation, lookups, ensembles of trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rows of several families have in common."""
+"""Shared helpers for the rows of several families."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def case(
     not_differentiable: str = "",
     **attributes: Any,
 ) -> OpCase:
-    """A row whose operands are named."""
+    """Return a row whose operands are named."""
     return tract_case(
         name, operation, dict(operands), attributes, not_differentiable=not_differentiable
     )
 
 
 def short(kind: str) -> str:
-    """The name of an operation without that of its registry."""
+    """Return the name of an operation without its registry's."""
     return kind.removeprefix("tract_core_").removeprefix("tract_")

@@ -1,4 +1,4 @@
-"""How tract writes what a row by kind says: a row of its own, which is run as a document."""
+"""Writes rows by kind as tract does: as rows of its own, which are run as documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DATUM = {"int8": "i8", "uint8": "u8", "int32": "i32"}
 
 @dataclass(frozen=True)
 class Spelling:
-    """The operation of tract for a kind, its names for arguments, and what it takes further."""
+    """The operation of tract for a kind, its names of arguments, and further arguments."""
 
     operation: str
     names: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -21,7 +21,7 @@ class Spelling:
     without: frozenset[str] = frozenset()
 
     def __call__(self, case: OpCase) -> OpCase:
-        """The row that stands for one by kind; its tensors are in the same order."""
+        """Return tract's row for one by kind; its tensors are in the same order."""
         operands = {self.names.get(name, name): x for name, x in case.operands.items()}
         if "inputs" in self.names.values():  # an array of the first two
             operands = {"inputs": [operands.pop("inputs"), operands.pop("b")]} | operands
@@ -129,6 +129,6 @@ SPELLINGS: dict[str, Spelling] = {
 
 
 def spelled(case: OpCase) -> OpCase:
-    """The row as tract writes it; one that names an operation of tract is that already."""
+    """Return the row as tract writes it, unchanged if it names an operation of tract."""
     spelling = SPELLINGS.get(case.operation)
     return spelling(case) if spelling else case

@@ -1,1 +1,1 @@
-"""Networks of other frameworks, which OpenVINO converts, with what their own runtimes compute."""
+"""Networks of other frameworks, converted by OpenVINO, with results of their own runtimes."""

@@ -60,7 +60,7 @@ def tensorflow() -> dict[str, Any]:
 
 
 def interpreted(path: Path, x: Any) -> Any:
-    """Return what TF Lite's interpreter computes."""
+    """Return the results of TF Lite's interpreter."""
     from ai_edge_litert.interpreter import Interpreter
 
     interpreter = Interpreter(str(path))

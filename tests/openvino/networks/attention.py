@@ -49,7 +49,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, to a memory too where there is one, and two dense layers."""
+    """Attention, also to a memory if there is one, and two dense layers."""
 
     def __init__(self, *, cross: bool = False, **given: bool) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class decoder(nn.Module):
 
 
 class Rms(nn.Module):
-    """x over the root of its mean square."""
+    """Divide x by the root of its mean square."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Grouped(nn.Module):
     again=(codes(2, 3, below=20), codes(2, 3, below=9)),
 )  # fmt: skip
 class llama(nn.Module):
-    """Tokens and their places to scores of the next."""
+    """Tokens and their positions to scores of the next token."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a network is: a module, its inputs, which extents are open, how it is packed."""
+"""Networks: a module, its inputs, which extents are open, how it is packed."""
 
 from __future__ import annotations
 

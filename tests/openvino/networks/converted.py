@@ -1,4 +1,4 @@
-"""From a module to OpenVINO's files, and what its runtime computes of them."""
+"""Converts modules to OpenVINO's files, and runs these by its runtime."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def written(model: Any, folder: Path, *, half: bool) -> Path:
 
 
 class Runtime:
-    """OpenVINO's runtime, held to float32."""
+    """OpenVINO's runtime, which computes in float32."""
 
     def __init__(self, path: Path) -> None:
         core = openvino.Core()

@@ -52,7 +52,7 @@ def resnet() -> nn.Module:
 
 
 class Squeeze(nn.Module):
-    """A gate for each channel, of the mean of all."""
+    """A gate for each channel, computed from the means of all channels."""
 
     def __init__(self, channels: int, gate: type[nn.Module], activation: type[nn.Module]) -> None:
         super().__init__()
@@ -161,7 +161,7 @@ def densenet() -> nn.Module:
 
 @network(real(1, 1, 24, 24), open={0: (2, 3)}, again=(real(1, 1, 16, 32),), is_nnef=True)
 class unet(nn.Module):
-    """Down, up by deconvolution and by bilinear interpolation, with what was on the way."""
+    """Down, up by deconvolution and by bilinear interpolation, with skips."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ def inception() -> nn.Module:
 
 @network(real(2, 4, 12, 12), is_nnef=True)
 class shufflenet(nn.Module):
-    """Half of the channels pass by; then groups exchange channels."""
+    """Half of the channels are kept unchanged; then groups exchange channels."""
 
     def __init__(self) -> None:
         super().__init__()

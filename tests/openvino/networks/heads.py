@@ -123,7 +123,7 @@ network(
 
 @network(real(2, 3, 16, 16), has_gradient=False)
 class peaks(nn.Module):
-    """The best local maxima of a map of scores, with what is at their places (CenterNet)."""
+    """The best local maxima of a map of scores, with features there (CenterNet)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class peaks(nn.Module):
 
 @network(real(2, 3, 12, 12))
 class warped(nn.Module):
-    """A picture turned as the network finds best (spatial transformer)."""
+    """A picture, warped by an affine map from the network (spatial transformer)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks whose weights, or all of them, are codes of 8 and 4 bits: NNCF's."""
+"""Networks with weights, or all tensors, in codes of 8 and 4 bits by NNCF."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.openvino.networks.convolutional import mobilenet, resnet
 
 
 def packed(mode: str, **given: Any) -> Callable[[Any], Any]:
-    """Return what packs the weights of a network in a mode of NNCF."""
+    """Return a function that packs the weights of a network in a mode of NNCF."""
 
     def changed(model: Any) -> Any:
         import nncf
@@ -26,7 +26,7 @@ def packed(mode: str, **given: Any) -> Callable[[Any], Any]:
 
 
 def rounded(*shape: int) -> Callable[[Any], Any]:
-    """Return what rounds a network to 8 bits, by inputs of one seed."""
+    """Return a function that rounds a network to 8 bits, calibrated by inputs of one seed."""
 
     def changed(model: Any) -> Any:
         import nncf

@@ -28,7 +28,7 @@ class lstm(nn.Module):
 
 @network(real(6, 2, 5), real(1, 2, 8))
 class gru(nn.Module):
-    """Time first, a state that is given."""
+    """Time first, with an initial state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class reader(nn.Module):
 
 @network(real(2, 3, 4), is_nnef=True)
 class cells(nn.Module):
-    """A loop that is written out in Python."""
+    """A loop that Python unrolls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class cells(nn.Module):
 
 
 class Steps(nn.Module):
-    """A loop that stays one: a sum of products."""
+    """A loop that is kept as one: a sum of products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def loop() -> nn.Module:
 
 
 def keeping(**pairs: str) -> Any:
-    """Return what makes inputs states, which get the values of outputs."""
+    """Return a function that changes inputs to states, which are set to outputs."""
 
     def changed(model: Any) -> Any:
         from openvino._offline_transformations import apply_make_stateful_transformation
