@@ -219,5 +219,5 @@ def test_codes_of_a_fragment_of_the_document() -> None:
         "graph G( x ) -> ( y ) { x = external(shape = [2]);"
         " w = variable(shape = [2], label = 'w'); y = x + w; }"
     )
-    with pytest.raises(nnef_jax.UnsupportedError, match="by fragment 'f' is not known"):
+    with pytest.raises(nnef_jax.UnsupportedError, match="codes that fragment 'f' quantised"):
         nnef_jax.load(archive(graph=text, w=dat(QUINT, 8, (2,), b"\0\1"), quant='"w": f()'))

@@ -316,7 +316,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "reshape to nothing": (
         node("Reshape", "x s", allowzero=1), {"s": single(0, 5)}, "cannot be reshaped",
     ),
-    "order": (node("Transpose", "x", perm=[0, 0, 1]), {}, "no order of 3 axes"),
+    "order": (node("Transpose", "x", perm=[0, 0, 1]), {}, "must be an order of 3 axes"),
     "axis": (node("Flatten", "x", axis=4), {}, "no axis 4 of 3"),
     "lengths": (node("Split", "x s", axis=2), {"s": single(3, 3)}, "do not add up to the 4"),
     "parts": (node("Split", "x", "y z", axis=1, num_outputs=3), {}, "it has 2 outputs"),

@@ -32,14 +32,14 @@ def load(folder: Path, text: str | bytes, data: bytes | None = DATA) -> nnef_jax
 LAUGHS = """<!DOCTYPE net [<!ENTITY a "aaaaaaaaaa"><!ENTITY b "&a;&a;&a;&a;">]><net>&b;</net>"""
 WRONG: dict[str, tuple[str | bytes, str]] = {
     "empty": ("", "no XML: no element found"),
-    "another root": ("<model></model>", "root element is <model>"),
+    "another root": ("<model></model>", "it is <model>"),
     "onnx": (b"\x08\x07\x12\x07pytorch", "no XML"),
     "cut off": (GOOD[:300], "no XML"),
     "entities": (LAUGHS, "document type"),
     "encoding": (b'<?xml version="1.0" encoding="klingon"?><net/>', "no XML"),
     "no layers": ('<net name="n" version="11"><layers/></net>', "no layers"),
     "version 1": (GOOD.replace('version="11"', 'version="1"'), "version 1, versions 2 to 11"),
-    "version x": (GOOD.replace('version="11"', 'version="x"'), "'version' is 'x'"),
+    "version x": (GOOD.replace('version="11"', 'version="x"'), "'version' must be a whole number"),
     "huge extent": (GOOD.replace("<dim>4</dim>", f"<dim>{10**30}</dim>"), "extent '1000"),
     "negative extent": (GOOD.replace("<dim>4</dim>", "<dim>-7</dim>"), "extent '-7'"),
     "extent of a word": (GOOD.replace('shape="?,4"', 'shape="wide,4"'), "extent 'wide'"),
@@ -52,10 +52,10 @@ WRONG: dict[str, tuple[str | bytes, str]] = {
     ),
     "unknown element type": (GOOD.replace('"f32"', '"f33"'), "no element type 'f33'"),
     "two of one id": (GOOD.replace('id="1" name="w"', 'id="0" name="w"'), "the same id"),
-    "edge to nowhere": (GOOD.replace('to-layer="3"', 'to-layer="77"'), "no layer of id 77"),
+    "edge to nowhere": (GOOD.replace('to-layer="3"', 'to-layer="77"'), "no layer with the id 77"),
     "result of nothing": (
         re.sub('<edge [^>]*to-layer="6"[^>]*>', "", GOOD),
-        "'result_6' .Result.: nothing leads",
+        "'result_6' .Result. has no input",
     ),
     "no body": (GOOD.replace('type="ReLU"', 'type="If"'), "it has no <then_body>"),
     "edge from no port": (GOOD.replace('from-port="2"', 'from-port="9"'), "no port 9"),
@@ -269,7 +269,7 @@ def test_shapes_that_nothing_has(tmp_path: Path) -> None:
 
 def test_pre_process_that_is_wrong(tmp_path: Path) -> None:
     for shape, channel, message in (
-        ((1, 1, 2, 2), '<channel id="x"/>', r"'id' is 'x'"),
+        ((1, 1, 2, 2), '<channel id="x"/>', r"'id' must be a whole number"),
         ((1, 1, 2, 2), '<channel><mean offset="-4" size="16"/></channel>', r"'offset' is '-4'"),
         ((4,), "<channel/>", r"it has 1 channels, the input is \[4\]"),
     ):

@@ -145,8 +145,8 @@ def attended(
     keys = site.extent(scores, -1)
     if sink is not None:
         shape = (*site.known_shape(scores)[:-1], 1)
-        sink = site.cast(site.tensor(sink), site.dtype_of(scores))
-        sink_scores = step.broadcast(site.aligned(scores, sink)[1], shape=shape)
+        sink_score = site.cast(site.tensor(sink), site.dtype_of(scores))
+        sink_scores = step.broadcast(site.aligned(scores, sink_score)[1], shape=shape)
         scores = step.concat([scores, sink_scores], axis=3)
     weights = step.masked_softmax(scores, True, scale=1.0)
     weights = site.cast(site.part(weights, 3, 0, keys), dtype)
