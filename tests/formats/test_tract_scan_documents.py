@@ -324,7 +324,7 @@ CALL = {
         ),
         ({"scan": "[('a', x, 1, 0)]"}, "along axis 1 by 0", ""),
         ({"scan": "[('a', x, 1)]"}, "'scan' is a list of tuples of 4 values", ""),
-        ({"scan": "[(x, 'a', 1, 1)]"}, "must hold names of the body's", ""),
+        ({"scan": "[(x, 'a', 1, 1)]"}, "must name parameters and results of the body", ""),
         ({"scan": "[('a', x, x, 1)]"}, "'x' must be known when the network is compiled", ""),
         ({"scan": "[('a', x, 1.5, 1)]"}, "a whole number is due, this is 1.5", ""),
         ({"scan": "x"}, "'scan' is a list of tuples of 4 values", ""),

@@ -270,7 +270,11 @@ def test_shapes_that_nothing_has(tmp_path: Path) -> None:
 def test_pre_process_that_is_wrong(tmp_path: Path) -> None:
     for shape, channel, message in (
         ((1, 1, 2, 2), '<channel id="x"/>', r"'id' must be a whole number"),
-        ((1, 1, 2, 2), '<channel><mean offset="-4" size="16"/></channel>', r"'offset' is '-4'"),
+        (
+            (1, 1, 2, 2),
+            '<channel><mean offset="-4" size="16"/></channel>',
+            r"'offset' must be a whole number",
+        ),
         ((4,), "<channel/>", r"it has 1 channels, the input is \[4\]"),
     ):
         net = Writer(5)

@@ -12,7 +12,7 @@ Pair = tuple[int, int]
 
 
 def mirrored(i: int, extent: int, border: str) -> int:
-    """The position inside [0, extent) that a position outside it stands for."""
+    """Return the position inside [0, extent) that a position outside it mirrors."""
     if border == "replicate":
         return min(max(i, 0), extent - 1)
     if border == "reflect" and extent == 1:
@@ -28,7 +28,7 @@ def mirrored(i: int, extent: int, border: str) -> int:
 
 
 def inside(position: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a position lies within a tensor."""
+    """Tell whether a position lies within a tensor."""
     return all(0 <= i < extent for i, extent in zip(position, shape, strict=True))
 
 
@@ -59,7 +59,7 @@ class Axis:
 
 
 def automatic_padding(X: int, f: int, s: int, d: int) -> Pair:
-    """The padding that makes the down-scaled extent ceil(X / s)."""
+    """Return the padding with which the down-scaled extent is ceil(X / s)."""
     x = -(-X // s)
     t = max((x - 1) * s + (f - 1) * d + 1 - X, 0)
     return t // 2, t - t // 2
@@ -72,7 +72,7 @@ def basic_axes(
     stride: Sequence[int],
     dilation: Sequence[int],
 ) -> list[Axis]:
-    """The windows of an operation whose input is the up-scaled side."""
+    """Return the windows of an operation whose input is the up-scaled side."""
     axes = []
     for k, X in enumerate(shape):
         f, s, d = _item(size, k), _item(stride, k), _item(dilation, k)
@@ -90,7 +90,7 @@ def reverse_axes(
     dilation: Sequence[int],
     output_shape: Sequence[int],
 ) -> list[Axis]:
-    """The windows of an operation whose input is the down-scaled side."""
+    """Return the windows of an operation whose input is the down-scaled side."""
     axes = []
     for k, x in enumerate(shape):
         f, s, d = _item(size, k), _item(stride, k), _item(dilation, k)
@@ -105,7 +105,7 @@ def reverse_axes(
 
 
 def _item(values: Sequence[int], k: int) -> int:
-    """Entry k, or 1 where the attribute leaves it out."""
+    """Return item k of an attribute, or 1 if it is left out."""
     return values[k] if k < len(values) else 1
 
 

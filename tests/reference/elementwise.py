@@ -10,7 +10,7 @@ from .table import OPERATIONS, operation
 
 
 def align(*operands: Any) -> list[np.ndarray]:
-    """The operands with 1s appended to their shapes up to the largest rank (spec 4.2.2)."""
+    """Append 1s to the shapes of operands up to the largest rank (spec 4.2.2)."""
     arrays = [np.asarray(x) for x in operands]
     rank = max(x.ndim for x in arrays)
     return [x.reshape(x.shape + (1,) * (rank - x.ndim)) for x in arrays]

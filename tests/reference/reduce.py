@@ -17,7 +17,7 @@ def sum_reduce(input, axes, normalize=False):
 
 @operation
 def argmax_reduce(input, axes):
-    """The row-major number, within the reduced part, of its first maximum."""
+    """Return the row-major index of the first maximum of the reduced part."""
     kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(input.shape))
     output = np.zeros(kept, np.int64)
     for i in np.ndindex(*kept):

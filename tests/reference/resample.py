@@ -39,7 +39,7 @@ def nearest_upsample(input, factor):
 
 
 def source_position(i: int, x: int, f: int, method: str) -> Fraction:
-    """Where output item i lies among the x input items, for the up-sampling factor f."""
+    """Return where output item i lies among x input items, for the up-sampling factor f."""
     if method == "asymmetric":
         return Fraction(i, f)
     if method == "symmetric":

@@ -16,12 +16,12 @@ from .windows import avg_pool, max_pool
 
 
 def rounded(x: float) -> int:
-    """The nearest integer, halves away from zero, as Fast R-CNN's C code rounds."""
+    """Round halves away from zero, as Fast R-CNN's C code does."""
     return int(math.copysign(math.floor(abs(x) + 0.5), x))
 
 
 def bin_range(i: int, count: int, first: float, last: float, extent: int) -> range:
-    """The rows (or columns) of bin i; both corners are part of the region."""
+    """Return the rows (or columns) of bin i; both corners are part of the region."""
     start = rounded(first)
     size = max(rounded(last) - start + 1, 1)
     begin = start + (i * size) // count
@@ -52,7 +52,7 @@ def max_roi_pool(input, rois, batch_index, output_size):
 
 
 def sample_position(i: int, count: int, first: float, last: float, method: str) -> float:
-    """Where sample i of count lies between the corners of a region."""
+    """Return where sample i of `count` lies between the corners of a region."""
     size = last - first
     if method == "symmetric":
         return first + (i + 0.5) * size / count - 0.5
@@ -64,7 +64,7 @@ def sample_position(i: int, count: int, first: float, last: float, method: str) 
 
 
 def bilinear(plane: np.ndarray, y: float, x: float) -> float:
-    """The plane between its pixels, and its edges replicated beyond them."""
+    """Interpolate between pixels of a plane, whose edges are replicated outside."""
     height, width = plane.shape
     y = min(max(y, 0.0), height - 1.0)
     x = min(max(x, 0.0), width - 1.0)
@@ -88,7 +88,7 @@ def roi_resample(input, rois, batch_index, output_size, method="symmetric"):
 
 
 def resampled(input, rois, batch_index, output_size, sampling_rate, resize_method):
-    """The regions with `sampling_rate` samples to each item of the output."""
+    """Resample regions with `sampling_rate` samples for each item of the output."""
     size = [o * r for o, r in zip(output_size, sampling_rate, strict=True)]
     return roi_resample(input, rois, batch_index, size, resize_method)
 

@@ -49,7 +49,7 @@ def slice_(input, axes, begin, end, stride=()):
 
 
 def slice_indices(begin: int, end: int, step: int, extent: int) -> range:
-    """What a slice takes of an axis; an offset below 0 counts from the end."""
+    """Return the indices of a slice along an axis; an offset below 0 counts from the end."""
     if end == 0 and step > 0:
         end = extent
     first = begin + extent if begin < 0 else begin

@@ -1,4 +1,4 @@
-"""The table that the reference operations enter themselves into."""
+"""The table in which reference operations register themselves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ OPERATIONS: dict[str, Callable[..., Any]] = {}
 
 
 def operation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Enter a function under its name, less the underscore that tells it from Python's own."""
+    """Register a function by its name, without an underscore that avoids a name of Python."""
     OPERATIONS[function.__name__.rstrip("_")] = function
     return function

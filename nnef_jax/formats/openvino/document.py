@@ -308,7 +308,7 @@ def whole_number(attributes: Mapping[str, str], name: str, default: int | None =
             raise InvalidOperation(f"'{name}' is missing")
         return default
     if not text.strip().isdecimal() or len(text) > 20:
-        raise InvalidOperation(f"'{name}' must be a whole number, it is {text[:40]!r}")
+        raise InvalidOperation(f"'{name}' must be a whole number of 0 or more, it is {text[:40]!r}")
     return int(text)
 
 

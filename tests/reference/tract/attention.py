@@ -11,7 +11,7 @@ from .activation import clamped_swiglu, gelu_approx, silu
 
 
 def _softmax(scores, mask=0.0):
-    """Of one row; a logical mask keeps, another one is added. Zeros where nothing is left."""
+    """Softmax of a row. A logical mask keeps items, another is added. Zeros if none are kept."""
     mask = np.asarray(mask)
     scores = np.where(mask, scores, -np.inf) if mask.dtype == bool else scores + mask
     if np.all(scores == -np.inf):
@@ -69,7 +69,7 @@ _ACTIVATIONS = {
 
 
 def moe_ffn(x, wg, w1, w2, w3, expert_layout, **others):
-    """The transposed matrices of experts."""
+    """Apply experts, whose matrices are transposed."""
     assert expert_layout == "linear"
     w1, w2, w3 = (np.swapaxes(w, 1, 2) for w in (w1, w2, w3))
     others = {name.replace("wg_", "router_"): value for name, value in others.items()}

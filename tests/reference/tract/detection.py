@@ -13,7 +13,7 @@ def _corners(box, center_point_box):
 
 
 def _overlap(one, other):
-    """Intersection over union, None where the boxes share nothing."""
+    """Return intersection over union, None if boxes do not overlap."""
     shared = 1.0
     for axis in (0, 1):
         shared *= max(0.0, min(one[axis + 2], other[axis + 2]) - max(one[axis], other[axis]))

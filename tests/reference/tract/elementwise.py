@@ -15,7 +15,7 @@ WIDTH = 32  # bits of the integers of the documents
 
 
 def each(function: Callable[..., Any], *operands: Any) -> np.ndarray:
-    """The function of every item of the operands, broadcast; integers stay integers."""
+    """Apply a function to each item of broadcast operands; integers stay integers."""
     arrays = np.broadcast_arrays(*align(*operands))
     results = [
         function(*(x.item() for x in items)) for items in zip(*map(np.ravel, arrays), strict=True)
@@ -37,7 +37,7 @@ def _quotient(a, b):
 
 
 def _alike(x, y):
-    """The operands with one type: a literal has that of the tensor beside it."""
+    """Return operands of one type: a literal gets the type of the tensor beside it."""
     kind = np.result_type(np.asarray(x), np.asarray(y))
     return np.asarray(x, kind), np.asarray(y, kind)
 

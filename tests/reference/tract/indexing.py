@@ -8,7 +8,7 @@ _OF_DATUM_TYPE = {"f32": np.float64, "f16": np.float64, "i64": np.int64, "i32": 
 
 
 def _item(array, place, missing=np.nan):
-    """What lies at a place; a negative coordinate counts from the end."""
+    """Return the item at coordinates; negative ones count from the end."""
     place = [i + extent if i < 0 else i for i, extent in zip(place, array.shape, strict=False)]
     if any(not 0 <= i < extent for i, extent in zip(place, array.shape, strict=False)):
         return missing

@@ -17,7 +17,7 @@ def matmul(A, B, transposeA=False, transposeB=False):
 
 
 def item(operand, letters, place):
-    """The item at a place that is given by letter; along an axis of extent 1 there is only one."""
+    """Return the item at indices by letter. Axes of extent 1 are broadcast."""
     return operand[
         tuple(
             place[letter] if extent > 1 else 0
@@ -27,7 +27,7 @@ def item(operand, letters, place):
 
 
 def contract(operands, terms, result):
-    """The sum over all places of the letters that the result does not have."""
+    """Sum over all indices of letters that the result does not have."""
     extents: dict[str, int] = {}
     for operand, term in zip(operands, terms, strict=True):
         for letter, extent in zip(term, operand.shape, strict=True):

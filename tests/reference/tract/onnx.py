@@ -1,4 +1,4 @@
-"""What is left of ONNX: normalisation, lookups, ensembles of trees."""
+"""Other operations of ONNX: normalisation, lookups, ensembles of trees."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ _COMPARE = {
 
 
 def _real(bits):
-    """The number of single precision that has these bits."""
+    """Return the number of single precision with these bits."""
     return float(np.uint32(bits % 2**32).view(np.float32))
 
 
 def _leaf(node, nodes, features):
-    """The rows of the leaves that a tree leads to."""
+    """Return the rows of the leaves that a tree leads to."""
     feature, if_true, if_false, bits, flags = nodes[node]
     if flags % 256 == 0:
         return range(feature, if_true)

@@ -39,7 +39,7 @@ def quantized_einsum(
     terms = terms or [""] * 7
 
     def spread(parameter, letters, target, shape):
-        """The parameter at every place of a tensor."""
+        """Broadcast a parameter to the shape of a tensor."""
         parameter = np.asarray(parameter)
         if parameter.size == 1:
             return np.full(shape, parameter.item())

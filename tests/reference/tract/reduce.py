@@ -9,7 +9,7 @@ import numpy as np
 
 
 def _reduced(input, axes, function, kind):
-    """The function of the flattened part of the input that each item of the result stands for."""
+    """Apply a function to the flattened part of the input for each item of the result."""
     axes = [axis % input.ndim for axis in axes]
     output = np.zeros([1 if k in axes else x for k, x in enumerate(input.shape)], kind)
     for i in np.ndindex(*output.shape):

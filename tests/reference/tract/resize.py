@@ -10,7 +10,7 @@ import numpy as np
 
 
 def _position(x, extent, count, scale, coordinates, region):
-    """Where item x of `count` lies along an axis of this extent."""
+    """Return where item x of `count` lies along an axis of an extent."""
     if coordinates == "asymmetric":
         return x / scale
     if coordinates == "tf_half_pixel_for_nn":
@@ -58,7 +58,7 @@ def _cubic(distance, a):
 
 
 def _weights(position, extent, scale, interpolator, nearest_mode, a, exclude_outside, antialias):
-    """The weight of each item of an axis at a position."""
+    """Return the weight of each item of an axis at a position."""
     row = np.zeros(extent)
     if interpolator == "nearest":
         row[min(max(_rounded(position, nearest_mode), 0), extent - 1)] = 1.0
@@ -140,7 +140,7 @@ def core_resize(
 
 
 def _bounded(position, extent, padding_mode, align_corners):
-    """A position inside an axis for one that may be outside, except with zeros there."""
+    """Move a position into an axis, except where there are zeros outside."""
     if padding_mode == "zeros":
         return position
     if padding_mode == "reflection":
@@ -153,7 +153,7 @@ def _bounded(position, extent, padding_mode, align_corners):
 
 
 def _taps(position, mode, bounded):
-    """Items along an axis and their weights at a position."""
+    """Return the items along an axis and their weights at a position."""
     if mode == "nearest":
         return [(round(bounded(position)), 1.0)]  # Python rounds halves to even
     if mode == "bilinear":

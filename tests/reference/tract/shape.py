@@ -1,4 +1,4 @@
-"""Operations on shapes that tract reads in another way than NNEF, or adds to it."""
+"""Operations on shapes that tract reads differently from NNEF, or adds to it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def complex_to_pairs(input):
 
 
 def _transform(x, inverse=False):
-    """Along the first axis."""
+    """Transform along the first axis."""
     length = len(x)
     sign = 1 if inverse else -1
     return np.array(

@@ -17,7 +17,7 @@ def _spans(size, dilation):
 
 
 def _pads(extents, size, padding, stride, dilation):
-    """Before and after along each axis; where not given, what keeps the extent over the stride."""
+    """Return padding before and after along each axis, by default for ceil(extent / stride)."""
     if padding:
         return list(padding)
     pads = []
