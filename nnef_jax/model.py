@@ -141,7 +141,7 @@ class Model(Writable):
         for name in options:
             if name == "unused" or name in ReadingOptions.__dataclass_fields__:
                 raise TypeError(f"'{name}' decides what is read: give it to load")
-        require_keywords("with_options", options, RunKeywords)
+        require_keywords("with_options", options, RunKeywords.__annotations__)
         execution = self._execution
         has_rules = bool([*execution.network.options.rules])
         run = run_options(execution.definition.options, options, has_rules=has_rules)

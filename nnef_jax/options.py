@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from itertools import chain
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import Any
 
 import numpy as np
@@ -30,11 +30,17 @@ def require_flags(**flags: object) -> None:
         require(name, value, bool, "True or False")
 
 
-def require_keywords(function: str, keywords: Iterable[str], typed_dict: type) -> None:
-    """Raise TypeError, as Python does, for a keyword that the TypedDict lacks."""
+def require_keywords(
+    function: str,
+    keywords: Iterable[str],
+    accepted: Collection[str],
+    hints: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Raise TypeError, as Python does, for a keyword that is not accepted; `hints` are by name."""
     for name in keywords:
-        if name not in typed_dict.__annotations__:
-            raise TypeError(f"{function}() got an unexpected keyword argument '{name}'")
+        if name not in accepted:
+            message = f"{function}() got an unexpected keyword argument '{name}'"
+            raise TypeError(f"{message}, it is {hints[name]} here" if name in hints else message)
 
 
 def require_choice(name: str, value: object, choices: Iterable[str]) -> None:

@@ -111,12 +111,20 @@ __all__ = [*_HOMES]  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
-        raise AttributeError(f"module 'nnef_jax.analysis' has no attribute {name!r}")
+        message = f"module 'nnef_jax.analysis' has no attribute {name!r}"
+        raise AttributeError(message + _captum_hint(name))
     from importlib import import_module
 
     value: object = getattr(import_module(f"nnef_jax.analysis.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _captum_hint(name: str) -> str:
+    from nnef_jax.analysis.captum_names import call_for
+
+    call = call_for(name, filter(str.islower, __all__))
+    return f", it is {call} here" if call else ""
 
 
 def __dir__() -> list[str]:

@@ -16,12 +16,15 @@ from jax import Array, lax
 from numpy.typing import ArrayLike
 
 from lowering import rounding
+from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, sizes_of, sums, zeros
+from nnef_jax.analysis.captum_names import KEYWORDS, NT_TYPES
 from nnef_jax.analysis.question import (
     Question,
     QuestionOptions,
     ask,
+    broadcast,
     require_count,
     require_key,
     require_real,
@@ -110,7 +113,9 @@ def noise_tunnel(
             all copies.
     """
     if kind not in _KINDS:
-        raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}")
+        known = NT_TYPES.get(str(kind))
+        hint = f"it is kind={known!r} here" if known else ""
+        raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}", hint=hint)
     copies = _Copies("noise_tunnel", model, method, inputs, key, options)
     deviation = sizes_of(copies.question, "noise", noise)
 
@@ -207,7 +212,7 @@ class Infidelity(Result):
 def infidelity(
     model: Model,
     *inputs: Input,
-    values: ArrayLike,
+    values: ArrayLike | Attribution,
     key: Array,
     noise: float = 0.03,
     samples: int = 10,

@@ -14,9 +14,10 @@ from jax import Array
 from jax.core import Tracer
 from numpy.typing import ArrayLike
 
-from lowering.extents import show
+from lowering.extents import Shape, show
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import FAMILIES
+from nnef_jax.analysis.captum_names import KEYWORDS
 from nnef_jax.calls.arguments import Params, arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
@@ -28,6 +29,7 @@ from nnef_jax.workings import bind, graph_for, rounds_straight_through
 Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 _QUANTIZES = tuple(kind for kind in FAMILIES["quantize"] if kind.endswith("_quantize"))
+_ROUNDS = (*_QUANTIZES, "round")
 _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
 
 
@@ -194,7 +196,7 @@ def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str
     Raises TypeError for arguments of wrong types, InputError for names that the graph does not
     have, classes that the output does not have, and what has no derivative.
     """
-    require_keywords(function, options, QuestionOptions)
+    require_keywords(function, options, QuestionOptions.__annotations__, KEYWORDS)
     target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
     require_model(model)
     if params is not None:
@@ -229,7 +231,7 @@ def require_derivative(
     model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
 ) -> None:
     """Raise InputError if every path from some tensors to the results is rounded."""
-    rounded = () if rounds_straight_through(model) else (*_QUANTIZES, "round")
+    rounded = () if rounds_straight_through(model) else _ROUNDS
     stop = _stop(graph, sources, results, rounded)
     if stop is not None:
         message = f"all derivatives are 0: '{stop.name}' is rounded, or of integers"
@@ -254,9 +256,33 @@ def _stop(
     return first if reached.isdisjoint(results) else None
 
 
+def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
+    """Raise InputError if rounding makes the derivatives of all outputs by a source 0."""
+    if rounds_straight_through(model):
+        return
+    paths, unrounded = _differentiable(graph, ()), _differentiable(graph, _ROUNDS)
+    for value in sources:
+        if value in paths and value not in unrounded:
+            require_derivative(model, graph, [value], graph.outputs)
+
+
+def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
+    """Return the tensors with a path of real tensors to an output, without some operations."""
+    reached = {v for v in graph.outputs if is_float(v.type.dtype)}
+    for operation in reversed(graph.operations):
+        if operation.kind not in kinds and not reached.isdisjoint(operation.writes()):
+            reached.update(v for v in operation.reads() if is_float(v.type.dtype))
+    return reached
+
+
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     """Return the inputs of a call in graph order, given as such or as one dict by name."""
-    return bind(model, *arguments_of(inputs))
+    args, kwargs = arguments_of(inputs)
+    spare = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
+    for x in [*(x for x in args if isinstance(x, str)), *spare]:
+        hint = "options have names, such as target=3, wrt='conv1' and layer='conv1'"
+        raise InputError(f"{x!r} is among the inputs of the call", hint=hint)
+    return bind(model, args, kwargs)
 
 
 def tensor_named(graph: Graph, what: str, name: Any) -> Value:
@@ -317,13 +343,17 @@ def array_from(name: str, returned: Any) -> Array:
     return jnp.asarray(returned)
 
 
-def _filled(name: str, baseline: Any, x: Any) -> Array:
-    start = jnp.asarray(baseline, x.dtype)
+def broadcast(argument: str, array: Any, tensor: str, shape: Shape) -> Array:
+    """Return an argument's array in the shape of a tensor. Raises InputError if it does not fit."""
     try:
-        return jnp.broadcast_to(start, x.shape)
+        return jnp.broadcast_to(array, [int(n) for n in shape])
     except ValueError:
-        message = f"baseline is {show(start.shape)}, '{name}' is {show(x.shape)}"
+        message = f"{argument} is {show(array.shape)}, '{tensor}' is {show(shape)}"
         raise InputError(message, hint="give a number, or an array that broadcasts") from None
+
+
+def _filled(name: str, baseline: Any, x: Any) -> Array:
+    return broadcast("baseline", jnp.asarray(baseline, x.dtype), name, x.shape)
 
 
 def _logits(graph: Graph, output: str) -> str:
@@ -413,7 +443,8 @@ def _classes(target: Any, batch: int, count: int, output: str) -> Array | None:
     if given.dtype.kind not in "iu" or given.shape not in ((), (batch,)):
         found = shown(target) if not given.shape else f"{given.dtype}{show(given.shape)}"
         message = f"target must be an integer, integers [{batch}] or a function; it is {found}"
-        raise InputError(message)
+        hint = "a function of the outputs returns any score: target=lambda y: y[:, 3, 1]"
+        raise InputError(message, hint=hint)
     if not isinstance(given, Tracer):
         wrong = [int(x) for x in np.ravel(np.asarray(given)) if not 0 <= x < count]
         if wrong:

@@ -55,7 +55,7 @@ def convert(
     if path is not None:
         require_path("path", path)
     require_flags(flat=flat, overwrite=overwrite, keep=keep)
-    require_keywords("convert", reading, DocumentOptions)
+    require_keywords("convert", reading, DocumentOptions.__annotations__)
     options = ReadingOptions(quantization="ignore", **reading)
     stores = path is not None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ import pytest
 
 import nnef_jax
 from nnef_jax import InputError, analysis
+from tests.analysis.captum_rows import ROWS
 from tests.analysis.known_networks import W, document, linear
 from tests.analysis.networks import random, two_layers
 from tests.helpers import model_of

@@ -1,0 +1,49 @@
+"""Names of captum and the names that they have here, for hints in errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+KEYWORDS = {
+    "baselines": "baseline=",
+    "feature_mask": "mask=",
+    "layer": "wrt=",
+    "multiply_by_inputs": "times_input=",
+    "n_perturb_samples": "samples=",
+    "n_samples": "samples=, or sampled=(key, number)",
+    "n_steps": "steps=",
+    "nt_samples": "samples=",
+    "nt_type": "kind=",
+    "perturb_radius": "radius=",
+    "sliding_window_shapes": "window=",
+    "stdevs": "noise=",
+    "strides": "stride=",
+}
+NT_TYPES = {"smoothgrad": "mean", "smoothgrad_sq": "square", "vargrad": "variance"}
+_CALLS = {
+    "InputXGradient": "saliency(..., times_input=True)",
+    "LayerActivation": "model.intermediates(...)",
+    "LayerGradCam": "grad_cam(..., layer=)",
+    "LayerGradientXActivation": "saliency(..., wrt=, times_input=True)",
+    "NeuronGradient": "saliency(..., output=, target=unit)",
+    "ShapleyValueSampling": "shapley_values(..., sampled=)",
+    "TracInCP": "tracin(...)",
+    "sensitivity_max": "max_sensitivity(...)",
+}
+
+
+def call_for(name: str, functions: Iterable[str]) -> str:
+    """Return the call that computes what a class of captum does, "" for another name.
+
+    Most names differ in spelling alone: `LayerDeepLift` is `deep_lift(..., wrt=)`.
+    """
+    if name in _CALLS:
+        return _CALLS[name]
+    by_spelling = {function.replace("_", ""): function for function in functions}
+    spelling = name.replace("_", "").lower()
+    options = {"": "", "layer": ", wrt=", "neuron": ", output=, target=unit"}
+    for prefix, keywords in options.items():
+        function = by_spelling.get(spelling.removeprefix(prefix))
+        if function and spelling.startswith(prefix):
+            return f"{function}(...{keywords})"
+    return ""
