@@ -23,6 +23,7 @@ from nnef_jax.analysis.layer_tensors import (
     loss_of,
     real_layers,
     require_callable,
+    require_gradients,
     zeros_at,
 )
 from nnef_jax.analysis.question import bound, require_model
@@ -196,6 +197,7 @@ def gradient_statistics(
         target = () if given is None else tuple(islice(given, 1))
         if given is not None and not target:
             raise InputError("there are fewer targets than batches")
+        require_gradients(model, graph_for(model, values), layers, chosen)
         added = zeros_at(model, values, list(layers))
         inside, of_params = _gradients(model, chosen, values, target, added, loss=loss)
         # A label may be the name of a tensor too.

@@ -20,10 +20,12 @@ from nnef_jax.analysis.layer_tensors import (
     loss_of,
     on_one_device,
     require_callable,
+    require_gradients,
 )
 from nnef_jax.analysis.question import require_count, require_key, require_model
 from nnef_jax.calls.arguments import Input, Params
 from nnef_jax.results import Axes, Result, Table, axes, literally, result, table_of
+from nnef_jax.workings import graph_for
 
 
 @result
@@ -186,6 +188,7 @@ def _arguments(
         require_key(key)
     model, values = on_one_device(model, inputs, params)
     chosen = chosen_params(model.params, labels)
+    require_gradients(model, graph_for(model, values), {}, chosen)
     return model, chosen, values, jax.random.key(0) if key is None else key
 
 

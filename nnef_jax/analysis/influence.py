@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,20 @@ import numpy as np
 from jax import Array
 from numpy.typing import ArrayLike
 
+from lowering.extents import show
 from nnef_jax.analysis.attribution import sums
-from nnef_jax.analysis.layer_tensors import chosen_params, require_callable, scalar
+from nnef_jax.analysis.layer_tensors import (
+    chosen_params,
+    require_callable,
+    require_gradients,
+    scalar,
+)
 from nnef_jax.analysis.question import (
     Question,
     Target,
     array_from,
     ask,
     bound,
-    require_derivative,
     require_model,
     require_real,
 )
@@ -29,7 +34,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
-from nnef_jax.workings import network_of
+from nnef_jax.workings import without_mesh
 
 _RIDGE = 1e-3  # of the mean square of activations
 
@@ -104,6 +109,7 @@ def tracin(
     times = [model] if checkpoints is None else checkpoints
     require("checkpoints", times, tuple | list, "a list of params or models")
     times = [x.params if isinstance(x, Model) else x for x in times]
+    _require_batch_of_one(model)
     each = [rates] * len(times) if isinstance(rates, int | float) else list(rates)
     if not times:
         raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
@@ -112,18 +118,20 @@ def tracin(
     names = None if labels is None else names_of("labels", labels, "labels of parameters")
     total: Any = 0
     for params, rate in zip(times, each, strict=True):
-        there = model.with_params(params)
+        there = without_mesh(model.with_params(params))
         free = tuple(chosen_params(there.params, names))
-        _require_derivative(there, free)
+        require_gradients(there, there.graph, {}, free)
         pair = [_gradients(there, *_items(of, x), loss, free) for of, x in _named(data, others)]
         total += require_real("a rate", rate) * jnp.matmul(pair[1], pair[0].T, precision="highest")
     return Influence(values=total)
 
 
-def _require_derivative(model: Model, labels: Collection[str]) -> None:
-    graph = network_of(model).graph
-    sources = [p.value for p in graph.parameters if p.label in labels]
-    require_derivative(model, graph, sources, graph.outputs)
+def _require_batch_of_one(model: Model) -> None:
+    for spec in model.inputs:
+        if spec.shape and spec.shape[0] not in (1, None):
+            message = f"input '{spec.name}' has the declared shape {show(spec.shape)}"
+            hint = "load(..., input_shapes=...) declares a batch of 1, or an open one by None"
+            raise InputError(f"{message}, tracin needs a batch of 1", hint=hint)
 
 
 def _named(data: Any, others: Any) -> list[tuple[str, Any]]:

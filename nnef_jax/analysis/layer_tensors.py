@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
-from nnef_jax.analysis.question import array_from, bound
+from nnef_jax.analysis.question import array_from, bound, require_derivatives
 from nnef_jax.calls.arguments import Params
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
@@ -161,6 +161,14 @@ def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> di
     if not real:
         raise InputError("no parameter of the network, or of those chosen, is of real numbers")
     return real
+
+
+def require_gradients(
+    model: Model, graph: Graph, layers: Mapping[str, LayerTensor], labels: Collection[str]
+) -> None:
+    """Raise InputError if rounding makes the gradients at a layer, or at a parameter, 0."""
+    params = [p.value for p in graph.parameters if p.label in labels]
+    require_derivatives(model, graph, [*(layer.value for layer in layers.values()), *params])
 
 
 def require_callable(name: str, value: Any, expected: str) -> None:

@@ -22,6 +22,7 @@ from nnef_jax.analysis.layer_tensors import (
     on_one_device,
     real_layers,
     require_callable,
+    require_gradients,
     scalar,
     zeros_at,
 )
@@ -151,10 +152,13 @@ def sensitivity(
         except (TypeError, ValueError):
             raise ValueError(f"dtypes must be of real numbers, '{dtype}' is not") from None
     model, values = on_one_device(model, inputs, params)
-    layers = real_layers(layers_of(graph_for(model, values), names))
+    graph = graph_for(model, values)
+    layers = real_layers(layers_of(graph, names))
     for name, layer in layers.items():
         if 0 in layer.value.type.shape:
             raise InputError(f"'{name}' is empty: it is {layer.value.type}")
+    labels = {label for layer in layers.values() for label in layer.params}
+    require_gradients(model, graph, layers, labels)
     found = _sensitivity(
         model,
         values,

@@ -38,6 +38,10 @@ def total(outputs: Any, answer: Any) -> Any:
     return (outputs * answer).sum()
 
 
+def square(outputs: Any) -> Any:
+    return (outputs**2).sum()
+
+
 def test_derivatives_of_a_rounded_network_are_refused(quantized: Path) -> None:
     rounded = nnef_jax.load(quantized)
     pair = IMAGES, np.ones((3, 10), np.float32)
@@ -51,6 +55,10 @@ def test_derivatives_of_a_rounded_network_are_refused(quantized: Path) -> None:
         lambda: analysis.jacobian_spectrum(rounded, IMAGES, k=1),
         lambda: analysis.activation_maximisation(rounded, target=3, key=KEY),
         lambda: analysis.tracin(rounded, pair, pair, loss=total),
+        lambda: analysis.hessian_trace(rounded, IMAGES, loss=square),
+        lambda: analysis.hessian_eigenvalues(rounded, IMAGES, loss=square),
+        lambda: analysis.sensitivity(rounded, IMAGES, loss=square),
+        lambda: analysis.gradient_statistics(rounded, [IMAGES], loss=square),
     ):
         with pytest.raises(InputError, match=r"0: '\w+_quantized' is rounded") as caught:
             call()
@@ -58,13 +66,17 @@ def test_derivatives_of_a_rounded_network_are_refused(quantized: Path) -> None:
         assert caught.value.span is not None and "graph.quant" in str(caught.value)
     covered = analysis.occlusion(rounded, IMAGES, window=4, stride=4)  # which needs no derivatives
     assert covered.output == "logits_quantized" and np.abs(covered.values).max() > 1
-    inside = analysis.saliency(rounded, IMAGES, wrt="logits", output="logits", target=1)
-    np.testing.assert_array_equal(inside.values, np.eye(10)[[1, 1, 1]])
+    same = analysis.saliency(rounded, IMAGES, wrt="logits", output="logits", target=1)
+    np.testing.assert_array_equal(same.values, np.eye(10)[[1, 1, 1]])
     half = two_layers(random(3, 4), random(4, 5), "round(h1) + h1")
     x = random(2, 3)  # one path of two is rounded
     assert np.abs(analysis.saliency(half, x, target=0).values).max() > 1e-3
     trained = nnef_jax.load(quantized, quantization="ste")
     assert np.abs(analysis.saliency(trained, IMAGES).values).max() > 1e-3
+    inside: Any = {"loss": square, "names": ["logits"]}
+    assert analysis.gradient_statistics(trained, [IMAGES], **inside).tensors["logits"].rms > 0
+    ends: Any = {"loss": square, "names": ["logits_quantized"], "labels": []}
+    assert len(analysis.gradient_statistics(rounded, [IMAGES], **ends).tensors) == 1
 
 
 def test_attributions_that_stay_0_do_not_move() -> None:
@@ -122,3 +134,34 @@ def test_methods_that_take_a_key_and_those_that_do_not_attribute() -> None:
     np.testing.assert_allclose(found.values, x * W[0], rtol=1e-5)
     with pytest.raises(TypeError, match="must be an Attribution, it is of type Adversarial"):
         analysis.noise_tunnel(linear(), fgsm, x, epsilon=1, **options)
+
+
+def test_names_of_captum_are_hints() -> None:
+    for row, (call, *_) in ROWS.items():
+        name, function = row.split(",")[0], call.split("(")[0]
+        if name not in analysis.__all__:
+            with pytest.raises(AttributeError, match=f"'{name}', it is {function}\\(") as missing:
+                getattr(analysis, name)
+            assert ("wrt=" in call) == ("wrt=" in str(missing.value))
+    x, noisy = random(5, 4), partial(analysis.noise_tunnel, linear(), key=KEY)
+    lifted, integrated = cast(Any, analysis.deep_lift), cast(Any, analysis.integrated_gradients)
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: integrated(linear(), x, n_steps=5), r"^integrated_.*'n_steps', it is steps= here"),
+        (lambda: lifted(linear(), x, layer="h"), "'layer', it is wrt= here"),
+        (lambda: lifted(linear(), x, baselines=0), "'baselines', it is baseline= here"),
+        (lambda: noisy(analysis.saliency, x, stdevs=1), r"^noise_.*'stdevs', it is noise= here"),
+        (lambda: noisy(analysis.deep_lift, x, nt_samples=1), "'nt_samples', it is samples= here"),
+    ]
+    for run, message in cases:
+        with pytest.raises(TypeError, match=message):
+            run()
+    with pytest.raises(InputError, match="kind 'vargrad' is none of mean") as caught:
+        noisy(analysis.saliency, x, kind="vargrad")
+    assert caught.value.hint == "it is kind='variance' here"
+    for option in (3, "h"):
+        with pytest.raises(InputError, match=f"^{option!r} is among the inputs") as caught:
+            analysis.saliency(linear(), x, option)
+        assert "target=3, wrt='conv1'" in caught.value.hint
+    with pytest.raises(InputError, match=r"or a function; it is int64\[2\]") as caught:
+        analysis.saliency(linear(), x, target=(1, 2))
+    assert "target=lambda y: y[:, 3, 1]" in caught.value.hint
