@@ -33,7 +33,7 @@ from nnef_jax.analysis.reference import several
 from nnef_jax.calls.arguments import Input, has_values
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
-from nnef_jax.options import require, shown
+from nnef_jax.options import require, require_keywords, shown
 from nnef_jax.results import Result, Table, result, static, table_of
 
 Method = Callable[..., Attribution]  # of a model and the inputs of a call
@@ -226,7 +226,9 @@ def infidelity(
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
     Args:
-        values: attributions that stand for the gradient: of those times the input, divide by it.
+        values: attributions in the place of the gradient: a number, or an array that broadcasts to
+            the tensor. Divide attributions times the input by the input. An `Attribution` of
+            classes also sets `wrt`, `target` and `output` if they are left out.
         key: of `jax.random`.
         noise: the deviation of the normal noise, in units of the input. The default suits inputs of
             about 1. Noise that rounding loses is a warning.
@@ -237,14 +239,27 @@ def infidelity(
     require_key(key)
     require_count("samples", samples)
     noise = require_real("noise", noise)
+    if isinstance(values, Attribution):
+        options = _explained(values, options)
+        values = values.values
     question = ask("infidelity", model, inputs, options)
-    shape = tuple(int(n) for n in question.graph.values[question.wrt].type.shape)
-    array = array_of("values", values)
-    if array.shape != shape:
-        raise InputError(f"values are {array.shape}, '{question.wrt}' is {shape}")
+    shape = question.graph.values[question.wrt].type.shape
+    array = broadcast("values", array_of("values", values), question.wrt, shape)
     errors, lost = _infidelity(question, array, key, np.float32(noise), samples=samples)
     _warn_lost(question, lost)
     return Infidelity(values=errors, of=question.wrt, output=question.output or "outputs")
+
+
+def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions:
+    """Return the options of an attribution, replaced by the options of a call."""
+    if values.values.shape != values.x.shape:
+        shapes = f"{show(values.values.shape)}, the tensor is {show(values.x.shape)}"
+        raise InputError(f"values: {values.method} is {shapes}", hint="give a value for each entry")
+    if values.classes is not None:
+        return {"wrt": values.of, "target": values.classes, "output": values.output, **options}
+    if options.get("target") is None:
+        raise InputError("values explain a function of the outputs", hint="give it as target")
+    return {"wrt": values.of, **options}
 
 
 @partial(jax.jit, static_argnames="samples")
@@ -288,7 +303,10 @@ class _Copies:
     ) -> None:
         _require_order(function, model, method)
         require_key(key)
-        taken = signature(method).parameters.get("key")
+        parameters = signature(method).parameters
+        if not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
+            require_keywords(function, options, parameters, KEYWORDS)
+        taken = parameters.get("key")
         if taken is not None and taken.default is taken.empty:
             key, of_method = jax.random.split(key)
             options = {**options, "key": of_method}

@@ -13,7 +13,8 @@ import pytest
 from nnef_jax import InputError, analysis
 from tests.analysis.captum_networks import convolutional, dense, residual
 from tests.analysis.captum_rows import RECORDED, VALUES, close, found
-from tests.analysis.known_networks import B, W, document, linear, normal
+from tests.analysis.known_networks import B, W, document, linear, normal, pooled
+from tests.analysis.networks import two_layers
 from tests.helpers import model_of
 
 X, KEY = normal(5, 4), jax.random.key(3)
@@ -110,6 +111,34 @@ def test_the_tunnel_averages_any_method() -> None:
     np.testing.assert_allclose(wrong.values, np.zeros(5), atol=1e-8)
 
 
+def test_values_of_infidelity_broadcast() -> None:
+    options: Any = {"key": KEY, "samples": 3}
+    gradient = analysis.saliency(linear(), X, target=CLASSES)
+    exact = analysis.infidelity(linear(), X, values=gradient, **options)  # of the same classes
+    np.testing.assert_allclose(exact.values, np.zeros(5), atol=1e-8)
+    each = analysis.infidelity(linear(), X, values=W[2], target=2, **options)
+    np.testing.assert_allclose(each.values, np.zeros(5), atol=1e-8)
+    zero, ones = (
+        analysis.infidelity(linear(), X, values=x, target=2, **options).values
+        for x in (0, np.zeros((5, 4)))
+    )
+    np.testing.assert_array_equal(zero, ones)
+    assert min(zero) > 0
+    inside = analysis.saliency(linear(), X, target=1, wrt="h")
+    assert analysis.infidelity(linear(), X, values=inside, **options).of == "h"
+    covered = analysis.occlusion(pooled(), normal(2, 2, 5, 6), window=2)
+    function = analysis.saliency(linear(), X, target=lambda y: y[:, 0])
+    mistakes: Any = [
+        (X, np.ones((4, 5)), InputError, r"values is \[4,5\], 'x' is \[5,4\]"),
+        (X, "saliency", InputError, "values must be a number or an array"),
+        (X, covered, InputError, r"values: occlusion is \[2,5,6\], the tensor is \[2,2,5,6\]"),
+        (X, function, InputError, "values explain a function of the outputs"),
+    ]
+    for x, values, error, message in mistakes:
+        with pytest.raises(error, match=message):
+            analysis.infidelity(linear(), x, values=values, **options)
+
+
 def test_methods_are_jitted_and_mapped() -> None:
     network = dense()
 
@@ -156,6 +185,9 @@ def test_what_trained_on_an_item_does_for_another() -> None:
         analysis.tracin(linear(), pair, pair, loss=squares, rates=[1, 2])
     with pytest.raises(InputError, match="data has 2, 5 items"):
         analysis.tracin(linear(), (X, answers[:2]), pair, loss=squares)
+    fixed = two_layers(normal(4, 5), normal(5, 3), batch=5)
+    with pytest.raises(InputError, match=r"'x' has .* \[5,4\], tracin needs a batch of 1"):
+        analysis.tracin(fixed, pair, pair, loss=squares)
 
 
 def test_a_score_follows_a_concept() -> None:
