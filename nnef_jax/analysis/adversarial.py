@@ -1,7 +1,8 @@
-"""Small changes of an input that change what a network answers."""
+"""Adversarial attacks: small changes of an input that change the answer of a network."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from math import inf
 from typing import Any, Unpack
@@ -28,28 +29,29 @@ from nnef_jax.options import require_choice, require_flags
 from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 _NORMS = {"linf": "L\u221e", "l2": "L2"}
-_STEPS = 2.5  # epsilons: how long all steps are together, as in Madry et al. (2017)
+_STEPS = 2.5  # epsilons; the length of all steps together, as in Madry et al. (2017)
 _HALVINGS = 16
 
 
 @result
 class Adversarial(Result):
-    """What an attack made of a tensor, for each item of a batch.
+    """The result of an attack on a tensor, for each item of a batch.
 
     Args:
-        x: the tensor that results.
-        original: the tensor that the attack began with.
-        found: whether the answer is another one (or the one that was wanted), bool [batch].
-        distance: how far `x` is from the original in the norm, [batch]; of `smallest_perturbation`
-            infinite where nothing was found.
-        margin: the score of the class less the highest other one, below 0 where found, [batch]; the
-            other way around in a targeted attack.
-        before: the class of the original, int32 [batch]; None where a function says the score.
-        after: the class of `x`.
+        x: the attacked tensor.
+        original: the tensor before the attack.
+        found: whether the attack succeeded, bool [batch]: the class of `x` is another class, or
+            the target of a targeted attack.
+        distance: the norm of `x - original`, [batch]; infinite if `smallest_perturbation` did not
+            succeed.
+        margin: the score of the class minus the highest other score, [batch], below 0 where found;
+            of opposite sign in a targeted attack.
+        before: the class of the original, int32 [batch]; None if the target is a function.
+        after: the class of `x`, int32 [batch], or None.
         method: the name of the attack.
         norm: "linf", the largest change of an entry, or "l2", the root of the sum of squares.
-        of: the name of the tensor.
-        output: the name of the tensor that scores are of.
+        of: the name of the attacked tensor.
+        output: the name of the tensor with the scores.
     """
 
     x: Array
@@ -66,7 +68,7 @@ class Adversarial(Result):
 
     @property
     def perturbation(self) -> Array:
-        """Return the change: the result less the original."""
+        """Return the change, `x - original`."""
         return self.x - self.original
 
     def table(self) -> Table:
@@ -79,21 +81,21 @@ class Adversarial(Result):
         return table_of(title, ["item", *heads], rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 6) -> Axes:
-        """Draw the first items: the originals, below what was added, and below what results.
+        """Draw three rows for the first items: the original, the change, the attacked tensor.
 
-        Red is added, blue taken away, each in a scale of its own. Returns the axes of matplotlib.
+        Positive changes are red, negative ones blue; each item has its own scale. Returns the axes
+        of matplotlib.
         """
         from nnef_jax.analysis.tiles import montage, picture, signed
 
         x, original = (np.asarray(a[:items], np.float64) for a in (self.x, self.original))
         low, high = (float(f([f(x, initial=0), f(original, initial=0)])) for f in (np.min, np.max))
-        each = [""] * len(x)
         before, after = (
-            each if c is None else [f"{n}" for n in np.asarray(c[:items])]
-            for c in (self.before, self.after)
+            [""] * len(x) if classes is None else [f"{n}" for n in np.asarray(classes[:items])]
+            for classes in (self.before, self.after)
         )
-        found = np.asarray(self.found[:items])
-        after = [a if f else f"{a} (not found)" for a, f in zip(after, found, strict=True)]
+        succeeded = np.asarray(self.found[:items])
+        after = [n if ok else f"{n} (not found)" for n, ok in zip(after, succeeded, strict=True)]
         lengths = [f"{_NORMS[self.norm]} {n:.3g}" for n in np.asarray(self.distance[:items])]
         tiles = [
             [picture(item, low, high) for item in original],
@@ -116,17 +118,18 @@ def fgsm(
 ) -> Adversarial:
     """Attack by one step along the gradient's sign (Goodfellow et al. 2014, arXiv:1412.6572).
 
-    The gradient is that of the cross-entropy of `output`, which must be logits.
+    The gradient is that of the cross-entropy of `output`, a tensor of logits.
 
     >>> nnef_jax.analysis.fgsm(model, images, epsilon=16, bounds=(0, 255)).found
 
     Args:
-        epsilon: how far each entry moves: a number, or one for each item.
-        target: the class that the attack leads away from, an integer for each item; by default the
-            one with the highest score. A function of the outputs returns scores [batch] instead,
-            which the attack lowers: an item is found where its score falls below 0.
-        targeted: lead towards the target instead; a score rises above 0.
-        bounds: the least and the largest value that an entry may take.
+        epsilon: the change of each entry in units of the input: a number, or one for each item.
+        target: the class that the attack leads away from: an integer, or one for each item. By
+            default it is the class with the highest score. A function of the outputs may return
+            scores [batch] instead; the attack lowers them, and succeeds below 0.
+        targeted: whether the attack leads towards the target, or raises a function's scores
+            above 0.
+        bounds: the least and the largest value of an entry.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -156,19 +159,21 @@ def pgd(
 ) -> Adversarial:
     """Attack by projected gradient descent (Madry et al. 2017, arXiv:1706.06083).
 
-    Of the points on its way it returns the one with the smallest margin.
+    The result is the point with the smallest margin among the start and all steps.
 
     >>> nnef_jax.analysis.pgd(model, images, epsilon=16, bounds=(0, 255), key=jax.random.key(0))
 
     Args:
-        epsilon: how far the result may be from the original: a number, or one for each item.
-        norm: what is measured by: "linf" or "l2".
-        steps: how many gradients are computed.
+        epsilon: the largest distance between result and original: a number, or one for each item.
+        norm: the norm of distances: "linf" or "l2".
+        steps: the number of gradients.
         step_size: the length of a step in units of the input: a number, or one for each item. By
-            default 2.5 epsilon / steps, as there.
-        key: of `jax.random`, to start at a random point that near; by default at the original.
-        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
-            errors it raises too.
+            default it is 2.5 epsilon / steps, as in the paper.
+        key: a key of `jax.random`, to start at a random point within epsilon; by default the attack
+            starts at the original.
+        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
+
+    Raises the errors of `fgsm`.
     """
     require_count("steps", steps)
     if key is not None:
@@ -186,8 +191,7 @@ def _pgd(
     attack = attack.begun()
     size = attack.sizes(epsilon)
     start = attack.original if key is None else attack.random(key, size)
-    found = attack.descended(start, size, attack.sizes(step_size), steps)
-    return _result(attack, "PGD", found)
+    return _result(attack, "PGD", attack.descended(start, size, attack.sizes(step_size), steps))
 
 
 def smallest_perturbation(
@@ -200,24 +204,26 @@ def smallest_perturbation(
 ) -> Adversarial:
     """Search the smallest change of each item that changes the answer.
 
-    Each step goes beyond the nearest of the planes where two scores are equal to first order
-    (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). One that got through goes on half
-    way to where that plane is nearest to the original, as in the fast adaptive boundary attack
-    (Croce and Hein 2019, arXiv:1907.02044). The nearest point is drawn back on a straight line to
-    where the answer changes.
+    Each step goes just beyond the nearest plane on which two scores are equal to first order
+    (DeepFool, Moosavi-Dezfooli et al. 2015, arXiv:1511.04599). If the answer has changed, the next
+    step goes half way to the point of that plane that is nearest to the original, as in the fast
+    adaptive boundary attack (Croce and Hein 2019, arXiv:1907.02044). Finally a bisection between
+    the best point and the original finds where the answer changes.
 
-    Its distance is an upper bound of that to the decision boundary: there may be a nearer point
-    that gradients do not lead to. Where none is found, the result is the original, and the distance
+    The distance is an upper bound of the distance to the decision boundary: gradients may miss a
+    nearer point. If no step changes the answer, the result is the original, and the distance is
     infinite.
 
     >>> distance = nnef_jax.analysis.smallest_perturbation(model, images, bounds=(0, 255)).distance
 
     Args:
-        norm: what is measured by: "l2" or "linf".
-        steps: how many planes are gone to.
-        classes: of how many other classes, those with the highest scores, planes are computed.
-        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`, whose
-            errors it raises too.
+        norm: the norm of distances: "l2" or "linf".
+        steps: the number of steps.
+        classes: the number of other classes, those with the highest scores, whose planes are
+            computed.
+        options: `target`, `targeted`, `bounds`, `output`, `wrt` and `params`, as in `fgsm`.
+
+    Raises the errors of `fgsm`.
     """
     require_count("steps", steps)
     require_count("classes", classes)
@@ -229,16 +235,17 @@ def smallest_perturbation(
 def _smallest(attack: Attack, steps: int, classes: int) -> Adversarial:
     attack = attack.begun()
     best = attack.nearest(steps, classes)
-    through = attack.reached(best)[1]
-    best = jnp.where(attack.spread(through), attack.drawn_back(best, _HALVINGS), best)
-    return _result(attack, "smallest perturbation", best, through)
+    succeeds = attack.reached(best)[1]
+    best = jnp.where(attack.spread(succeeds), attack.drawn_back(best, _HALVINGS), best)
+    result = _result(attack, "smallest perturbation", best)
+    distance = jnp.where(succeeds, result.distance, inf)
+    return replace(result, found=succeeds, distance=distance)
 
 
-def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -> Adversarial:
-    question, (margin, through) = attack.question, attack.reached(x)
-    distance = attack.length(x - attack.original).reshape(-1)
+def _result(attack: Attack, method: str, x: Array) -> Adversarial:
+    question, (margin, succeeds) = attack.question, attack.reached(x)
 
-    def classes(x: Array) -> Array | None:
+    def classes_of(x: Array) -> Array | None:
         if question.score is not None:
             return None
         return question.entries(question.run(x)[0]).argmax(1).astype(jnp.int32)
@@ -246,11 +253,11 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
     return Adversarial(
         x=x,
         original=attack.original,
-        found=through if found is None else found,
-        distance=distance if found is None else jnp.where(found, distance, inf),
+        found=succeeds,
+        distance=attack.length(x - attack.original).reshape(-1),
         margin=margin,
-        before=classes(attack.original),
-        after=classes(x),
+        before=classes_of(attack.original),
+        after=classes_of(x),
         method=method,
         norm=attack.norm,
         of=question.wrt,
@@ -261,18 +268,18 @@ def _result(attack: Attack, method: str, x: Array, found: Array | None = None) -
 def _attack(
     function: str, model: Model, inputs: tuple[Any, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
-    """Return an attack that has not begun; raise for what none can do."""
+    """Return an attack before its first step. Raises the errors of the arguments."""
     require_choice("norm", norm, ("linf", "l2"))
-    given: dict[str, Any] = {**options}
-    targeted, bounds = given.pop("targeted", False), given.pop("bounds", None)
+    keywords: dict[str, Any] = {**options}
+    targeted, bounds = keywords.pop("targeted", False), keywords.pop("bounds", None)
     require_flags(targeted=targeted)
-    if targeted and given.get("target") is None:
+    if targeted and keywords.get("target") is None:
         raise InputError("a targeted attack needs a target", hint="give classes by target=")
-    question = ask(function, model, inputs, given)
+    question = ask(function, model, inputs, keywords)
     question.require_derivative()
     if question.score is None and question.count < 2:
-        message = f"'{question.output}' has one score, so that there is no other class"
-        hint = "give as target a function that returns a margin: target=lambda y: y[:, 0]"
+        message = f"'{question.output}' has one score, there is no other class to lead to"
+        hint = "give a function as target that returns a margin: target=lambda y: y[:, 0]"
         raise InputError(message, hint=hint)
     if bounds is not None:
         low, high = require_bounds(bounds)

@@ -1,4 +1,4 @@
-"""What attacks share: what they lower, and how they move near an original."""
+"""Steps that attacks share: margins, gradients, and moves within a norm and bounds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nnef_jax.analysis.question import Question, QuestionOptions
 Norm = Literal["linf", "l2"]
 Bounds = tuple[float, float]
 
-_NEWTON = 12  # steps: 3 are enough for most
+_NEWTON = 12  # steps; most tensors need 3
 _ROUNDING = 16  # units in the last place
-_OVER = 0.05  # how far beyond a plane a step goes, as a share of the way
+_OVERSHOOT = 0.05  # A step goes 5 % further than to the plane.
 
 
 class AttackOptions(QuestionOptions, total=False):
-    """Keywords of `fgsm` that all attacks have."""
+    """Keywords of `fgsm` that all attacks accept."""
 
     targeted: bool
     bounds: Bounds | None
@@ -31,7 +31,8 @@ class AttackOptions(QuestionOptions, total=False):
 class Attack:
     """Leads each item of a batch away from its class, or with `targeted` towards it; a pytree.
 
-    Sizes are arrays [batch, 1, ...], which broadcast to the tensor.
+    Methods take and return a number for each item as an array [batch, 1, ...], which broadcasts to
+    the tensor `wrt`.
     """
 
     question: Question
@@ -41,61 +42,63 @@ class Attack:
     start: Array | None = None
 
     def begun(self) -> Attack:
-        """Return the attack from the tensor that the question is about, and its classes, on."""
+        """Return the attack with the original tensor and its classes."""
         x = self.question.value()
         return replace(self, question=self.question.settled(x), start=x)
 
     @property
     def original(self) -> Array:
-        """Return the tensor that the attack began with."""
+        """Return the tensor before the attack."""
         assert self.start is not None
         return self.start
 
-    def sizes(self, given: Array) -> Array:
-        """Return a number, or one for each item, as sizes."""
+    def sizes(self, numbers: Array) -> Array:
+        """Return a number, or an array [batch], as an array [batch, 1, ...]."""
         batch = self.original.shape[:1]
-        return self.spread(jnp.broadcast_to(jnp.asarray(given, self.original.dtype), batch))
+        return self.spread(jnp.broadcast_to(jnp.asarray(numbers, self.original.dtype), batch))
 
     def spread(self, items: Array) -> Array:
-        """Return [batch] as [batch, 1, ...]."""
+        """Return an array [batch] as [batch, 1, ...]."""
         return items.reshape(-1, *[1] * (self.original.ndim - 1))
 
     def length(self, change: Array) -> Array:
-        """Return the norm of each item, as sizes."""
+        """Return the norm of each item, [batch, 1, ...]."""
         if self.norm == "linf":
             return jnp.abs(change).max(tuple(range(1, change.ndim)), keepdims=True, initial=0)
         return _euclidean(change)
 
     def reached(self, x: Array) -> tuple[Array, Array]:
-        """Return the margin of each item, and whether the attack got through."""
+        """Return the margins at a point, [batch], and whether the attack succeeds, bool [batch]."""
         return self._judged(self.question.run(x)[0])[:2]
 
     def gradient(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the gradient of what an attack raises, and what it has reached.
+        """Return the gradient along which the attack succeeds, and the result of `reached`.
 
-        Raised are the log-odds of all other classes. Their gradient has the direction of that of
-        the cross-entropy, and does not vanish where the network is certain.
+        It is the gradient of the log-odds against the class. Its direction is that of the gradient
+        of the cross-entropy, but it does not vanish where the network is certain.
         """
 
-        def raised(x: Array) -> tuple[Array, tuple[Array, Array]]:
+        def log_odds(x: Array) -> tuple[Array, tuple[Array, Array]]:
             outputs = self.question.run(x)[0]
-            margin, through, others = self._judged(outputs)
-            if others is None:
-                return -margin.sum(), (margin, through)
+            margin, succeeds, is_other = self._judged(outputs)
+            if is_other is None:
+                return -margin.sum(), (margin, succeeds)
             entries = self.question.entries(outputs)
-            rest = jax.nn.logsumexp(entries, axis=1, where=others)
-            return self._sign * (rest - self.question.scores(outputs)).sum(), (margin, through)
+            against = jax.nn.logsumexp(entries, axis=1, where=is_other)
+            odds = self._sign * (against - self.question.scores(outputs)).sum()
+            return odds, (margin, succeeds)
 
-        return jax.grad(raised, has_aux=True)(x)
+        return jax.grad(log_odds, has_aux=True)(x)
 
     @property
     def _sign(self) -> int:
         return -1 if self.targeted else 1
 
     def _judged(self, outputs: Any) -> tuple[Array, Array, Array | None]:
-        """Return margins, whether they tell of another answer, and which entries are others.
+        """Return margins [batch], whether the attack succeeds, and the mask of the other classes.
 
-        A margin is below 0 there, by more than what rounding may make of equal scores.
+        It succeeds if the margin is below 0 by more than the rounding of equal scores. The mask is
+        bool [batch, class], or None if the target is a function.
         """
         question = self.question
         scores = question.scores(outputs)
@@ -103,13 +106,13 @@ class Attack:
             return self._sign * scores, self._sign * scores < 0, None
         entries, classes = question.entries(outputs), question.classes
         assert classes is not None
-        others = jnp.arange(entries.shape[1])[None] != classes[:, None]
-        margin = self._sign * (scores - jnp.where(others, entries, -jnp.inf).max(1))
+        is_other = jnp.arange(entries.shape[1])[None] != classes[:, None]
+        margin = self._sign * (scores - jnp.where(is_other, entries, -jnp.inf).max(1))
         rounding = _ROUNDING * float(jnp.finfo(entries.dtype).eps) * jnp.abs(scores)
-        return margin, margin < -rounding, others
+        return margin, margin < -rounding, is_other
 
     def moved(self, x: Array, gradient: Array, length: Array) -> Array:
-        """Return a point so far along a gradient, steepest in the norm, within bounds."""
+        """Return the point after a step of a length: steepest ascent in the norm, within bounds."""
         if self.norm == "linf":
             step = jnp.sign(gradient)
         else:
@@ -118,7 +121,7 @@ class Attack:
         return self._within(x + length * step)
 
     def near(self, x: Array, size: Array) -> Array:
-        """Return the nearest point that is within a size of the original, and within bounds."""
+        """Return a point moved to within a distance `size` of the original, and within bounds."""
         change = x - self.original
         if self.norm == "linf":
             change = jnp.clip(change, -size, size)
@@ -128,17 +131,20 @@ class Attack:
         return self._within(self.original + change)
 
     def random(self, key: Array, size: Array) -> Array:
-        """Return a uniformly distributed point within a size of the original."""
+        """Return a uniformly distributed point within a distance `size` of the original."""
         x = self.original
         if self.norm == "linf":
             return self._within(x + size * jax.random.uniform(key, x.shape, x.dtype, -1, 1))
-        one, other = jax.random.split(key)
-        direction = jax.random.normal(one, x.shape, x.dtype)
-        radius = jax.random.uniform(other, size.shape, x.dtype) ** (1 / max(1, x[:1].size))
+        for_direction, for_radius = jax.random.split(key)
+        direction = jax.random.normal(for_direction, x.shape, x.dtype)
+        radius = jax.random.uniform(for_radius, size.shape, x.dtype) ** (1 / max(1, x[:1].size))
         return self._within(x + size * radius * direction / self.length(direction))
 
     def descended(self, x: Array, size: Array, step_size: Array, steps: int) -> Array:
-        """Return the point with the smallest margin on a way of steps of that size."""
+        """Return the point with the smallest margin during projected gradient descent from `x`.
+
+        All points are within a distance `size` of the original.
+        """
 
         def move(state: tuple[Array, ...], __: None) -> tuple[tuple[Array, ...], None]:
             x, best, least = state
@@ -155,25 +161,25 @@ class Attack:
         return jnp.where(self.spread(margin < least), x, best), jnp.minimum(margin, least)
 
     def nearest(self, steps: int, classes: int) -> Array:
-        """Return the nearest point that got through on a way of steps, or the original.
+        """Return the point nearest to the original at which the attack succeeds, or the original.
 
-        A step goes beyond the nearest plane where a margin is 0 to first order. One that got
-        through goes on half way to where that plane is nearest to the original.
+        A step goes just beyond the nearest plane: there a margin is 0 to first order. If the attack
+        succeeded, it goes half way to the point of that plane that is nearest to the original.
         """
         original = self.original
 
         def move(state: tuple[Array, ...], _: None) -> tuple[tuple[Array, ...], None]:
             x, best, least = state
-            margin, plane, through = self._plane(x, classes)
+            margin, normal, succeeds = self._plane(x, classes)
             distance = self.length(x - original)
-            is_best = self.spread(through) & (distance < least)
+            is_best = self.spread(succeeds) & (distance < least)
             best, least = jnp.where(is_best, x, best), jnp.where(is_best, distance, least)
-            beyond = margin + _OVER * jnp.abs(margin)
-            here = self._onto(x, beyond, plane)
+            beyond = margin + _OVERSHOOT * jnp.abs(margin)
+            from_here = self._onto(x, beyond, normal)
             axes = tuple(range(1, x.ndim))
-            back = (plane * (original - x)).sum(axes, keepdims=True)
-            there = self._onto(original, beyond + back, plane)
-            x = jnp.where(self.spread(through), (here + there) / 2, here)
+            change = (normal * (original - x)).sum(axes, keepdims=True)
+            from_original = self._onto(original, beyond + change, normal)
+            x = jnp.where(self.spread(succeeds), (from_here + from_original) / 2, from_here)
             return (x, best, least), None
 
         start = original, original, jnp.full_like(self.length(original), jnp.inf)
@@ -182,44 +188,45 @@ class Attack:
         return jnp.where(is_best, x, best)
 
     def _plane(self, x: Array, classes: int) -> tuple[Array, Array, Array]:
-        """Return a margin, as sizes, its gradient, and whether the attack got through.
+        """Return the margin over one other class, its gradient, and whether the attack succeeds.
 
-        The margin is that over the class whose plane is the nearest.
+        The class is that whose plane, margin 0 to first order, is the nearest.
         """
         question = self.question
 
-        def margins(x: Array) -> tuple[Array, Array]:
+        def margins_at(x: Array) -> tuple[Array, Array]:
             outputs = question.run(x)[0]
-            margin, through, others = self._judged(outputs)
-            if others is None or self.targeted:
-                return margin[:, None], through
-            entries = jnp.where(others, question.entries(outputs), -jnp.inf)
+            margin, succeeds, is_other = self._judged(outputs)
+            if is_other is None or self.targeted:
+                return margin[:, None], succeeds
+            entries = jnp.where(is_other, question.entries(outputs), -jnp.inf)
             highest = lax.top_k(entries, min(classes, entries.shape[1] - 1))[0]
-            return question.scores(outputs)[:, None] - highest, through
+            return question.scores(outputs)[:, None] - highest, succeeds
 
-        found, pull, through = jax.vjp(margins, x, has_aux=True)
-        units = jnp.eye(found.shape[1], dtype=found.dtype)[:, None]
-        planes = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, found.shape))[0])(units)
-        margin = jax.vmap(self.spread)(found.T).astype(x.dtype)
-        lengths = jax.vmap(self._dual)(planes)
-        distances = jnp.abs(margin) / jnp.where(lengths > 0, lengths, 1)
+        margins, pull, succeeds = jax.vjp(margins_at, x, has_aux=True)
+        units = jnp.eye(margins.shape[1], dtype=margins.dtype)[:, None]
+        normals = jax.vmap(lambda unit: pull(jnp.broadcast_to(unit, margins.shape))[0])(units)
+        margins = jax.vmap(self.spread)(margins.T).astype(x.dtype)  # [class, batch, 1, ...]
+        lengths = jax.vmap(self._dual)(normals)
+        distances = jnp.abs(margins) / jnp.where(lengths > 0, lengths, 1)
         nearest = jnp.where(lengths > 0, distances, jnp.inf).argmin(0)[None]
-        margin, plane = (jnp.take_along_axis(each, nearest, 0)[0] for each in (margin, planes))
-        return margin, plane, through
+        margin, normal = (jnp.take_along_axis(each, nearest, 0)[0] for each in (margins, normals))
+        return margin, normal, succeeds
 
-    def _dual(self, change: Array) -> Array:
+    def _dual(self, normal: Array) -> Array:
+        """Return the dual norm of each item: a margin divided by it is the distance to 0."""
         if self.norm == "linf":
-            return jnp.abs(change).sum(tuple(range(1, change.ndim)), keepdims=True)
-        return _euclidean(change)
+            return jnp.abs(normal).sum(tuple(range(1, normal.ndim)), keepdims=True)
+        return _euclidean(normal)
 
-    def _onto(self, x: Array, margin: Array, plane: Array) -> Array:
-        """Return the nearest point within bounds where a linear margin is 0, given its gradient.
+    def _onto(self, x: Array, margin: Array, normal: Array) -> Array:
+        """Return the nearest point within bounds where a linear margin with this gradient is 0.
 
-        It is x less t times a direction, clipped. What the margin loses is a concave function of t,
-        made of straight pieces, so that Newton's method reaches the t from below.
+        The point is clip(x - t * direction). The decrease of the margin is a concave, piecewise
+        linear function of t, so Newton's method reaches the solution from below.
         """
         axes = tuple(range(1, x.ndim))
-        direction = jnp.sign(plane) if self.norm == "linf" else plane
+        direction = jnp.sign(normal) if self.norm == "linf" else normal
         direction = direction * jnp.sign(margin)
 
         def at(t: Array) -> Array:
@@ -227,22 +234,25 @@ class Attack:
 
         def newton(_: int, t: Array) -> Array:
             point = at(t)
-            left = margin + (plane * (point - x)).sum(axes, keepdims=True)
-            slope = jnp.where(self._moves(point, direction), plane * direction, 0)
+            remaining = margin + (normal * (point - x)).sum(axes, keepdims=True)
+            slope = jnp.where(self._moves(point, direction), normal * direction, 0)
             slope = jnp.abs(slope.sum(axes, keepdims=True))
-            return t + jnp.abs(left) / jnp.where(slope > 0, slope, jnp.inf)
+            return t + jnp.abs(remaining) / jnp.where(slope > 0, slope, jnp.inf)
 
         return at(lax.fori_loop(0, 1 if self.bounds is None else _NEWTON, newton, 0 * margin))
 
     def drawn_back(self, x: Array, rounds: int) -> Array:
-        """Return the last point found on the way back to the original, by bisection."""
+        """Return the point between the original and `x` where the attack just succeeds.
+
+        It is found by bisection.
+        """
         change = x - self.original
 
-        def halve(known: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
-            low, high = known
+        def halve(ends: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+            low, high = ends
             middle = (low + high) / 2
-            through = self.spread(self.reached(self.original + middle * change)[1])
-            return (jnp.where(through, low, middle), jnp.where(through, middle, high)), None
+            succeeds = self.spread(self.reached(self.original + middle * change)[1])
+            return (jnp.where(succeeds, low, middle), jnp.where(succeeds, middle, high)), None
 
         zero = self.spread(jnp.zeros(x.shape[:1], x.dtype))
         (_, share), _ = lax.scan(halve, (zero, zero + 1), None, length=rounds)
@@ -255,7 +265,7 @@ class Attack:
         return jnp.clip(x, low, high)
 
     def _moves(self, x: Array, direction: Array) -> Array:
-        """Tell which entries a step against a direction moves within bounds."""
+        """Return the mask of entries that a step against the direction can still move."""
         if self.bounds is None:
             return jnp.ones(x.shape, bool)
         low, high = (jnp.asarray(bound, x.dtype) for bound in self.bounds)
@@ -263,7 +273,7 @@ class Attack:
 
 
 def _euclidean(change: Array) -> Array:
-    """Return the root of each item's sum of squares, which 16 bits may not hold."""
+    """Return the L2 norm of each item; squares are added in 32 bits at least."""
     wide = change if change.dtype == jnp.float64 else change.astype(jnp.float32)
     squares = jnp.square(wide).sum(tuple(range(1, change.ndim)), keepdims=True)
     return jnp.sqrt(squares).astype(change.dtype)

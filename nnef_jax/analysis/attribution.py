@@ -1,4 +1,4 @@
-"""Attributions: what each entry of a tensor adds to a score. Methods are in modules beside."""
+"""The result of attribution methods, and helpers that they share."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 @result
 class Attribution(Result):
-    """What each entry of a tensor adds to a score, for each item of a batch.
+    """The contribution of each entry of a tensor to a score, for each item of a batch.
 
     Args:
-        values: the attributions; the first axis is the batch.
-        scores: what is explained, [batch].
-        x: the tensor that the values lie on, for pictures.
-        classes: which class the score is of, int32 [batch]; None where a function says the score.
-        gap: by how much the values of an item miss the change of its score, [batch], for methods
-            whose values add up to that: 0 for a path of infinitely many steps.
-        method: the name of the function that computed them.
-        of: the name of the tensor that the values are of.
-        output: the name of the tensor that scores are of.
+        values: the attributions, [batch, ...].
+        scores: the explained scores, [batch].
+        x: the tensor over which `plot` draws the values.
+        classes: the class of each score, int32 [batch]; None if the target is a function.
+        gap: the sum of an item's values minus the change of its score, [batch]; None for methods
+            whose values do not add up to that change. A path of infinitely many steps has 0.
+        method: the name of the method.
+        of: the name of the tensor with the attributed entries.
+        output: the name of the tensor with the scores.
     """
 
     values: Array
@@ -44,7 +44,7 @@ class Attribution(Result):
     output: str = static()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        """Return the values as an array of numpy."""
+        """Return the values as a numpy array."""
         return np.array(self.values, dtype, copy=copy)
 
     def table(self) -> Table:
@@ -62,10 +62,10 @@ class Attribution(Result):
         return table_of(f"{self.method} of {self.of} for {self.output}", heads, rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
-        """Draw the attributions of the first items over these, each in a scale of its own.
+        """Draw the attributions of the first items over these items.
 
-        Red is what speaks for the score, blue what speaks against it. Channels are added up.
-        Returns the axes of matplotlib.
+        Positive values are red, negative ones blue; each item has its own scale. Channels are added
+        up. Returns the axes of matplotlib.
         """
         from nnef_jax.analysis.tiles import heat_maps
 
@@ -84,7 +84,7 @@ def attributed(
     gap: Array | None = None,
     of: str | None = None,
 ) -> Attribution:
-    """Return the attribution that answers a question; values are `of` the tensor that explains."""
+    """Return the attribution for a question; `of` is the attributed tensor, by default `wrt`."""
     return Attribution(
         values=values,
         scores=scores,
@@ -98,7 +98,7 @@ def attributed(
 
 
 def line_from(question: Question, baseline: Array) -> tuple[Array, Question, Array]:
-    """Return the tensor, the question with its classes, and the tensor at the baseline."""
+    """Return the tensor `wrt`, the question with its classes, and the tensor at the baseline."""
     x = question.value()
     return x, question.settled(x), question.start(baseline)
 
@@ -107,7 +107,7 @@ METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid
 
 
 def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
-    """Return the places of steps along a line from 0 to 1, and the weights of each in their sum."""
+    """Return the points and the weights of a quadrature rule on the interval from 0 to 1."""
     points, weights = (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
     if method == "riemann_left":
         points = np.arange(steps) / steps
@@ -123,13 +123,13 @@ def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
 
 
 def require_method(method: Any) -> None:
-    """Raise InputError unless `method` names a way to place steps."""
+    """Raise InputError unless `method` is the name of a quadrature rule."""
     if method not in METHODS:
         raise InputError(f"method {shown(method)} is none of {', '.join(METHODS)}")
 
 
 def zeros(x: Array) -> Array:
-    """Return zeros to add to in 32 bits at least."""
+    """Return zeros of the same shape for sums in 32 bits at least."""
     return jnp.zeros(x.shape, jnp.float64 if x.dtype == jnp.float64 else jnp.float32)
 
 
@@ -139,7 +139,7 @@ def sums(values: Array) -> Array:
 
 
 def array_of(name: str, value: Any) -> Any:
-    """Return an argument that is a real number or an array; raise InputError for others."""
+    """Return an argument as an array of numbers. Raises InputError for any other value."""
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
     if not (is_float(str(array.dtype)) or array.dtype.kind in "iu"):
@@ -148,7 +148,7 @@ def array_of(name: str, value: Any) -> Any:
 
 
 def sizes_of(question: Question, name: str, value: Any) -> Any:
-    """Return a length, or one for each item."""
+    """Return a length, or lengths [batch]. Raises ValueError for a negative or infinite length."""
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):
         message = f"{name} is {show(sizes.shape)}, '{question.wrt}' has {question.batch} items"

@@ -1,4 +1,4 @@
-"""What values tensors inside a network take over a dataset, and what gradients they get."""
+"""Statistics of activations and gradients inside a network, over a dataset."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import graph_for
 
-_WIDEST = 1024  # units of which an effective rank is found: their singular values take 0.3 s
+_WIDEST = 1024  # units; the effective rank of so many takes 0.3 s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -42,9 +42,10 @@ class Statistics(Result):
     """Statistics of tensors inside a network, by name.
 
     Args:
-        tensors: in the order in which the network computes them; then gradients of parameters.
+        tensors: statistics by tensor name, in the order of computation; then those of gradients by
+            parameters, by label.
         of: "activations" or "gradients".
-        batches: how many were seen.
+        batches: the number of batches.
     """
 
     tensors: Mapping[str, TensorStatistics]
@@ -52,9 +53,9 @@ class Statistics(Result):
     batches: int
 
     def merge(self, other: Statistics) -> Statistics:
-        """Return the statistics of both series of batches together: of parts of a dataset, say.
+        """Return the statistics of both series of batches together, such as parts of a dataset.
 
-        Raises InputError where they are not of the same tensors.
+        Raises InputError if the tensors differ.
         """
         if self.of != other.of or self.tensors.keys() != other.tensors.keys():
             raise InputError("statistics of other tensors cannot be merged")
@@ -82,35 +83,36 @@ class Statistics(Result):
         return table_of(f"{self.of} of {batches}", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the values of each tensor, from the network's start to its end; return the axes.
+        """Draw a row for each tensor, in the order of computation; return the axes.
 
-        Activations: a line from the least to the largest, thick within a standard deviation of the
-        mean, with the number of dead units. Gradients: their root mean square.
+        The row of an activation is a line from minimum to maximum, thick within a standard
+        deviation of the mean, with the number of dead units. That of a gradient is its root mean
+        square.
         """
         rows = list(self.tensors.values())
         ax = axes(ax, (7.5, max(2.5, 0.22 * len(rows))))
-        places = np.arange(len(rows))
+        heights = np.arange(len(rows))
         if self.of == "gradients":
             sizes = [x.rms if x.rms > 0 else np.nan for x in rows]
-            ax.plot(sizes, places, "o", color="#1f4e79", markersize=5)
-            ax.hlines(places, np.nanmin([*sizes, np.inf]), sizes, color="#b9c6d6", lw=1, zorder=0)
+            ax.plot(sizes, heights, "o", color="#1f4e79", markersize=5)
+            ax.hlines(heights, np.nanmin([*sizes, np.inf]), sizes, color="#b9c6d6", lw=1, zorder=0)
             ax.set_xscale("log")
             ax.set_xlabel("root mean square of the gradient")
         else:
-            for place, x in enumerate(rows):
+            for height, x in enumerate(rows):
                 if not x.count:
                     continue
-                ax.plot([x.min, x.max], [place] * 2, color="#b9c6d6", lw=1.5)
+                ax.plot([x.min, x.max], [height] * 2, color="#b9c6d6", lw=1.5)
                 ends = [max(x.mean - x.std, x.min), min(x.mean + x.std, x.max)]
-                ax.plot(ends, [place] * 2, color="#1f4e79", lw=5, solid_capstyle="butt")
-                ax.plot(x.mean, place, "o", color="white", markersize=3)
+                ax.plot(ends, [height] * 2, color="#1f4e79", lw=5, solid_capstyle="butt")
+                ax.plot(x.mean, height, "o", color="white", markersize=3)
                 if x.dead:
-                    told = f" {len(x.dead)} of {x.units} dead"
-                    ax.text(x.max, place, told, va="center", fontsize=7, color="#c0392b")
+                    label = f" {len(x.dead)} of {x.units} dead"
+                    ax.text(x.max, height, label, va="center", fontsize=7, color="#c0392b")
             ax.set_xscale("symlog", linthresh=1)
             ax.set_xlabel("value: range, mean and standard deviation")
             ax.axvline(0, color="#999999", lw=0.6, zorder=0)
-        ax.set_yticks(places, [literally(x.name) for x in rows], fontsize=8)
+        ax.set_yticks(heights, [literally(x.name) for x in rows], fontsize=8)
         ax.invert_yaxis()
         return ax
 
@@ -123,23 +125,23 @@ def activation_statistics(
     params: Params | None = None,
     rank: bool = True,
 ) -> Statistics:
-    """Return statistics of what a network computes inside, over any number of batches.
+    """Return statistics of the tensors inside a network, over any number of batches.
 
-    Mean, standard deviation, extremes, shares of zeros, numbers of NaNs and infinities; units
-    (channels or features) that are 0 in all items, as those are that a ReLU never lets pass; the
-    effective rank of the activations, a row for each item and position. One batch is in memory at a
+    They are mean, standard deviation, extremes, the share of zeros, and the numbers of NaNs and
+    infinities. Dead units are channels or features that are 0 in all items. The effective rank is
+    that of the matrix with a row of units for each item and position. One batch is in memory at a
     time. A network with state runs one cycle from its initial state.
 
     Args:
-        batches: for each call an array, a tuple of arrays, or a dict of arrays by input name.
-        names: names or patterns of tensors, by default all that outputs follow from.
-        params: instead of `model.params`.
-        rank: whether to find effective ranks, of tensors of up to 1024 units of real numbers.
+        batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
+        names: names or patterns of tensors, by default all on which outputs depend.
+        params: arrays by label, used instead of `model.params`.
+        rank: whether to compute effective ranks, for real tensors of at most 1024 units.
 
-    Raises InputError where there is no batch, one does not fit, or a name is unknown.
+    Raises InputError if there is no batch, a batch does not fit, or a name is unknown.
 
-    >>> found = nnef_jax.analysis.activation_statistics(model, [images], names=["relu*"])
-    >>> found.tensors["relu1"].dead, found.tensors["relu1"].effective_rank
+    >>> statistics = nnef_jax.analysis.activation_statistics(model, [images], names=["relu*"])
+    >>> statistics.tensors["relu1"].dead, statistics.tensors["relu1"].effective_rank
     """
     require_model(model)
     require_flags(rank=rank)
@@ -164,24 +166,25 @@ def gradient_statistics(
 ) -> Statistics:
     """Return statistics of the gradients of a loss at tensors inside and at parameters.
 
-    They are those of `activation_statistics`: a root mean square that falls or grows from layer to
-    layer is a gradient that vanishes or explodes, and a dead unit gets none.
+    They are the statistics of `activation_statistics`. If the root mean square decreases or grows
+    from layer to layer, the gradient vanishes or explodes. A dead unit has gradient 0.
 
     Args:
-        batches: for each call an array, a tuple of arrays, or a dict of arrays by input name.
-        loss: a function of what the network returns to a real number, and of the batch's target
-            after it where `targets` are given. It is traced once for each object.
-        targets: for each batch what the loss takes: labels, say.
-        names: names or patterns of tensors of real numbers, by default all; [] for none.
-        labels: the same of parameters.
-        params: instead of `model.params`.
-        rank: whether to find effective ranks.
+        batches: the inputs of each call: an array, a tuple of arrays, or a dict of arrays by name.
+        loss: a function from the outputs, and the batch's target if `targets` are given, to a real
+            number. Each function object is traced once.
+        targets: the second argument of the loss for each batch, such as classes.
+        names: names or patterns of real tensors, by default all; [] for none.
+        labels: labels or patterns of real parameters, by default all; [] for none.
+        params: arrays by label, used instead of `model.params`.
+        rank: whether to compute effective ranks.
 
-    Raises InputError where there is no batch, one does not fit, or a name is unknown; TypeError for
-    a loss that is no real number.
+    Raises InputError if there is no batch, a batch does not fit, a name is unknown, or rounding
+    makes a gradient 0. Raises TypeError for a loss that is no real number.
 
-    >>> found = nnef_jax.analysis.gradient_statistics(model, [images], loss=loss, targets=[digits])
-    >>> found.tensors["conv1_filter"].rms
+    >>> options = {"loss": cross_entropy, "targets": [digits]}
+    >>> statistics = nnef_jax.analysis.gradient_statistics(model, [images], **options)
+    >>> statistics.tensors["conv1_filter"].rms
     """
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
@@ -191,16 +194,16 @@ def gradient_statistics(
     chosen = {} if labels == () else chosen_params(model.params, labels)
     if targets is not None:
         require_samples("targets", targets)
-    given = None if targets is None else iter(targets)
+    remaining = None if targets is None else iter(targets)
 
     def of_batch(values: list[Any], layers: Mapping[str, LayerTensor]) -> dict[str, Any]:
-        target = () if given is None else tuple(islice(given, 1))
-        if given is not None and not target:
+        target = () if remaining is None else tuple(islice(remaining, 1))
+        if remaining is not None and not target:
             raise InputError("there are fewer targets than batches")
         require_gradients(model, graph_for(model, values), layers, chosen)
         added = zeros_at(model, values, list(layers))
         inside, of_params = _gradients(model, chosen, values, target, added, loss=loss)
-        # A label may be the name of a tensor too.
+        # A label may also be the name of a tensor.
         return inside | {f"{n} (parameter)" if n in inside else n: x for n, x in of_params.items()}
 
     return _over(model, "gradients", batches, names, of_batch, rank)
@@ -233,7 +236,7 @@ def _over(
     tensors_of: Callable[[list[Any], Mapping[str, LayerTensor]], Mapping[str, Any]],
     rank: bool,
 ) -> Statistics:
-    """Return the statistics of what a function makes of the inputs of each batch."""
+    """Return the statistics of the tensors that a function computes from each batch's inputs."""
     require_samples("batches", batches)
 
     def run(batch: tuple[Any, ...]) -> Any:
@@ -242,19 +245,19 @@ def _over(
         layers = real_layers(layers) if of == "gradients" and layers else layers
         return tensors_of(values, layers), layers
 
-    found: Statistics | None = None
+    merged: Statistics | None = None
     for arrays, layers in over_samples("batch", batches, run):
-        one = Statistics(tensors=dict(_measured(arrays, layers, rank)), of=of, batches=1)
-        found = one if found is None else found.merge(one)
-    if found is None:
+        of_batch = Statistics(tensors=dict(_measured(arrays, layers, rank)), of=of, batches=1)
+        merged = of_batch if merged is None else merged.merge(of_batch)
+    if merged is None:
         raise InputError("statistics need at least one batch")
-    return found
+    return merged
 
 
 def _measured(
     arrays: Mapping[str, Any], layers: Mapping[str, LayerTensor], rank: bool
 ) -> Iterator[tuple[str, TensorStatistics]]:
-    """Yield statistics of tensors in order; all are computed before any is fetched."""
+    """Yield statistics by name, in order; all are dispatched before the first is fetched."""
     pending: dict[str, Any] = {}
     for name in (*layers, *(n for n in arrays if n not in layers)):
         x = jnp.asarray(arrays[name])
@@ -264,12 +267,14 @@ def _measured(
     for name, (x, axis, (numbers, alive)) in pending.items():
         real = jnp.issubdtype(x.dtype, jnp.floating)
         is_ranked = rank and real and (axis is None or x.shape[axis] <= _WIDEST)
-        one = TensorStatistics(
-            name=name,
-            kind=layers[name].kind if name in layers else "parameter",
-            shape=x.shape,
-            **{key: found.item() for key, found in jax.device_get(numbers).items()},
-            alive=None if alive is None else np.asarray(alive),
-            gram=products(x, axis) if is_ranked and axis is not None else None,
+        yield (
+            name,
+            TensorStatistics(
+                name=name,
+                kind=layers[name].kind if name in layers else "parameter",
+                shape=x.shape,
+                **{key: number.item() for key, number in jax.device_get(numbers).items()},
+                alive=None if alive is None else np.asarray(alive),
+                gram=products(x, axis) if is_ranked and axis is not None else None,
+            ),
         )
-        yield name, one

@@ -1,4 +1,4 @@
-"""Attribution by taking features away: ablation, permutation, Shapley values, local models."""
+"""Attribution by removing features: ablation, permutation, Shapley values, local models."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-Sampled = tuple[Array, int] | None  # a key of `jax.random`, and how many samples
-_MANY = 16  # features whose 65536 coalitions are computed
-_SWEEPS = 200  # of a lasso over its coefficients
+Sampled = tuple[Array, int] | None  # a key of `jax.random`, and the number of samples
+_MOST = 16  # features; they have 65536 coalitions
+_SWEEPS = 200  # rounds of coordinate descent over all coefficients
 
 
 class FeatureOptions(QuestionOptions, total=False):
@@ -42,7 +42,14 @@ class FeatureOptions(QuestionOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class _Features:
-    """A question, and the feature that each entry of the tensor belongs to."""
+    """A question, and the features of the tensor.
+
+    Args:
+        question: the question.
+        baseline: the values of removed features.
+        groups: the number of the feature of each entry of an item.
+        count: the number of features.
+    """
 
     question: Question
     baseline: Array
@@ -50,22 +57,22 @@ class _Features:
     count: int = field(metadata={"static": True})
 
     def begun(self) -> tuple[Array, Question, Array, Callable[[Array], Array]]:
-        """Return the line of `line_from`, and a function of features left, bool [count].
+        """Return the results of `line_from`, and the score as a function of a coalition.
 
-        The function scores items.
+        A coalition is the mask of the features that keep their values, bool [count]; the scores are
+        [batch].
         """
         x, question, x0 = line_from(self.question, self.baseline)
-        return (
-            x,
-            question,
-            x0,
-            lambda there: question.at(jnp.where(there[self.groups][None], x, x0)),
-        )
+
+        def score(coalition: Array) -> Array:
+            return question.at(jnp.where(coalition[self.groups][None], x, x0))
+
+        return x, question, x0, score
 
     def attributed(
         self, question: Question, method: str, values: Array, scores: Array, x: Array
     ) -> Attribution:
-        """Return the attribution of values, [batch, feature]."""
+        """Return the attribution with the values of features, [batch, feature], at each entry."""
         return attributed(question, method, values[:, self.groups], scores, x)
 
 
@@ -76,20 +83,20 @@ def feature_ablation(
     baseline: ArrayLike = 0.0,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute how far a score falls where a feature is at the baseline.
+    """Compute the fall of a score if a feature is replaced by the baseline.
 
     >>> quarters = np.kron([[0, 1], [2, 3]], np.ones((4, 4), int))
     >>> nnef_jax.analysis.feature_ablation(model, images, mask=quarters)
 
     Args:
-        mask: which feature each entry of an item belongs to: an array of integers that broadcasts
-            to an item. By default each entry is one of its own.
-        baseline: what a feature is without its value, as that of `integrated_gradients`.
+        mask: the feature of each entry of an item: an array of integers that broadcasts to an item.
+            By default each entry is a feature.
+        baseline: the values of removed features, as in `integrated_gradients`.
 
     The other arguments, and errors, are those of `saliency`.
     """
-    given = {"mask": mask, "baseline": baseline, **options}
-    return _ablation(_features("feature_ablation", model, inputs, given), None)
+    keywords = {"mask": mask, "baseline": baseline, **options}
+    return _ablation(_features("feature_ablation", model, inputs, keywords), None)
 
 
 def feature_permutation(
@@ -99,29 +106,29 @@ def feature_permutation(
     mask: ArrayLike | None = None,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute how far a score falls where items of a batch get a feature of one another.
+    """Compute the fall of a score if a feature is permuted among the items of the batch.
 
     Args:
-        key: of `jax.random`: each feature has a permutation of its own.
-        mask: as that of `feature_ablation`.
+        key: a key of `jax.random`; each feature has its own permutation.
+        mask: as in `feature_ablation`.
 
     The other arguments, and errors, are those of `saliency`.
     """
     require_key(key)
-    given = {"mask": mask, **options}
-    return _ablation(_features("feature_permutation", model, inputs, given), key)
+    keywords = {"mask": mask, **options}
+    return _ablation(_features("feature_permutation", model, inputs, keywords), key)
 
 
 def shapley_values(
     model: Model, *inputs: Input, sampled: Sampled = None, **options: Unpack[FeatureOptions]
 ) -> Attribution:
-    """Compute the gain of a score by each feature, the mean over all orders (Shapley 1953).
+    """Compute the gain of a score when a feature is added, the mean over all orders (Shapley 1953).
 
     >>> nnef_jax.analysis.shapley_values(model, images, mask=rows, sampled=(key, 25))
 
     Args:
-        sampled: a key of `jax.random` and a number of orders that are drawn (Castro et al. 2009),
-            the same for all items. By default the values are exact, of at most 16 features.
+        sampled: a key of `jax.random`, and the number of random orders (Castro et al. 2009), which
+            are the same for all items. By default the values are exact, for at most 16 features.
 
     The other arguments, and errors, are those of `feature_ablation`.
     """
@@ -129,7 +136,7 @@ def shapley_values(
     if sampled is not None:
         key, samples = _drawn(sampled)
         return _orders(features, key, samples=samples)
-    if features.count > _MANY:
+    if features.count > _MOST:
         message = f"{features.count} features have too many coalitions to compute all"
         hint = "give sampled=(jax.random.key(0), 25), or a mask with fewer features"
         raise InputError(message, hint=hint)
@@ -141,11 +148,12 @@ def kernel_shap(
 ) -> Attribution:
     """Estimate Shapley values by a regression (Lundberg and Lee 2017, arXiv:1705.07874).
 
-    Coalitions are drawn by the weights of that paper. The values of features add up to the change
-    of the score from the baseline.
+    Coalitions are drawn with the probabilities of the paper's kernel. The values of an item add up
+    to the change of its score from the baseline.
 
     Args:
-        sampled: a key of `jax.random` and a number of coalitions, the same for all items.
+        sampled: a key of `jax.random`, and the number of coalitions, which are the same for all
+            items.
 
     The other arguments, and errors, are those of `feature_ablation`.
     """
@@ -162,12 +170,13 @@ def lime(
 ) -> Attribution:
     """Fit a sparse linear model to a score near each item (Ribeiro et al. 2016, arXiv:1602.04938).
 
-    A feature is there in half of the samples. Samples count by exp(-d^2 / 2), where d is 1 less the
-    cosine between them and the item.
+    A sample keeps each feature with probability 1/2. The weight of a sample is exp(-d^2 / 2), where
+    d is 1 minus the cosine of the angle between sample and item.
 
     Args:
-        sampled: a key of `jax.random` and a number of samples, the same for all items.
-        penalty: of the sum of absolute coefficients, beside half the mean square of errors.
+        sampled: a key of `jax.random`, and the number of samples, which are the same for all items.
+        penalty: the factor of the sum of absolute coefficients, which is added to half the weighted
+            mean of squared errors.
 
     The other arguments, and errors, are those of `feature_ablation`.
     """
@@ -181,24 +190,24 @@ def lime(
 def _features(
     function: str, model: Model, inputs: tuple[Any, ...], options: Mapping[str, Any]
 ) -> _Features:
-    """Return the features that the arguments of a function ask about."""
-    given = {**options}
-    mask, baseline = given.pop("mask", None), array_of("baseline", given.pop("baseline", 0.0))
-    question = ask(function, model, inputs, given)
+    """Return the features for the arguments of a function."""
+    keywords = {**options}
+    mask, baseline = keywords.pop("mask", None), array_of("baseline", keywords.pop("baseline", 0.0))
+    question = ask(function, model, inputs, keywords)
     shape = [int(n) for n in question.graph.values[question.wrt].type.shape[1:]]
     if mask is None:
         count = int(np.prod(shape))
         return _Features(question, baseline, jnp.arange(count).reshape(shape), count)
-    given = np.asarray(array_of("mask", mask))
+    numbers = np.asarray(array_of("mask", mask))
     try:
-        given = np.broadcast_to(given, (1, *shape))[0]
+        numbers = np.broadcast_to(numbers, (1, *shape))[0]
     except ValueError:
-        message = f"mask is {show(given.shape)}, an item of '{question.wrt}' is {show(shape)}"
+        message = f"mask is {show(numbers.shape)}, an item of '{question.wrt}' is {show(shape)}"
         raise InputError(message, hint="give an array that broadcasts") from None
-    if given.dtype.kind not in "iu":
-        raise InputError(f"mask must be of integers, it is {given.dtype}")
-    found, groups = np.unique(given, return_inverse=True)
-    return _Features(question, baseline, jnp.asarray(groups.reshape(shape)), len(found))
+    if numbers.dtype.kind not in "iu":
+        raise InputError(f"mask must be of integers, it is {numbers.dtype}")
+    features, groups = np.unique(numbers, return_inverse=True)
+    return _Features(question, baseline, jnp.asarray(groups.reshape(shape)), len(features))
 
 
 def _drawn(sampled: Any) -> tuple[Array, int]:
@@ -215,10 +224,10 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
     scores = question.at(x)
 
     def without(feature: Array) -> Array:
-        other = x0
+        replacement = x0
         if key is not None:
-            other = jax.random.permutation(jax.random.fold_in(key, feature), x)
-        return question.at(jnp.where((features.groups == feature)[None], other, x))
+            replacement = jax.random.permutation(jax.random.fold_in(key, feature), x)
+        return question.at(jnp.where((features.groups == feature)[None], replacement, x))
 
     falls = scores[None] - lax.map(without, jnp.arange(features.count))
     method = "feature ablation" if key is None else "feature permutation"
@@ -229,56 +238,57 @@ def _ablation(features: _Features, key: Array | None) -> Attribution:
 def _exact(features: _Features) -> Attribution:
     x, question, _, score = features.begun()
     count = features.count
-    there = np.arange(2**count)[:, None] >> np.arange(count) & 1 > 0
-    sizes = there.sum(1)
-    # Of the orders in which a feature comes after some others, and before the rest.
-    orders = np.cumprod([1.0, *range(1, count + 1)])
-    after = orders[sizes - 1] * orders[count - sizes] / orders[count]
-    before = orders[sizes] * orders[count - sizes - 1] / orders[count]
-    weights = np.where(there, after[:, None], -before[:, None]).astype(x.dtype)
-    worth = lax.map(score, jnp.asarray(there))
-    values = jnp.einsum("cf,cb->bf", weights, worth, precision="highest")
-    return features.attributed(question, "Shapley values", values, worth[-1], x)
+    coalitions = np.arange(2**count)[:, None] >> np.arange(count) & 1 > 0
+    sizes = coalitions.sum(1)
+    # The share of orders in which a feature is the last of its coalition, or the next after it.
+    factorials = np.cumprod([1.0, *range(1, count + 1)])
+    last = factorials[sizes - 1] * factorials[count - sizes] / factorials[count]
+    following = factorials[sizes] * factorials[count - sizes - 1] / factorials[count]
+    weights = np.where(coalitions, last[:, None], -following[:, None]).astype(x.dtype)
+    scores = lax.map(score, jnp.asarray(coalitions))
+    values = jnp.einsum("cf,cb->bf", weights, scores, precision="highest")
+    return features.attributed(question, "Shapley values", values, scores[-1], x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _orders(features: _Features, key: Array, *, samples: int) -> Attribution:
-    x, question, _, worth = features.begun()
-    none = jnp.zeros(features.count, bool)
-    empty = worth(none)
+    x, question, _, score = features.begun()
+    empty = jnp.zeros(features.count, bool)
+    first = score(empty)
 
-    def follow(total: Array, key: Array) -> tuple[Array, None]:
-        def join(found: tuple[Array, Array, Array], feature: Array) -> Any:
-            there, before, total = found
-            there = there.at[feature].set(True)
-            after = worth(there)
-            return (there, after, total.at[:, feature].add(after - before)), None
+    def add_order(total: Array, key: Array) -> tuple[Array, None]:
+        def add_feature(carry: tuple[Array, Array, Array], feature: Array) -> Any:
+            coalition, before, total = carry
+            coalition = coalition.at[feature].set(True)
+            after = score(coalition)
+            return (coalition, after, total.at[:, feature].add(after - before)), None
 
         order = jax.random.permutation(key, features.count)
-        return lax.scan(join, (none, empty, total), order)[0][2], None
+        return lax.scan(add_feature, (empty, first, total), order)[0][2], None
 
-    start = jnp.zeros((x.shape[0], features.count), empty.dtype)
-    values = lax.scan(follow, start, jax.random.split(key, samples))[0] / samples
+    start = jnp.zeros((x.shape[0], features.count), first.dtype)
+    values = lax.scan(add_order, start, jax.random.split(key, samples))[0] / samples
     return features.attributed(question, "Shapley sampling", values, question.at(x), x)
 
 
 @partial(jax.jit, static_argnames="samples")
 def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attribution:
-    x, question, _, worth = features.begun()
+    x, question, _, score = features.begun()
     count = features.count
-    full, empty = (worth(jnp.full(count, there)) for there in (True, False))
-    values = (full - empty)[:, None]
+    full, empty = (score(jnp.full(count, is_full)) for is_full in (True, False))
+    change = full - empty
+    values = change[:, None]
     if count > 1:
-        sizes, places = jax.random.split(key)
+        for_sizes, for_ranks = jax.random.split(key)
         k = np.arange(1, count)
-        chosen = jax.random.choice(sizes, k, (samples,), p=jnp.asarray(1 / (k * (count - k))))
-        ranks = jax.random.uniform(places, (samples, count)).argsort(1).argsort(1)
-        there = ranks < chosen[:, None]
-        known, rows = lax.map(worth, there) - empty[None], there.astype(x.dtype)
-        # The last feature has what the others leave of the change.
+        sizes = jax.random.choice(for_sizes, k, (samples,), p=jnp.asarray(1 / (k * (count - k))))
+        ranks = jax.random.uniform(for_ranks, (samples, count)).argsort(1).argsort(1)
+        coalitions = ranks < sizes[:, None]
+        gains, rows = lax.map(score, coalitions) - empty[None], coalitions.astype(x.dtype)
+        # The sum of all values is the change: this equation eliminates the last feature.
         last = rows[:, -1:]
-        rest = jnp.linalg.lstsq(rows[:, :-1] - last, known - last * (full - empty)[None])[0]
-        values = jnp.concatenate([rest.T, (full - empty - rest.sum(0))[:, None]], 1)
+        first = jnp.linalg.lstsq(rows[:, :-1] - last, gains - last * change[None])[0]
+        values = jnp.concatenate([first.T, (change - first.sum(0))[:, None]], 1)
     return features.attributed(question, "kernel SHAP", values, full, x)
 
 
@@ -286,8 +296,8 @@ def _kernel_shap(features: _Features, key: Array, *, samples: int) -> Attributio
 def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
     x, question, x0, _ = features.begun()
 
-    def sample(there: Array) -> tuple[Array, Array]:
-        near = jnp.where(there[features.groups][None], x, x0)
+    def sample(coalition: Array) -> tuple[Array, Array]:
+        near = jnp.where(coalition[features.groups][None], x, x0)
         size = jnp.sqrt(sums(near * near) * sums(x * x))
         distance = 1 - sums(near * x) / jnp.maximum(size, 1e-8)
         return question.at(near), jnp.exp(-(distance**2) / 2)
@@ -298,17 +308,17 @@ def _lime(features: _Features, drawn: Array, penalty: Array) -> Attribution:
 
 
 def _lasso(rows: Array, penalty: Array, y: Array, weights: Array) -> Array:
-    """Return the coefficients of weighted least squares with a penalty, found one by one."""
+    """Return the coefficients of a weighted lasso, by coordinate descent."""
     weights = weights / weights.sum()
     rows, y = rows - (weights @ rows)[None], y - weights @ y
     weighted = rows.T * weights[None]
     squares, products = weighted @ rows, weighted @ y
 
-    def improve(index: Array, found: Array) -> Array:
-        i = index % len(found)
-        left = products[i] - squares[i] @ found + squares[i, i] * found[i]
-        size = jnp.maximum(jnp.abs(left) - penalty, 0)
-        own = jnp.where(squares[i, i] > 0, squares[i, i], 1)
-        return found.at[i].set(jnp.sign(left) * size / own)
+    def improve(step: Array, coefficients: Array) -> Array:
+        i = step % len(coefficients)
+        residual = products[i] - squares[i] @ coefficients + squares[i, i] * coefficients[i]
+        size = jnp.maximum(jnp.abs(residual) - penalty, 0)
+        square = jnp.where(squares[i, i] > 0, squares[i, i], 1)
+        return coefficients.at[i].set(jnp.sign(residual) * size / square)
 
     return lax.fori_loop(0, _SWEEPS * rows.shape[1], improve, jnp.zeros_like(products))

@@ -45,20 +45,21 @@ def saliency(
     >>> nnef_jax.analysis.saliency(model, images, target=3).plot()
 
     Args:
-        model: any network; one with state runs a cycle from its initial state.
-        inputs: of a call, in order, or one dict by name. The first axis of what is explained is the
-            batch.
-        target: whose score is explained: a class, an integer for each item, or by default the class
-            with the highest score. It is the mean of `output[:, target]`. A function of the outputs
-            returns scores [batch] instead; what is compiled is kept for each object.
-        output: the name of an output, or of a tensor inside. By default the only output, or what a
-            softmax or sigmoid at its end reads: the result says which. A function gets the outputs.
-        wrt: the name of the tensor that explains: an input, by default the first real one, or the
-            result of an operation, such as the embeddings of integer ids.
-        params: arrays by label, as of `model.params`, which may be traced.
-        times_input: multiply by the tensor (Shrikumar et al. 2016, arXiv:1605.01713).
+        model: any network; a network with state runs one cycle from its initial state.
+        inputs: the inputs of a call, in order, or one dict by name. The first axis is the batch.
+        target: the class whose score is explained: an integer, or one for each item, by default the
+            class with the highest score. The score is the mean of `output[:, target]`. A function
+            of the outputs may return scores [batch] instead; each function object is compiled anew.
+        output: the name of an output, or of a tensor inside. By default it is the only output, or
+            the logits if a softmax or sigmoid follows them; the result has the name. A function as
+            target gets all outputs.
+        wrt: the name of the tensor by which the score is explained: an input, by default the first
+            real one, or the result of an operation, such as the embeddings of integer ids.
+        params: arrays by label, used instead of `model.params`; they may be traced.
+        times_input: whether to multiply the gradient by the tensor (Shrikumar et al. 2016,
+            arXiv:1605.01713).
 
-    Raises InputError for what the graph does not have, or what has no derivative.
+    Raises InputError for names that the graph lacks, and for tensors without a derivative.
     """
     require_flags(times_input=times_input)
     options = {"target": target, "output": output, "wrt": wrt, "params": params}
@@ -83,19 +84,19 @@ def integrated_gradients(
     method: str = "riemann_middle",
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Integrate gradients from a baseline on (Sundararajan et al. 2017, arXiv:1703.01365).
+    """Integrate gradients along a line from a baseline (Sundararajan 2017, arXiv:1703.01365).
 
-    The values of an item add up to its score less the baseline's, but for the `gap` that a path of
-    so many steps leaves. Gradients are computed a step at a time.
+    The values of an item add up to its score minus the score of the baseline, plus `gap`, the error
+    of the quadrature rule. One gradient is in memory at a time.
 
-    >>> found = nnef_jax.analysis.integrated_gradients(model, images)
+    >>> attribution = nnef_jax.analysis.integrated_gradients(model, images)
 
     Args:
-        baseline: where the line starts: a number, or an array that broadcasts to the tensor. Of a
-            tensor inside it is that of the real inputs that it is computed from, if any.
-        steps: how many gradients are computed.
-        method: where: "riemann_middle" of each step, "riemann_left", "riemann_right",
-            "riemann_trapezoid" (with both ends of the line), or "gausslegendre".
+        baseline: the start of the line: a number, or an array that broadcasts to the tensor. If
+            `wrt` is a tensor inside, it is the baseline of the real inputs of that tensor, if any.
+        steps: the number of gradients.
+        method: the quadrature rule: "riemann_middle", "riemann_left", "riemann_right",
+            "riemann_trapezoid" (which includes both ends of the line), or "gausslegendre".
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -111,8 +112,8 @@ def _integrated_gradients(
 ) -> Attribution:
     x, question, x0 = line_from(question, baseline)
 
-    def add(total: Array, place: tuple[Array, Array]) -> tuple[Array, None]:
-        share, weight = place
+    def add(total: Array, step: tuple[Array, Array]) -> tuple[Array, None]:
+        share, weight = step
         gradient = question.gradient(x0 + share * (x - x0))[1]
         return total + weight * gradient.astype(total.dtype), None
 

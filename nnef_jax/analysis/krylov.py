@@ -1,9 +1,9 @@
-"""Singular and eigenvalues of linear maps that are known by products with vectors alone.
+"""Singular values and eigenvalues of linear maps, computed from products with vectors.
 
 A block Krylov space is built with full reorthogonalisation, and the map is projected onto it
 (Musco and Musco 2015, arXiv:1504.05477; Golub and Van Loan 2013, Matrix Computations, 10.3.6, for
-blocks in Lanczos's method). A block as wide as the number of values that are wanted finds them with
-their multiplicities. Matrices are batches of columns: [batch, size, columns].
+block Lanczos). Blocks have k columns, so that the k values are computed with their multiplicities.
+Blocks are arrays [batch, size, columns].
 """
 
 from __future__ import annotations
@@ -21,19 +21,21 @@ Map = Callable[[Array], Array]
 def singular_triplets(
     forward: Map, adjoint: Map, key: Array, batch: int, sizes: tuple[int, int], k: int, steps: int
 ) -> tuple[Array, Array, Array]:
-    """Return the k largest singular values, right vectors, and residuals, of each item of a batch.
+    """Return the k largest singular values of each item, their right vectors, and residuals.
 
-    With A v = s u for the vectors found, or A^T u = s v where there are fewer rows than columns,
-    the residual is the norm of the other one: |A^T u - s v|, or |A v - s u|. Some singular value of
-    A is as near to s as that. Of a map whose smaller size is k * steps or less all are found.
+    Shapes are [batch, k], [batch, columns, k] and [batch, k]. The vectors fulfil A v = s u, or
+    A^T u = s v if A has fewer rows than columns. The residual is the norm of the difference in the
+    other equation, |A^T u - s v| or |A v - s u|: a singular value of A is within this distance of
+    s. If a side of A is k * steps or shorter, the values are exact but for rounding.
 
     Args:
-        forward: A, from [batch, columns, n] vectors to [batch, rows, n].
-        adjoint: its transpose.
-        key: of the random start.
-        sizes: rows and columns.
-        k: how many; at most the smaller size.
-        steps: blocks of k vectors in the Krylov space.
+        forward: the map A from [batch, columns, n] to [batch, rows, n].
+        adjoint: the transpose of A.
+        key: a key of `jax.random`, for the start.
+        batch: the number of items.
+        sizes: rows and columns of A.
+        k: the number of values, at most the shorter side of A.
+        steps: the number of blocks of k vectors in the Krylov space.
     """
     rows, columns = sizes
     is_wide = rows < columns  # the basis is on the smaller side
@@ -51,8 +53,8 @@ def eigenpairs(
 ) -> tuple[Array, Array, Array]:
     """Return the k eigenvalues of largest magnitude of a symmetric map, vectors and residuals.
 
-    They are [k], [size, k] and [k]. Some eigenvalue is as near to each of them as its residual,
-    |A v - value v| (Parlett 1998, The Symmetric Eigenvalue Problem, 4.5).
+    Shapes are [k], [size, k] and [k]. An eigenvalue of A is within the residual, |A v - value v|,
+    of each value (Parlett 1998, The Symmetric Eigenvalue Problem, 4.5).
     """
     basis, images = _krylov(product, None, key, 1, size, k, steps)
     basis, images = basis[0], images[0]
@@ -60,16 +62,16 @@ def eigenpairs(
     values, vectors = jnp.linalg.eigh((projected + projected.T) / 2)
     order = jnp.argsort(-jnp.abs(values))[:k]
     values, vectors = values[order], vectors[:, order]
-    found = jnp.matmul(basis, vectors, precision=_HIGHEST)
-    off = jnp.matmul(images, vectors, precision=_HIGHEST) - found * values[None]
-    return values, found, jnp.linalg.norm(off, axis=0)
+    ritz = jnp.matmul(basis, vectors, precision=_HIGHEST)
+    difference = jnp.matmul(images, vectors, precision=_HIGHEST) - ritz * values[None]
+    return values, ritz, jnp.linalg.norm(difference, axis=0)
 
 
 def _krylov(
     product: Map, back: Map | None, key: Array, batch: int, size: int, width: int, steps: int
 ) -> tuple[Array, Array]:
     """Return an orthonormal basis of the Krylov space of `back(product(x))`, and its products."""
-    if size <= width * steps:  # the whole space
+    if size <= width * steps:  # the basis of the full space
         basis = jnp.broadcast_to(jnp.eye(size, dtype=jnp.float32), (batch, size, size))
         return basis, product(basis)
     start = jax.random.normal(key, (steps, batch, size, width), jnp.float32)
@@ -78,8 +80,8 @@ def _krylov(
     bases = jnp.zeros((batch, size, width * steps), jnp.float32)
     images = jnp.zeros((*shape[:2], width * steps), jnp.float32)
 
-    def grow(index: Array, known: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        bases, images, block = known
+    def grow(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        bases, images, block = carry
         block = _orthonormal(bases, block, start[index])
         image = product(block)
         place = (0, 0, index * width)
@@ -92,11 +94,12 @@ def _krylov(
 
 
 def _orthonormal(basis: Array, block: Array, spare: Array) -> Array:
-    """Return orthonormal columns that are orthogonal to a basis, and span the block's if they can.
+    """Return orthonormal columns that are orthogonal to a basis and span the block's columns.
 
-    Where a column depends on others it becomes a spare one: the space has become invariant, and
-    what is outside of it is not known yet. Columns of the basis may be 0. Three rounds: the second
-    makes up for cancellation in the first (Giraud et al. 2005), or orthogonalises what is spare.
+    A column that depends on others linearly is replaced by a column of `spare`: the Krylov space
+    has become invariant, and random columns extend it. Columns of the basis may be 0. The second
+    of three rounds corrects cancellation in the first (Giraud et al. 2005), or orthogonalises spare
+    columns.
     """
     for _ in range(3):
         scale = jnp.max(jnp.linalg.norm(block, axis=1), axis=1)[:, None]

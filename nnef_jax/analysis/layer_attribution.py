@@ -41,16 +41,16 @@ def grad_cam(
     upsample: bool = True,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Weigh a layer's maps by what they add to a score (Selvaraju et al. 2017, arXiv:1610.02391).
+    """Compute Grad-CAM of a layer's maps (Selvaraju et al. 2017, arXiv:1610.02391).
 
-    Each channel counts by the mean of its gradient; what speaks against the score is left out.
-    Values are [batch, *positions] without channels.
+    The values are relu(sum over channels of maps * mean over positions of their gradient), an array
+    [batch, *positions].
 
     >>> nnef_jax.analysis.grad_cam(model, images, layer="relu2", target=3).plot()
 
     Args:
         layer: the name of the tensor with the maps, [batch, channel, *positions].
-        upsample: whether maps are scaled to the positions of the input `wrt`, linearly.
+        upsample: whether the values are resized to the positions of the tensor `wrt`, linearly.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -62,10 +62,8 @@ def grad_cam(
         message = f"layer: '{layer}' is {show(shape)}"
         raise InputError(message, hint="name a tensor [batch, channel, *positions]")
     if upsample and len(onto) != len(shape):
-        message = (
-            f"'{layer}' is {show(shape)}, which does not scale to '{question.wrt}' {show(onto)}"
-        )
-        raise InputError(message, hint="upsample=False leaves it as it is")
+        message = f"'{layer}' is {show(shape)}, it cannot be resized to '{question.wrt}'"
+        raise InputError(f"{message}, {show(onto)}", hint="upsample=False leaves its positions")
     return _grad_cam(question, layer=layer, upsample=upsample)
 
 
@@ -91,13 +89,14 @@ def layer_conductance(
 ) -> Attribution:
     """Compute the conductance of each unit of a layer (Dhamdhere et al. 2018, arXiv:1805.12233).
 
-    Integrated gradients of the tensor, by the unit of the layer that they pass. Of a layer that
-    all paths pass, the values of an item add up to its score less the baseline's, but for `gap`.
+    It is the part of the integrated gradients that flows through the unit. If all paths to the
+    score pass the layer, the values of an item add up to its score minus the score of the baseline,
+    plus `gap`, the error of the quadrature.
 
     Args:
         layer: the name of a tensor inside.
-        baseline: where the line starts, as that of `integrated_gradients`.
-        steps: how many gradients at the layer are computed, each in the middle of a step.
+        baseline: the start of the line, as in `integrated_gradients`.
+        steps: the number of gradients at the layer, each in the middle of a step.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -116,8 +115,8 @@ def _layer_conductance(
     def values_at(share: Array) -> Array:
         return question.run(x0 + share * (x - x0), capture=[layer])[1][layer]
 
-    def add(found: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
-        total, before = found
+    def add(carry: tuple[Array, Array], share: Array) -> tuple[tuple[Array, Array], None]:
+        total, before = carry
         half = jnp.asarray(0.5 / steps, x.dtype)
         _, _, gradient = question.layer_gradient(x0 + share * (x - x0), layer)
         after = values_at(share + half)
@@ -138,12 +137,12 @@ def internal_influence(
     steps: int = 50,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Average a layer's gradients from a baseline on (Leino et al. 2018, arXiv:1802.03788).
+    """Average a layer's gradients along a line from a baseline (Leino 2018, arXiv:1802.03788).
 
     Args:
         layer: the name of a tensor inside.
-        baseline: where the line starts, as that of `integrated_gradients`.
-        steps: how many gradients at the layer are computed, each in the middle of a step.
+        baseline: the start of the line, as in `integrated_gradients`.
+        steps: the number of gradients at the layer, each in the middle of a step.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -162,14 +161,14 @@ def neuron_conductance(
     steps: int = 50,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute the share of each entry in one unit of a layer (arXiv:1805.12233).
+    """Compute the part of each entry's integrated gradient through one unit (arXiv:1805.12233).
 
     >>> nnef_jax.analysis.neuron_conductance(model, images, neuron=("relu2", 5, 2, 2))
 
     Args:
-        neuron: the name of a tensor inside, and the indices of the unit in an item of it.
-        baseline: where the line starts, as that of `integrated_gradients`.
-        steps: how many gradients are computed, each in the middle of a step.
+        neuron: the name of a tensor inside, and the indices of the unit in an item of that tensor.
+        baseline: the start of the line, as in `integrated_gradients`.
+        steps: the number of gradients, each in the middle of a step.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -191,26 +190,27 @@ def neuron_conductance(
 def _along(
     question: Question, baseline: Array, *, layer: str, unit: tuple[int, ...] | None, steps: int
 ) -> Attribution:
-    """Average a layer's gradients along a line, or integrate them times a unit's."""
+    """Average gradients at a layer along a line, or integrate those that flow through a unit."""
     x, question, x0 = line_from(question, baseline)
 
+    def layer_at(x: Array) -> Array:
+        return question.run(x, capture=[layer])[1][layer]
+
     def unit_at(x: Array) -> Array:
-        found = question.run(x, capture=[layer])[1][layer]
-        return found[:, *(unit or ())].sum()
+        return layer_at(x)[:, *(unit or ())].sum()
 
     def add(total: Array, share: Array) -> tuple[Array, None]:
         here = x0 + share * (x - x0)
         gradient = question.layer_gradient(here, layer)[2]
         if unit is not None:
-            passed = gradient[:, *unit].reshape(-1, *[1] * (x.ndim - 1))
-            gradient = passed * jax.grad(unit_at)(here) * (x - x0)
+            at_unit = gradient[:, *unit].reshape(-1, *[1] * (x.ndim - 1))
+            gradient = at_unit * jax.grad(unit_at)(here) * (x - x0)
         return total + gradient.astype(total.dtype), None
 
-    found = question.run(x, capture=[layer])[1][layer]
-    of, at = (x, None) if unit is not None else (found, layer)
-    total, _ = lax.scan(add, zeros(of), places("riemann_middle", steps, x)[0])
+    tensor, name = (layer_at(x), layer) if unit is None else (x, None)
+    total, _ = lax.scan(add, zeros(tensor), places("riemann_middle", steps, x)[0])
     method = "internal influence" if unit is None else f"conductance by {layer}{list(unit)}"
-    return attributed(question, method, total / steps, question.at(x), of, of=at)
+    return attributed(question, method, total / steps, question.at(x), tensor, of=name)
 
 
 def _require_layer(question: Question, layer: Any) -> None:

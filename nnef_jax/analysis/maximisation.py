@@ -1,4 +1,4 @@
-"""Finds inputs that excite a unit most."""
+"""Activation maximisation: inputs that excite a unit most."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 @result
 class Maximised(Result):
-    """Holds the inputs that excite units most.
+    """Inputs that excite units most.
 
     Args:
-        x: the inputs that were found, [batch, ...].
-        scores: what the units make of them, [batch].
+        x: the inputs, [batch, ...].
+        scores: the activation of the unit of each item, [batch].
         history: the scores before each step, [steps, batch].
-        classes: the unit of each item, int32 [batch]; None where a function says the score.
-        output: the name of the tensor whose units are excited.
+        classes: the unit of each item, int32 [batch]; None if the target is a function.
+        output: the name of the tensor with the units.
         of: the name of the input.
     """
 
@@ -57,7 +57,7 @@ class Maximised(Result):
         return table_of(f"{self.of} that excites {self.output}", heads, rows)
 
     def plot(self, ax: Axes | None = None, *, items: int = 16) -> Axes:
-        """Draw the first inputs, each from its least to its largest value.
+        """Draw the first inputs, each on a scale from its smallest to its largest value.
 
         Returns the axes of matplotlib.
         """
@@ -84,29 +84,32 @@ def activation_maximisation(
     total_variation: float = 0.0,
     **tensor: Unpack[TensorOptions],
 ) -> Maximised:
-    """Climb from noise to inputs that excite a unit (Olah et al. 2017, doi:10.23915/distill.00007).
+    """Maximise an activation by gradient ascent from noise (Olah 2017, doi:10.23915/distill.00007).
 
-    Steps have the same length for all items, and get shorter towards the end. Lengths and costs are
-    in units of the range of the bounds, without bounds in those of the input. The result depends on
-    the key alone.
+    Steps have the same length for all items and get shorter towards the end. Lengths and costs are
+    relative to the range of the bounds; without bounds they are in units of the input. Equal keys
+    give equal results.
 
     >>> nnef_jax.analysis.activation_maximisation(
     ...     model, output="conv2", target=[0, 1, 2], key=jax.random.key(0), bounds=(0, 255)).plot()
 
     Args:
-        inputs: where it starts, with a little noise. Without any it starts from noise in the
+        inputs: the start, to which a little noise is added. By default the start is noise of the
             declared shape, an item for each target.
-        target: a channel (axis 1 of `output`), whose mean is raised, or one for each item. A
-            function of the outputs returns scores [batch] instead, of a single unit, say.
-        key: of `jax.random`, for the noise.
-        output: the name of an output or of a layer.
-        bounds: the least and the largest value of an entry. Without them noise is about 0.
-        steps: how many gradients are computed.
+        target: a channel (axis 1 of `output`), or one for each item; its mean is maximised. A
+            function of the outputs may return scores [batch] instead, such as those of single
+            units.
+        key: a key of `jax.random`, for the noise.
+        output: the name of an output or of a tensor inside.
+        bounds: the least and the largest value of an entry. Without them the noise has mean 0.
+        steps: the number of gradients.
         step: the root mean square of the first change of an item.
-        l2: how much the half sum of squares costs, of values about the middle of the bounds.
-        total_variation: how much each absolute difference of neighbours costs, along axes after the
-            first two.
-        tensor: `wrt` and `params`, as in `saliency`, whose errors it raises too.
+        l2: the factor of the cost |x - m|^2 / 2, where m is the middle of the bounds.
+        total_variation: the factor of the sum of absolute differences of neighbours, along all axes
+            after the first two.
+        tensor: `wrt` and `params`, as in `saliency`.
+
+    Raises the errors of `saliency`.
     """
     require_count("steps", steps)
     require_key(key)
@@ -114,7 +117,7 @@ def activation_maximisation(
     rates = {name: require_real(name, value) for name, value in numbers.items()}
     ends = None if bounds is None else require_bounds(bounds)
     if target is None:
-        raise InputError("target must say what to maximise", hint="give a channel by target=")
+        raise InputError("target is missing", hint="give the channel to maximise by target=")
     starts = inputs or _blank(model, target, ends)
     options = {"target": target, "output": output, **tensor}
     question = ask("activation_maximisation", model, starts, options)
@@ -133,7 +136,7 @@ def _maximised(
     middle, scale = ((low + high) / 2, high - low) if bounds else (number(0), number(1))
     axes = tuple(range(1, x.ndim))
 
-    def gained(x: Array) -> tuple[Array, Array]:
+    def objective(x: Array) -> tuple[Array, Array]:
         scores = question.at(x)
         shares = (x - middle) / scale
         cost = l2 * jnp.square(shares).sum() / 2
@@ -141,15 +144,15 @@ def _maximised(
             cost += variation * jnp.abs(jnp.diff(shares, axis=axis)).sum()
         return scores.sum() - cost, scores
 
-    def climb(x: Array, left: Array) -> tuple[Array, Array]:
-        gradient, scores = jax.grad(gained, has_aux=True)(x)
+    def climb(x: Array, decay: Array) -> tuple[Array, Array]:
+        gradient, scores = jax.grad(objective, has_aux=True)(x)
         length = jnp.sqrt(jnp.square(gradient).mean(axes, keepdims=True))
         change = gradient / jnp.where(length > 0, length, 1)
-        return jnp.clip(x + rate * left * scale * change, low, high), scores
+        return jnp.clip(x + rate * decay * scale * change, low, high), scores
 
     noise = rate * scale * jax.random.normal(key, x.shape, x.dtype)
-    left = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(x.dtype)
-    x, history = lax.scan(climb, jnp.clip(x + noise, low, high), left)
+    decays = (1 - jnp.arange(steps, dtype=jnp.float32) / steps).astype(x.dtype)
+    x, history = lax.scan(climb, jnp.clip(x + noise, low, high), decays)
     return Maximised(
         x=x,
         scores=question.at(x),
@@ -165,12 +168,12 @@ def _blank(model: Model, target: Any, bounds: Bounds | None) -> tuple[Any, ...]:
     require_model(model)
     names = [spec.name for spec in model.inputs]
     if len(names) != 1:
-        message = f"the network has inputs {', '.join(names)}"
-        raise InputError(message, hint="give them all: where it starts, and what stays as it is")
+        message = f"the network has inputs {', '.join(names)}, one alone has a default"
+        raise InputError(message, hint="give them all; the input `wrt` is the start")
     (spec,) = model.inputs
     batch = 1 if callable(target) else max(1, int(np.size(target)))
-    first, *others = spec.shape or (None,)
-    rest = [extent for extent in others if extent is not None]
-    if len(rest) < len(others):
+    first, *item_shape = spec.shape or (None,)
+    extents = [extent for extent in item_shape if extent is not None]
+    if len(extents) < len(item_shape):
         raise InputError(f"the shape of input '{spec}' is open", hint="give an input to start from")
-    return (np.full((first or batch, *rest), sum(bounds or (0, 0)) / 2, np.float32),)
+    return (np.full((first or batch, *extents), sum(bounds or (0, 0)) / 2, np.float32),)

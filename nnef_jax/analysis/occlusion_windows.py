@@ -28,18 +28,19 @@ def occlusion(
     baseline: ArrayLike = 0.0,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute how far a score falls where a window covers the input (Zeiler 2013, arXiv:1311.2901).
+    """Compute the fall of a score where a window covers the input (Zeiler 2013, arXiv:1311.2901).
 
-    Values are [batch, *positions]: the mean over all windows that cover a position. Windows begin
-    at each stride until all is covered. They are computed one after the other.
+    The value of a position is the mean over all windows that cover it: [batch, *positions]. Windows
+    begin at each multiple of the stride, until every position is covered. They are computed one
+    after the other.
 
     >>> nnef_jax.analysis.occlusion(model, images, window=(2, 2), target=3)
 
     Args:
-        window: extents along the last axes; an integer stands for all axes after the first two, of
-            batch and channel, or for the only one after the batch. Axes before these are covered.
-        stride: steps between windows, by default half the window.
-        baseline: what covers, as that of `integrated_gradients`.
+        window: extents along the last axes. An integer is the extent along all axes after batch and
+            channel, or along the only axis after the batch. Other axes are covered completely.
+        stride: steps between windows, by default half the window, rounded up.
+        baseline: the values inside a window, as in `integrated_gradients`.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -55,7 +56,7 @@ def occlusion(
         raise InputError(f"stride has {len(strides)} extents, window {len(windows)}")
     gaps = [s for s, n in zip(strides, windows, strict=True) if s > n]
     if gaps:
-        raise InputError(f"stride {gaps[0]} is longer than the window: it would leave gaps")
+        raise InputError(f"stride {gaps[0]} is longer than the window, it would leave gaps")
     baseline = array_of("baseline", baseline)
     return _occlusion(question, baseline, windows=windows, strides=strides)
 
@@ -70,8 +71,8 @@ def _occlusion(
     counts = [max(0, -((window - extent) // stride)) + 1 for extent, window, stride in sides]
     scores = question.at(x)
 
-    def add(found: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
-        total, covers = found
+    def add(carry: tuple[Array, Array], index: Array) -> tuple[tuple[Array, Array], None]:
+        total, covers = carry
         covered = jnp.ones(extents, bool)
         for axis, at in enumerate(jnp.unravel_index(index, counts)):
             position = lax.broadcasted_iota(jnp.int32, extents, axis) - at * strides[axis]
@@ -88,6 +89,6 @@ def _occlusion(
 
 
 def _extents(name: str, value: Any, rank: int) -> tuple[int, ...]:
-    found = [value] * rank if isinstance(value, int | np.integer) else value
-    require(name, found, list | tuple, "an integer or a tuple of integers")
-    return tuple([require_count(name, n) for n in found])
+    extents = [value] * rank if isinstance(value, int | np.integer) else value
+    require(name, extents, list | tuple, "an integer or a tuple of integers")
+    return tuple([require_count(name, n) for n in extents])

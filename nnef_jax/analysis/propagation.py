@@ -1,4 +1,4 @@
-"""Pulls scores back through a network, operation by operation, by rules other than derivatives."""
+"""Propagates scores back through a network by a rule for each operation, instead of derivatives."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from nnef_jax.workings import Evaluation, evaluation, packed, stored
 
 Tensors = Mapping[Value, Any]
 
-# What is affine in each tensor that it reads is no curve.
+# Elementwise operations that are not affine in an operand.
 _CURVES = BY_ITEM - {"add", "cast", "copy", "mul", "neg", "select", "sub"}
 
 
 @dataclass(frozen=True)
 class OperationStep:
-    """An operation, as a function of the real tensors that it reads and that vary.
+    """An operation as a function of its real operands that depend on the tensor `wrt`.
 
     Args:
-        operation: what is computed.
-        reads: the tensors that the function takes.
-        writes: the tensors that it returns.
-        graph: one of this operation alone, whose inputs are all that it reads.
-        evaluate: computes the tensors of the graph.
+        operation: the operation.
+        reads: the operands that the function takes.
+        writes: the real results that the function returns.
+        graph: a graph of this operation alone, whose inputs are all of its operands.
+        evaluate: a function that computes the tensors of a graph.
     """
 
     operation: Operation
@@ -41,78 +41,78 @@ class OperationStep:
 
     @property
     def is_curve(self) -> bool:
-        """Tell whether it bends one tensor, item by item; what is a line too is none."""
+        """Tell whether it is a nonlinear elementwise function of one operand."""
         is_affine = self.operation.kind == "div" and self.operation.operands[0][1] in self.reads
-        one = len(self.reads) == len(self.writes) == 1 and not is_affine
-        same = one and self.reads[0].type.shape == self.writes[0].type.shape
-        return same and self.operation.kind in _CURVES
+        is_unary = len(self.reads) == len(self.writes) == 1 and not is_affine
+        keeps_shape = is_unary and self.reads[0].type.shape == self.writes[0].type.shape
+        return keeps_shape and self.operation.kind in _CURVES
 
     def run(self, tensors: Tensors, *reads: Array) -> list[Array]:
-        """Compute the operation, of `reads` that vary and the others among `tensors`."""
-        given = {**tensors, **dict(zip(self.reads, reads, strict=True))}
-        inputs = [given[v] for v in self.graph.inputs]
-        values = self.evaluate(self.graph, {}, {}, inputs)
-        return [jnp.asarray(values[v]) for v in self.writes]
+        """Return the results for these values of `reads`; other operands are from `tensors`."""
+        values = {**tensors, **dict(zip(self.reads, reads, strict=True))}
+        inputs = [values[v] for v in self.graph.inputs]
+        results = self.evaluate(self.graph, {}, {}, inputs)
+        return [jnp.asarray(results[v]) for v in self.writes]
 
     def pull(self, tensors: Tensors, scores: Sequence[Array]) -> list[Array]:
-        """Return the gradients of what it reads, given those of what it writes."""
+        """Return the gradients at `reads` for gradients at `writes`: the transposed derivative."""
         reads = [jnp.asarray(tensors[v]) for v in self.reads]
         _, pull = jax.vjp(lambda *xs: self.run(tensors, *xs), *reads)
         return list(pull(list(scores)))
 
 
-# Makes of a step, and of what speaks for each tensor that it writes, what speaks for its reads.
+# A function from a step and the relevances of its `writes` to the relevances of its `reads`.
 Rule = Callable[[OperationStep, list[Array]], list[Array]]
 
 
 def tensors_at(question: Question, x: Array) -> dict[Value, Any]:
-    """Return all tensors of a network for one value of the tensor that explains."""
+    """Return the tensors of a network by value, where `x` replaces the tensor `wrt`."""
     graph, model, inputs = question.graph, question.model, list(question.inputs)
-    explains, edits = graph.values[question.wrt], {}
+    wrt, edits = graph.values[question.wrt], {}
     if question.position is None:
-        edits = {explains: lambda _: x}
+        edits = {wrt: lambda _: x}
     else:
         inputs[question.position] = x
-    wanted = [*_scored(question), explains]
-    needed = graph.dependencies(wanted)
+    results = [*_scored(question), wrt]
+    needed = graph.dependencies(results)
     labels = [p.label for p in graph.parameters if p.value in needed]
     arrays = stored(model)
     params = {label: arrays[label] for label in labels}
-    return evaluation(model)(graph, params, model.init_state(*inputs), inputs, wanted, edits)
+    return evaluation(model)(graph, params, model.init_state(*inputs), inputs, results, edits)
 
 
 def score_of(question: Question, tensors: Tensors) -> Array:
-    """Return the score of each item, given all tensors."""
+    """Return the score of each item, [batch], from the tensors of a network."""
     return _score(question, [tensors[v] for v in _scored(question)])
 
 
 def propagated(
     question: Question, rule: Rule, start: Tensors, *, times_output: bool = False
 ) -> Array:
-    """Return the relevance of the tensor that explains, by a rule for each operation.
+    """Return the relevance of the tensor `wrt`, propagated back by a rule for each operation.
 
     Args:
-        question: what is asked.
-        rule: of a step and what speaks for its results, what speaks for its operands.
-        start: tensors at which the score has its gradient, where rules begin.
-        times_output: begin with the products of that and the output, which add up to the score.
+        question: the question.
+        rule: returns the relevances of the operands of a step, from the relevances of its results.
+        start: the tensors at which the gradient of the score is taken: the first relevances.
+        times_output: multiply this gradient by the outputs, so that relevances add up to the score.
     """
     graph = question.graph
-    explains, outputs = graph.values[question.wrt], _scored(question)
-    found = jax.grad(lambda ys: _score(question, ys).sum())([start[v] for v in outputs])
+    wrt, outputs = graph.values[question.wrt], _scored(question)
+    first = jax.grad(lambda ys: _score(question, ys).sum())([start[v] for v in outputs])
     if times_output:
-        found = [g * start[v] for g, v in zip(found, outputs, strict=True)]
-    pulled = dict(zip(outputs, found, strict=True))
-    for step in reversed(_steps(evaluation(question.model), graph, explains)):
-        if pulled.keys() & step.writes:
-            given = [pulled.pop(v, jnp.zeros_like(start[v])) for v in step.writes]
-            for v, part in zip(step.reads, rule(step, given), strict=True):
-                pulled[v] = pulled[v] + part if v in pulled else part
-    return pulled.get(explains, jnp.zeros_like(start[explains]))
+        first = [g * start[v] for g, v in zip(first, outputs, strict=True)]
+    relevances = dict(zip(outputs, first, strict=True))
+    for step in reversed(_steps(evaluation(question.model), graph, wrt)):
+        if relevances.keys() & step.writes:
+            of_results = [relevances.pop(v, jnp.zeros_like(start[v])) for v in step.writes]
+            for v, part in zip(step.reads, rule(step, of_results), strict=True):
+                relevances[v] = relevances[v] + part if v in relevances else part
+    return relevances.get(wrt, jnp.zeros_like(start[wrt]))
 
 
 def _scored(question: Question) -> list[Value]:
-    """Return the tensors that scores are of."""
+    """Return the tensors from which scores are computed: `output`, or all outputs."""
     graph = question.graph
     named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
     return [named[question.output]] if question.output else list(dict.fromkeys(graph.outputs))
@@ -126,15 +126,15 @@ def _score(question: Question, arrays: Sequence[Array]) -> Array:
     return question.scores(packed(question.model, outputs))
 
 
-def _steps(evaluate: Evaluation, graph: Graph, explains: Value) -> list[OperationStep]:
-    """Return the operations that the tensor reaches."""
-    varies, steps = {explains}, list[OperationStep]()
+def _steps(evaluate: Evaluation, graph: Graph, wrt: Value) -> list[OperationStep]:
+    """Return the operations that depend on a tensor by real numbers, in order."""
+    varies, steps = {wrt}, list[OperationStep]()
     for operation in graph.operations:
         reads, writes = tuple(dict.fromkeys(operation.reads())), tuple(operation.writes())
         if varies.isdisjoint(reads):
             continue
         varies.update(writes)
-        own = replace(
+        single = replace(
             graph,
             inputs=reads,
             outputs=writes,
@@ -144,9 +144,10 @@ def _steps(evaluate: Evaluation, graph: Graph, explains: Value) -> list[Operatio
             states=(),
             aliases={},
         )
-        real = [
-            tuple(v for v in vs if v in varies and is_float(v.type.dtype)) for vs in (reads, writes)
-        ]
-        if all(real):
-            steps.append(OperationStep(operation, real[0], real[1], own, evaluate))
+        real_reads, real_writes = (
+            tuple(v for v in values if v in varies and is_float(v.type.dtype))
+            for values in (reads, writes)
+        )
+        if real_reads and real_writes:
+            steps.append(OperationStep(operation, real_reads, real_writes, single, evaluate))
     return steps

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from numpy.typing import ArrayLike
 
+from lowering.extents import show
 from nnef_jax.analysis.attribution import Attribution, array_of, attributed, line_from, sums, zeros
 from nnef_jax.analysis.propagation import (
     OperationStep,
@@ -24,7 +25,7 @@ from nnef_jax.calls.arguments import Input
 from nnef_jax.errors import InputError
 from nnef_jax.model import Model
 
-_NEAR = 1e-10  # differences by which nothing is divided
+_NEAR = 1e-10  # Smaller differences are not divided by.
 _EXTREMES = {
     **dict.fromkeys(("max", "max_pool", "max_reduce", "adaptive_max_pool"), jnp.maximum),
     **dict.fromkeys(("min", "min_reduce"), jnp.minimum),
@@ -37,16 +38,18 @@ def deep_lift(
     baseline: ArrayLike = 0.0,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Share out the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
+    """Attribute the change of a score from a baseline (Shrikumar et al. 2017, arXiv:1704.02685).
 
-    By the rescale rule: what bends one tensor counts by the quotient of its changes. Products of
-    two tensors that change count by the mean of both ends, maxima by the places that give them. The
-    values of an item add up to the change, but for a `gap` where other operations bend.
+    The rescale rule: the multiplier of a nonlinear function of one tensor is the change of its
+    result divided by the change of its operand. The multiplier of a product of two tensors is the
+    mean of the other operand at both ends. A maximum passes its change to the positions of the
+    maxima at both ends. The values of an item add up to the change of its score plus `gap`, which
+    is not 0 if other nonlinear operations occur.
 
-    >>> found = nnef_jax.analysis.deep_lift(model, images)
+    >>> attribution = nnef_jax.analysis.deep_lift(model, images)
 
     Args:
-        baseline: what is compared with, as that of `integrated_gradients`.
+        baseline: the reference, as in `integrated_gradients`.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -62,10 +65,10 @@ def deep_lift_shap(
 ) -> Attribution:
     """Average DeepLift over baselines (Lundberg and Lee 2017, arXiv:1705.07874).
 
-    >>> found = nnef_jax.analysis.deep_lift_shap(model, images, baselines=images[:10])
+    >>> attribution = nnef_jax.analysis.deep_lift_shap(model, images, baselines=images[:10])
 
     Args:
-        baselines: an array of baselines along its first axis, each for all items.
+        baselines: an array whose first axis counts baselines; each baseline is used for all items.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -74,10 +77,11 @@ def deep_lift_shap(
 
 
 def several(name: str, value: Any) -> Any:
-    """Return arrays along a first axis; raise InputError for none."""
+    """Return an array whose first axis has one or more items. Raises InputError for others."""
     array = array_of(name, value)
     if not array.ndim or not len(array):
-        raise InputError(f"{name} has no first axis of arrays, or an empty one")
+        message = f"{name} is {show(array.shape)}, it needs a first axis with an item or more"
+        raise InputError(message)
     return array
 
 
@@ -92,8 +96,8 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
         start = tensors_at(question, x0)
         middle = {v: _middle(values[v], start[v]) for v in values}
         slopes = propagated(question, _rescaled(values, start, middle), middle)
-        found = slopes * (x - x0), score_of(question, start)
-        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, found), None
+        terms = slopes * (x - x0), score_of(question, start)
+        return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, terms), None
 
     empty = zeros(x), zeros(scores)
     total, before = (a / len(baselines) for a in lax.scan(add, empty, baselines)[0])
@@ -106,12 +110,12 @@ def _middle(a: Any, b: Any) -> Any:
 
 
 def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
-    """Return the rule of DeepLift between two ends: the share of a change is what it adds."""
+    """Return DeepLIFT's rule between tensors at two ends; `middle` holds the means of the ends."""
 
     def rule(step: OperationStep, pulled: list[Array]) -> list[Array]:
         extreme = _EXTREMES.get(step.operation.kind)
         if not step.is_curve and extreme is None:
-            return step.pull(middle, pulled)  # exact of what is affine in each of two tensors
+            return step.pull(middle, pulled)  # exact for functions affine in each of two operands
         y, y0 = (tensors[step.writes[0]] for tensors in (values, start))
         if step.is_curve:
             shares = [pulled[0] * (y - y0)]
@@ -120,11 +124,11 @@ def _rescaled(values: Tensors, start: Tensors, middle: Tensors) -> Rule:
             here, there = pulled[0] * (top - y0), pulled[0] * (y - top)
             parts = step.pull(values, [here]), step.pull(start, [there])
             shares = [a + b for a, b in zip(*parts, strict=True)]
-        found = list[Array]()
+        multipliers = list[Array]()
         for v, share, slope in zip(step.reads, shares, step.pull(values, pulled), strict=True):
             change = values[v] - start[v]
             near = jnp.abs(change) < _NEAR
-            found.append(jnp.where(near, slope, share / jnp.where(near, 1, change)))
-        return found
+            multipliers.append(jnp.where(near, slope, share / jnp.where(near, 1, change)))
+        return multipliers
 
     return rule

@@ -1,4 +1,4 @@
-"""Attribution by rules for operations: layer-wise relevance, guided gradients."""
+"""Attribution by a backward rule for each operation: layer-wise relevance, guided gradients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nnef_jax.options import require
 _RULES = ("epsilon", "gamma", "alpha1_beta0")
 _RECTIFIERS = ("relu", "clamp")
 _PRODUCTS = ("mul", "matmul", "linear", "einsum", "conv", "deconv")
-Chosen = tuple[tuple[str, str], ...]
+RuleNames = tuple[tuple[str, str], ...]  # pairs of a pattern and the name of a rule
 
 
 def lrp(
@@ -37,39 +37,41 @@ def lrp(
     gamma: float = 0.25,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Share out a score, layer by layer (Bach et al. 2015; Montavon et al. 2019).
+    """Propagate a score back as relevance, layer by layer (Bach et al. 2015; Montavon et al. 2019).
 
-    What an operation computes is shared out among its operands by what each adds to it. What bends
-    a tensor item by item passes all on. The values of an item add up to its score but for `gap`,
-    what biases and `epsilon` keep.
+    Each operation divides the relevance of its result among its operands, in proportion to their
+    contributions to the result. An elementwise nonlinearity passes all relevance to its operand.
+    The sum of an item's values is its score plus `gap`. They differ by the relevance of biases and
+    `epsilon`.
 
     >>> nnef_jax.analysis.lrp(model, images, rule={"conv": "gamma", "linear": "epsilon"})
 
     Args:
-        rule: "epsilon" adds `epsilon` to what is divided by, away from 0. "gamma" adds `gamma`
-            times the positive weights of a product to these, "alpha1_beta0" takes positive ones
-            alone. A dict has rules by patterns of `fnmatch`, of names of tensors or kinds of
-            operations: the first that fits counts, "epsilon" where none does.
-        epsilon: of all rules.
-        gamma: of "gamma".
+        rule: a rule for all operations, or a dict of rules by a pattern of `fnmatch`. Patterns are
+            of tensor names or operation kinds. The first match counts; without one the rule is
+            "epsilon", which adds `epsilon` to the denominator, away from 0. "gamma" also adds
+            `gamma` times the positive part of the weights of a product to the weights.
+            "alpha1_beta0" uses the positive part of the weights alone.
+        epsilon: the number of all rules.
+        gamma: the number of the rule "gamma".
 
     The other arguments, and errors, are those of `saliency`.
     """
     require("rule", rule, str | Mapping, "a name or a dict of names")
-    named = {"*": rule} if isinstance(rule, str) else dict(rule)
-    wrong = [name for name in named.values() if name not in _RULES]
+    by_pattern = {"*": rule} if isinstance(rule, str) else dict(rule)
+    wrong = [name for name in by_pattern.values() if name not in _RULES]
     if wrong:
         raise InputError(f"rule {wrong[0]!r} is none of {', '.join(_RULES)}")
     numbers = np.array([require_real("epsilon", epsilon), require_real("gamma", gamma)])
     question = ask("lrp", model, inputs, options)
-    for pattern in named:
+    for pattern in by_pattern:
         if not any(_fits(pattern, x) for x in question.graph.operations):
             raise InputError(f"rule: no tensor or operation has the name '{pattern}'")
-    return _lrp(question, numbers, rule=tuple(named.items()))
+    return _lrp(question, numbers, rules_by_pattern=tuple(by_pattern.items()))
 
 
-@partial(jax.jit, static_argnames="rule")
-def _lrp(question: Question, numbers: Array, *, rule: Chosen) -> Attribution:
+@partial(jax.jit, static_argnames="rules_by_pattern")
+def _lrp(question: Question, numbers: Array, *, rules_by_pattern: RuleNames) -> Attribution:
     x = question.value()
     question, (epsilon, gamma) = question.settled(x), numbers.astype(x.dtype)
     tensors = tensors_at(question, x)
@@ -77,20 +79,21 @@ def _lrp(question: Question, numbers: Array, *, rule: Chosen) -> Attribution:
     def shares(step: OperationStep, relevances: list[Array]) -> list[Array]:
         if step.is_curve:
             return relevances
-        given, kind = tensors, step.operation.kind
-        chosen = next((r for pattern, r in rule if _fits(pattern, step.operation)), "epsilon")
-        if chosen != "epsilon":
-            all_of, positive = (1.0, gamma) if chosen == "gamma" else (0.0, 1.0)
+        operation, weighted = step.operation, tensors
+        matches = (rule for pattern, rule in rules_by_pattern if _fits(pattern, operation))
+        rule = next(matches, "epsilon")
+        if rule != "epsilon":
+            share, positive = (1.0, gamma) if rule == "gamma" else (0.0, 1.0)
             weights = _weights(step, tensors)
-            weights = {v: all_of * w + positive * jnp.maximum(w, 0) for v, w in weights.items()}
-            given = {**tensors, **weights}
-        results = step.run(given, *[tensors[v] for v in step.reads])
+            weights = {v: share * w + positive * jnp.maximum(w, 0) for v, w in weights.items()}
+            weighted = {**tensors, **weights}
+        results = step.run(weighted, *[tensors[v] for v in step.reads])
         quotients = [
             r / (y + jnp.where(y < 0, -epsilon, epsilon))
             for r, y in zip(relevances, results, strict=True)
         ]
-        factors = len(step.reads) if kind in _PRODUCTS else 1  # each has an equal share
-        pulled = step.pull(given, quotients)
+        factors = len(step.reads) if operation.kind in _PRODUCTS else 1  # with equal shares
+        pulled = step.pull(weighted, quotients)
         return [tensors[v] * g / factors for v, g in zip(step.reads, pulled, strict=True)]
 
     values = propagated(question, shares, tensors, times_output=True)
@@ -103,7 +106,7 @@ def guided_backprop(
     *inputs: Input,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Compute a gradient that leaves out what speaks against a rectified unit (arXiv:1412.6806).
+    """Compute a gradient whose negative entries are set to 0 at each rectifier (arXiv:1412.6806).
 
     >>> nnef_jax.analysis.guided_backprop(model, images).plot()
 
@@ -118,7 +121,7 @@ def deconvolution(
     *inputs: Input,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Rectify the gradient instead of the unit (Zeiler and Fergus 2013, arXiv:1311.2901).
+    """Compute a gradient that rectifiers clip instead of mask (Zeiler 2013, arXiv:1311.2901).
 
     The arguments, and errors, are those of `saliency`.
     """
@@ -132,7 +135,7 @@ def guided_grad_cam(
     layer: str,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Multiply `guided_backprop` by what `grad_cam` finds at its place (arXiv:1610.02391).
+    """Multiply `guided_backprop` by `grad_cam`, position by position (arXiv:1610.02391).
 
     The arguments, and errors, are those of `grad_cam`.
     """
@@ -171,9 +174,9 @@ def _fits(pattern: str, operation: Operation) -> bool:
 
 
 def _weights(step: OperationStep, tensors: Tensors) -> dict[Value, Any]:
-    """Return the operands of a product that do not vary, without a bias."""
+    """Return the constant operands of a product, without a bias."""
     operation = step.operation
     if (operation.rule or rules[operation.kind]).work is None:
         return {}
-    found = [v for name, x in operation.operands if name != "bias" for v in values_of(x)]
-    return {v: tensors[v] for v in found if v not in step.reads and is_float(v.type.dtype)}
+    operands = [v for name, x in operation.operands if name != "bias" for v in values_of(x)]
+    return {v: tensors[v] for v in operands if v not in step.reads and is_float(v.type.dtype)}

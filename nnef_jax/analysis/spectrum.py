@@ -1,4 +1,4 @@
-"""How much a network stretches small changes of an input: singular values of its Jacobian."""
+"""The largest singular values of a network's Jacobian: how far it stretches small changes."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ from nnef_jax.results import Axes, Result, Table, axes, literally, result, stati
 
 @result
 class JacobianSpectrum(Result):
-    """The largest singular values of the Jacobian of an output to an input, for each item.
+    """The largest singular values of the Jacobian of an output by an input, for each item.
 
     Args:
-        values: [batch, k], the largest first; NaN where the output is not finite.
-        residuals: [batch, k]; some singular value is as near to each of `values` as that.
-        directions: [batch, k, ...], changes of the input, of norm 1, that are stretched so much.
-        input, output: names.
+        values: the singular values [batch, k], the largest first; NaN where the output is not
+            finite.
+        residuals: error bounds [batch, k]: an exact singular value is within this distance of each
+            of `values`.
+        directions: the right singular vectors, [batch, k, ...]: changes of the input, of norm 1.
+        input: the name of the input.
+        output: the name of the output.
     """
 
     values: Array
@@ -42,9 +45,10 @@ class JacobianSpectrum(Result):
 
     @property
     def lipschitz(self) -> Array:
-        """Return the largest value of each item: the local Lipschitz constant in the L2 norm.
+        """Return the largest singular value of each item, [batch].
 
-        That of the network over a region is as large as the largest in it, or larger.
+        It is the local Lipschitz constant in the L2 norm, and a lower bound of the Lipschitz
+        constant over any region around the item.
         """
         return self.values[..., 0]
 
@@ -56,14 +60,14 @@ class JacobianSpectrum(Result):
         return table_of(f"Jacobian of '{self.output}' to '{self.input}'", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the values of each item over their index, bars being residuals; return the axes."""
+        """Draw the values of each item by index, with residuals as error bars; return the axes."""
         ax = axes(ax, (6.4, 4))
-        places = np.arange(1, self.values.shape[-1] + 1)
+        indices = np.arange(1, self.values.shape[-1] + 1)
         for item, (values, residuals) in enumerate(
             zip(np.asarray(self.values), np.asarray(self.residuals), strict=True)
         ):
-            ax.errorbar(places, values, residuals, marker="o", markersize=3, lw=1.2, label=item)
-        ax.set_xticks(places)
+            ax.errorbar(indices, values, residuals, marker="o", markersize=3, lw=1.2, label=item)
+        ax.set_xticks(indices)
         ax.set_xlabel("index")
         ax.set_ylabel("singular value")
         ax.set_title(literally(f"Jacobian of {self.output} to {self.input}"), fontsize=10)
@@ -83,29 +87,30 @@ def jacobian_spectrum(
     steps: int = 8,
     key: Array | None = None,
 ) -> JacobianSpectrum:
-    """Return the largest singular values of the Jacobian of an output to an input, for each item.
+    """Return the largest singular values of the Jacobian of an output by an input, for each item.
 
-    The Jacobian is never made: products with it and its transpose, by jvp and vjp, span block
-    Krylov spaces of k * steps vectors for each item (Musco and Musco 2015, arXiv:1504.05477). An
-    input or output of no more items than that is covered whole: values are then as exact as the
-    arithmetic.
+    The Jacobian is never formed. Products with it and its transpose, by jvp and vjp, span block
+    Krylov spaces of k * steps vectors for each item (Musco and Musco 2015, arXiv:1504.05477). If an
+    item of the input or output has at most k * steps entries, the values are exact but for
+    rounding.
 
     Args:
-        inputs: of a call, in order, or one dict by name.
-        k: how many; as many as there are, if they are fewer.
+        inputs: the inputs of a call, in order, or one dict by name.
+        k: the number of values; at most the entries of an item of the input or output.
         wrt: the name of the input, or of a tensor inside; by default the first real input.
         output: the name of the output, or of a tensor inside; by default the first real output.
-        params: instead of `model.params`.
-        batched: whether first axes are those of items, none of which depends on another; otherwise
-            all of the input is one item.
-        steps: more make residuals smaller.
-        key: of `jax.random`, for the start; by default always the same.
+        params: arrays by label, used instead of `model.params`.
+        batched: whether the first axis of both is the batch, whose items do not depend on one
+            another. If False, the complete input is one item.
+        steps: the number of blocks; more blocks make residuals smaller.
+        key: a key of `jax.random`, for the start; the default is fixed.
 
-    Raises InputError for names that there are not, what is not of real numbers, and where both have
-    not as many items, or these depend on one another (in a traced function values are NaN then).
+    Raises InputError for unknown names, for tensors that are not real, for batches of different
+    sizes, and for items that depend on one another (in a traced function the values are NaN
+    instead).
 
-    >>> found = nnef_jax.analysis.jacobian_spectrum(logits, images, k=2)
-    >>> found.lipschitz, found.residuals
+    >>> spectrum = nnef_jax.analysis.jacobian_spectrum(logits, images, k=2)
+    >>> spectrum.lipschitz, spectrum.residuals
     """
     require_model(model)
     k, steps = require_count("k", k), require_count("steps", steps)
@@ -117,7 +122,7 @@ def jacobian_spectrum(
         names = zip(model.graph.output_names, model.graph.outputs, strict=True)
         real = [name for name, value in names if is_float(value.type.dtype)]
         if not real:
-            raise InputError("no output is of real numbers: none has a Jacobian")
+            raise InputError("no output is of real numbers, none has a Jacobian")
         output = real[0]
     question = ask("", model, values, {"target": _all, "output": output, "wrt": wrt})
     question.require_derivative()
@@ -127,7 +132,7 @@ def jacobian_spectrum(
     )
     if not isinstance(mixed, Tracer) and mixed:
         message = f"items of '{output}' depend on other items of '{question.wrt}'"
-        raise InputError(message, hint="batched=False takes all of the input as one item")
+        raise InputError(message, hint="batched=False makes the complete input one item")
     return JacobianSpectrum(
         values=singular,
         residuals=residuals,
@@ -138,7 +143,7 @@ def jacobian_spectrum(
 
 
 def _all(outputs: Any) -> Any:
-    """Stand for a score: it is the output that is asked about."""
+    """Stand in for a score: the spectrum is of the output itself."""
     return outputs
 
 
@@ -157,17 +162,19 @@ def _spectrum(
     batch = len(x) if batched else 1
     if 0 in (x.size, y.size) or (batched and (not y.ndim or len(y) != batch)):
         message = f"'{question.wrt}' is {show(x.shape)}, '{question.output}' is {show(y.shape)}"
-        hint = "the first axes are those of items, of which there is one or more; or batched=False"
+        hint = "both need the same batch of one item or more; or give batched=False"
         raise InputError(message, hint=hint)
     columns, rows = x.size // batch, y.size // batch
 
     def by_column(product: Any, like: Array) -> Any:
-        def mapped(vectors: Array) -> Array:  # [batch, size, columns]
-            several = jnp.moveaxis(vectors, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
-            found = jax.vmap(product)(several)
-            return jnp.moveaxis(found.reshape(len(found), batch, -1), 0, 2).astype(jnp.float32)
+        """Return a product with a tensor as a product with a block [batch, size, columns]."""
 
-        return mapped
+        def block_product(block: Array) -> Array:
+            tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)
+            results = jax.vmap(product)(tensors)
+            return jnp.moveaxis(results.reshape(len(results), batch, -1), 0, 2).astype(jnp.float32)
+
+        return block_product
 
     forward, adjoint = by_column(push, x), by_column(lambda v: pull(v)[0], y)
     k = min(k, rows, columns)
@@ -177,20 +184,25 @@ def _spectrum(
     rounding = max(1e-4, 8 * float(jnp.finfo(y.dtype).eps))
     mixed = _mixes(forward, jax.random.normal(key, (batch, columns, 1)), rounding)
     directions = jnp.moveaxis(vectors, 2, 1).reshape(batch, k, *shape)
-    # Derivatives of a ReLU hide NaNs.
-    known = jnp.all(jnp.isfinite(y.reshape(batch, -1)), axis=1, keepdims=True) & ~mixed
-    return jnp.where(known, values, jnp.nan), directions, residuals, mixed
+    # The outputs are checked too: the derivative of a ReLU is finite at NaN.
+    is_valid = jnp.all(jnp.isfinite(y.reshape(batch, -1)), axis=1, keepdims=True) & ~mixed
+    return jnp.where(is_valid, values, jnp.nan), directions, residuals, mixed
 
 
 def _mixes(product: Any, vectors: Array, rounding: float) -> Array:
-    """Tell whether a linear map of vectors, [batch, size, 1], makes an item of several.
+    """Tell whether an item of a linear map's result depends on another item.
 
-    Where signs of items turn those of its results turn likewise. Any two items differ in some bit
-    of their numbers.
+    If it does not, a change of an item's sign changes the sign of the same item of the result.
+    Column i changes the signs of the items whose number has bit i: any two items differ in one bit.
+
+    Args:
+        product: the map of blocks [batch, size, columns].
+        vectors: random vectors, [batch, size, 1].
+        rounding: the relative tolerance.
     """
     batch = len(vectors)
     numbers = np.arange(batch)[:, None]
     bits = (numbers >> np.arange(max(1, (batch - 1).bit_length()))[None]) & 1
     signs = jnp.asarray(1 - 2 * bits, jnp.float32)[:, None]
-    plain, turned = product(vectors), product(vectors * signs)
-    return jnp.any(jnp.abs(turned - plain * signs) > rounding * jnp.max(jnp.abs(plain)))
+    plain, flipped = product(vectors), product(vectors * signs)
+    return jnp.any(jnp.abs(flipped - plain * signs) > rounding * jnp.max(jnp.abs(plain)))

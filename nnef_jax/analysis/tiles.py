@@ -13,14 +13,14 @@ from nnef_jax.results import Axes, axes, plotting
 
 Tile = NDArray[np.float64]  # [height, width, RGB], from 0 to 1
 
-_GAP = 0.12  # between tiles, in widths of one
+_GAP = 0.12  # tile widths
 _MAP = "RdBu_r"
 
 
 def heat_maps(ax: Axes | None, values: Any, x: Any, titles: Sequence[str]) -> Axes:
-    """Draw maps of values as tiles in rows, each over what it lies on."""
+    """Draw maps of values as tiles in rows, each over an item of `x`; return the axes."""
     under = [grey(item) for item in x]
-    if under and np.quantile(under, 0.25) < 0.02:  # much is empty: ink on paper
+    if under and np.quantile(under, 0.25) < 0.02:  # mostly empty: draw dark ink on white paper
         under = [1 - tile for tile in under]
     tiles = [heat(value, tile) for value, tile in zip(values, under, strict=True)]
     ax = in_rows(ax, tiles, titles)
@@ -29,8 +29,9 @@ def heat_maps(ax: Axes | None, values: Any, x: Any, titles: Sequence[str]) -> Ax
 
 
 def in_rows(ax: Axes | None, tiles: Sequence[Tile], titles: Sequence[str]) -> Axes:
-    """Draw tiles in rows, with a title above each."""
-    root = max(1, len(tiles)) ** 0.5  # rows that are full, and about as many as columns
+    """Draw tiles in rows, with a title above each; return the axes."""
+    # Full rows are preferred, and about as many rows as columns.
+    root = max(1, len(tiles)) ** 0.5
     columns = min(range(ceil(root), ceil(2 * root) + 1), key=lambda n: (-len(tiles) % n, n))
     rows = [tiles[i : i + columns] for i in range(0, len(tiles), columns)]
     names = [list(titles[i : i + columns]) for i in range(0, len(tiles), columns)]
@@ -65,7 +66,7 @@ def heat(values: ArrayLike, under: Tile) -> Tile:
     """Return a map as a tile: red above 0, blue below, as strong as the value, over another."""
     map = _plane(np.asarray(values, np.float64))
     limit = np.abs(map).max(initial=0) or 1.0
-    under = 0.55 + 0.45 * under  # light, so that colours are seen on it
+    under = 0.55 + 0.45 * under  # lighter: colours stand out
     if under.shape[:2] != map.shape:
         under = np.ones((*map.shape, 3))
     strength = np.abs(map / limit)[..., None] ** 0.6
@@ -74,7 +75,7 @@ def heat(values: ArrayLike, under: Tile) -> Tile:
 
 
 def signed(values: ArrayLike) -> Tile:
-    """Return differences as a tile: red above 0, blue below, white at 0."""
+    """Return values as a tile: red above 0, blue below, white at 0."""
     map = _plane(np.asarray(values, np.float64))
     limit = np.abs(map).max(initial=0) or 1.0
     return _colours(map / limit)
@@ -89,7 +90,10 @@ def grey(x: ArrayLike) -> Tile:
 
 
 def picture(x: ArrayLike, low: float, high: float) -> Tile:
-    """Return a tensor as it looks: three channels, first or last, as colours, others in grey."""
+    """Return a tensor as a tile from `low` to `high`: coloured if it has 3 channels, else grey.
+
+    The axis of channels is the first or the last.
+    """
     array = np.clip((np.asarray(x, np.float64) - low) / ((high - low) or 1.0), 0, 1)
     if array.ndim == 3 and array.shape[0] == 3:
         return array.transpose(1, 2, 0)
@@ -100,12 +104,12 @@ def picture(x: ArrayLike, low: float, high: float) -> Tile:
 
 
 def _colours(shares: NDArray[np.float64]) -> Tile:
-    """Return colours of -1 to 1: blue, white, red."""
+    """Return the colours of numbers from -1 to 1: blue, white at 0, red."""
     return plotting("pyplot").get_cmap(_MAP)(0.5 + 0.5 * shares)[..., :3]
 
 
 def _plane(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return an item as rows and columns: channels, first or last, are added up."""
+    """Return an item as a matrix: channels, the first or the last axis, are added up."""
     x = np.nan_to_num(x, nan=0.0)
     if x.ndim == 3 and x.shape[-1] in (1, 3, 4) and x.shape[0] not in (1, 3, 4):
         return x.sum(-1)

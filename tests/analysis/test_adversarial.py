@@ -214,7 +214,7 @@ def test_wrong_arguments_are_told() -> None:
         (lambda: climb(target=1, outputs="y"), TypeError, "unexpected keyword argument 'outputs'"),
         (lambda: pgd(key=1), TypeError, "key must be one of"),
         (lambda: analysis.pgd(classifier(), X, epsilon=1, output="z"), InputError, "one score"),
-        (lambda: climb(target=None), InputError, "target must say"),
+        (lambda: climb(target=None), InputError, "target is missing"),
         (lambda: climb(target=5), InputError, "target 5 is no class"),
         (lambda: climb(target=1, l2=-1), ValueError, "l2 must be at least 0"),
         (lambda: climb(target=1, key=3), TypeError, "key must be one of"),
