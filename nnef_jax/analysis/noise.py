@@ -1,4 +1,4 @@
-"""Attribution over random copies, and how much attributions are worth."""
+"""Attribution over random copies of the input, and measures of the quality of attributions."""
 
 from __future__ import annotations
 
@@ -36,9 +36,8 @@ from nnef_jax.model import Model
 from nnef_jax.options import require, require_keywords, shown
 from nnef_jax.results import Result, Table, result, static, table_of
 
-Method = Callable[..., Attribution]  # of a model and the inputs of a call
+Method = Callable[..., Attribution]  # from a model and the inputs of a call
 _KINDS = ("mean", "square", "variance")
-_ASKED = "target", "output", "wrt", "params"
 
 
 def gradient_shap(
@@ -49,12 +48,12 @@ def gradient_shap(
     samples: int = 5,
     **options: Unpack[QuestionOptions],
 ) -> Attribution:
-    """Average gradients at random places between baselines and items (arXiv:1705.07874).
+    """Average gradients at random points between baselines and items (arXiv:1705.07874).
 
     Args:
-        key: of `jax.random`.
-        baselines: an array of baselines along its first axis: each sample of an item has one.
-        samples: how many places are drawn for each item.
+        key: a key of `jax.random`.
+        baselines: an array whose first axis counts baselines; each sample of an item draws one.
+        samples: the number of random points for each item.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -74,9 +73,9 @@ def _gradient_shap(
     items = jnp.arange(x.shape[0])
 
     def add(total: Array, key: Array) -> tuple[Array, None]:
-        which, where = jax.random.split(key)
-        x0 = starts[jax.random.randint(which, items.shape, 0, len(starts)), items]
-        share = jax.random.uniform(where, items.shape, x.dtype)
+        for_start, for_share = jax.random.split(key)
+        x0 = starts[jax.random.randint(for_start, items.shape, 0, len(starts)), items]
+        share = jax.random.uniform(for_share, items.shape, x.dtype)
         share = share.reshape(-1, *[1] * (x.ndim - 1))
         gradient = question.gradient(x0 + share * (x - x0))[1]
         return total + (gradient * (x - x0)).astype(total.dtype), None
@@ -95,36 +94,37 @@ def noise_tunnel(
     kind: str = "mean",
     **options: object,
 ) -> Attribution:
-    """Compute any attribution of noisy copies (Smilkov et al. 2017; Adebayo et al. 2018).
+    """Average attributions over noisy copies of the input (Smilkov et al. 2017; Adebayo 2018).
 
     The mean of `saliency` is SmoothGrad.
 
     >>> nnef_jax.analysis.noise_tunnel(model, saliency, images, key=key, kind="variance")
 
     Args:
-        method: a function of this module that attributes; it gets the options.
-        key: of `jax.random`.
-        noise: the deviation of the normal noise, in units of the input: a number, or one for each
-            item. The default suits inputs of about 1. Noise that rounding loses is a warning.
-        samples: how many copies of the batch are computed.
-        kind: "mean" of attributions, mean "square" or "variance".
-        options: of the method, such as `target`. If `wrt` is a tensor inside, noise is added to the
-            first real input. A method that takes a `key` gets one that is split off, the same for
-            all copies.
+        method: an attribution function of `nnef_jax.analysis`.
+        key: a key of `jax.random`.
+        noise: the standard deviation of the normal noise, in units of the input: a number, or one
+            for each item. The default suits inputs of about 1. Noise that is lost to rounding is a
+            warning.
+        samples: the number of copies of the batch.
+        kind: "mean" of the attributions, "square" (the mean of their squares) or "variance".
+        options: options of the method, such as `target`. If `wrt` is a tensor inside, noise is
+            added to the first real input. A method with a parameter `key` gets its own key, the
+            same for all copies.
     """
     if kind not in _KINDS:
-        known = NT_TYPES.get(str(kind))
-        hint = f"it is kind={known!r} here" if known else ""
+        here = NT_TYPES.get(str(kind))
+        hint = f"it is kind={here!r} here" if here else ""
         raise InputError(f"kind {kind!r} is none of {', '.join(_KINDS)}", hint=hint)
     copies = _Copies("noise_tunnel", model, method, inputs, key, options)
     deviation = sizes_of(copies.question, "noise", noise)
 
-    def noisy(key: Array, x: Array) -> Array:
-        each = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
-        return each * jax.random.normal(key, x.shape, x.dtype)
+    def normal(key: Array, x: Array) -> Array:
+        by_item = jnp.asarray(deviation, x.dtype).reshape(-1, *[1] * (x.ndim - 1))
+        return by_item * jax.random.normal(key, x.shape, x.dtype)
 
-    drawn = [x.values for x in copies.drawn(samples, noisy)]
-    mean, square = sum(drawn) / samples, sum(x * x for x in drawn) / samples
+    attributions = [x.values for x in copies.attributed(samples, normal)]
+    mean, square = sum(attributions) / samples, sum(x * x for x in attributions) / samples
     values = {"mean": mean, "square": square, "variance": square - mean * mean}[kind]
     first = copies.first
     return replace(first, values=values, gap=None, method=f"{kind} of noisy {first.method}")
@@ -132,13 +132,13 @@ def noise_tunnel(
 
 @result
 class MaxSensitivity(Result):
-    """How far attributions move near each item of a batch: see `max_sensitivity`.
+    """The relative change of attributions near each item of a batch: see `max_sensitivity`.
 
     Args:
-        values: the largest change of the attributions, as a share of their norm, [batch].
-        method: the name of the function that attributes.
-        of: the name of the tensor that the attributions are of.
-        output: the name of the tensor that scores are of.
+        values: the largest norm of a change, divided by the norm of the attributions, [batch].
+        method: the name of the attribution method.
+        of: the name of the attributed tensor.
+        output: the name of the tensor with the scores.
     """
 
     values: Array
@@ -161,28 +161,29 @@ def max_sensitivity(
     samples: int = 10,
     **options: object,
 ) -> MaxSensitivity:
-    """Compute how far attributions move near an item (Yeh et al. 2019, arXiv:1901.09392).
+    """Compute the largest change of attributions near an item (Yeh et al. 2019, arXiv:1901.09392).
 
-    It is the largest change of any copy, in the root of the sum of squares, as a share.
+    It is max |a(x + n) - a(x)| / |a(x)| over random copies x + n, for attributions a and the L2
+    norm.
 
     >>> nnef_jax.analysis.max_sensitivity(model, saliency, images, key=key).values
 
     Args:
-        method: a function of this module that attributes; it gets the options.
-        key: of `jax.random`.
-        radius: the largest change of an entry; changes are even. The default suits inputs of about
-            1. Changes that rounding loses are a warning.
-        samples: how many copies of the batch are computed.
-        options: of the method, as those of `noise_tunnel`.
+        method: an attribution function of `nnef_jax.analysis`.
+        key: a key of `jax.random`.
+        radius: the largest change of an entry; changes are uniformly distributed. The default suits
+            inputs of about 1. Changes that are lost to rounding are a warning.
+        samples: the number of copies of the batch.
+        options: options of the method, as in `noise_tunnel`.
     """
     radius = require_real("radius", radius)
     copies = _Copies("max_sensitivity", model, method, inputs, key, options)
 
-    def near(key: Array, x: Array) -> Array:
+    def uniform(key: Array, x: Array) -> Array:
         return jax.random.uniform(key, x.shape, x.dtype, -radius, radius)
 
     first = copies.first
-    moves = [x.values - first.values for x in copies.drawn(samples, near)]
+    moves = [x.values - first.values for x in copies.attributed(samples, uniform)]
     changes = jnp.stack([jnp.sqrt(sums(move**2)) for move in moves])
     largest, norm = changes.max(0), jnp.sqrt(sums(first.values**2))
     values = jnp.where(largest > 0, largest / norm, largest)  # 0 / 0 is 0, NaN stays
@@ -191,12 +192,12 @@ def max_sensitivity(
 
 @result
 class Infidelity(Result):
-    """How badly attributions foretell changes of the score of each item: see `infidelity`.
+    """The error of attributions as predictions of score changes: see `infidelity`.
 
     Args:
         values: the mean square of the error, [batch].
-        of: the name of the tensor that the attributions are of.
-        output: the name of the tensor that scores are of.
+        of: the name of the attributed tensor.
+        output: the name of the tensor with the scores.
     """
 
     values: Array
@@ -218,10 +219,10 @@ def infidelity(
     samples: int = 10,
     **options: Unpack[QuestionOptions],
 ) -> Infidelity:
-    """Compute how badly attributions foretell changes of a score (arXiv:1901.09392).
+    """Compute the error of attributions as predictions of score changes (arXiv:1901.09392).
 
-    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2, where n is what is
-    left of the noise once x - n is rounded to the dtype of x.
+    It is the mean over noise n of (n . values - (score(x) - score(x - n)))^2. Here n is the noise
+    after x - n is rounded to the dtype of x.
 
     >>> nnef_jax.analysis.infidelity(model, images, values=gradients, key=key).values
 
@@ -229,10 +230,10 @@ def infidelity(
         values: attributions in the place of the gradient: a number, or an array that broadcasts to
             the tensor. Divide attributions times the input by the input. An `Attribution` of
             classes also sets `wrt`, `target` and `output` if they are left out.
-        key: of `jax.random`.
-        noise: the deviation of the normal noise, in units of the input. The default suits inputs of
-            about 1. Noise that rounding loses is a warning.
-        samples: how many copies of the batch are computed.
+        key: a key of `jax.random`.
+        noise: the standard deviation of the normal noise, in units of the input. The default suits
+            inputs of about 1. Noise that is lost to rounding is a warning.
+        samples: the number of copies of the batch.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -266,7 +267,7 @@ def _explained(values: Attribution, options: QuestionOptions) -> QuestionOptions
 def _infidelity(
     question: Question, values: Array, key: Array, noise: Array, *, samples: int
 ) -> tuple[Array, Array]:
-    """Return the errors [batch], and whether rounding lost all noise of a copy [samples]."""
+    """Return the errors [batch], and whether a copy's noise is lost to rounding, [samples]."""
     x = question.value()
     question = question.settled(x)
     wide, scores = x.astype(zeros(x).dtype), question.at(x)
@@ -276,21 +277,21 @@ def _infidelity(
         near = rounding.rounded_to(wide - drawn, x.dtype)
         change = wide - near.astype(wide.dtype)
         fall = (scores - question.at(near)).astype(wide.dtype)
-        return (sums(change * values) - fall) ** 2, drawn.any() & ~change.any()
+        return (sums(change * values.astype(wide.dtype)) - fall) ** 2, drawn.any() & ~change.any()
 
     errors, lost = lax.map(error, jax.random.split(key, samples))
     return errors.mean(0), lost
 
 
 def _warn_lost(question: Question, lost: Array) -> None:
-    """Warn if rounding lost all noise of a copy; in a traced function there is no warning."""
+    """Warn if all noise of a copy is lost to rounding; a traced function has no warning."""
     if has_values(lost) and np.asarray(lost).any():
         message = f"noise of '{question.wrt}' is lost to rounding: a copy did not move"
         warnings.warn(message, stacklevel=3)
 
 
 class _Copies:
-    """Attributions of changed copies of an input, all of the classes of the input itself."""
+    """Attributions of changed copies of an input, all for the classes of the input itself."""
 
     def __init__(
         self,
@@ -306,39 +307,41 @@ class _Copies:
         parameters = signature(method).parameters
         if not any(x.kind is x.VAR_KEYWORD for x in parameters.values()):
             require_keywords(function, options, parameters, KEYWORDS)
-        taken = parameters.get("key")
-        if taken is not None and taken.default is taken.empty:
-            key, of_method = jax.random.split(key)
-            options = {**options, "key": of_method}
+        has_key = parameters.get("key")
+        if has_key is not None and has_key.default is has_key.empty:
+            key, for_method = jax.random.split(key)
+            options = {**options, "key": for_method}
         self._key, self.first = key, method(model, *inputs, **options)
         require("the result of method", self.first, Attribution, "an Attribution")
-        asked = {name: x for name, x in options.items() if name in _ASKED}
+        keywords = {x: options[x] for x in QuestionOptions.__annotations__ if x in options}
         names = [v.name for v in model.graph.inputs]
         real = [v.name for v in model.graph.inputs if is_float(v.type.dtype)]
-        if asked.get("wrt") not in names:  # inside
+        if keywords.get("wrt") not in names:  # a tensor inside, or the default
             if not real:
                 raise InputError("no input is real", hint="noise is added to an input")
-            asked["wrt"] = real[0]
-        self.question = question = ask("", model, inputs, asked)
+            keywords["wrt"] = real[0]
+        self.question = question = ask("", model, inputs, keywords)
         assert question.position is not None
-        self._inputs, self._place = question.inputs, question.position
+        self._inputs, self._position = question.inputs, question.position
         classes = {} if self.first.classes is None else {"target": self.first.classes}
         self._attribute = partial(method, model, **{**options, **classes})
 
-    def drawn(self, samples: int, change: Callable[[Array, Array], Array]) -> Iterator[Attribution]:
-        """Yield the attributions of copies, with what a function of a key adds to each."""
-        for each in jax.random.split(self._key, require_count("samples", samples)):
+    def attributed(
+        self, samples: int, noise_of: Callable[[Array, Array], Array]
+    ) -> Iterator[Attribution]:
+        """Yield the attributions of copies; `noise_of` maps a key and the input to the noise."""
+        for key in jax.random.split(self._key, require_count("samples", samples)):
             inputs = list(self._inputs)
-            x = jnp.asarray(inputs[self._place])
+            x = jnp.asarray(inputs[self._position])
             wide = x.astype(zeros(x).dtype)
-            noise = change(each, wide)
-            inputs[self._place] = near = (wide + noise).astype(x.dtype)
+            noise = noise_of(key, wide)
+            inputs[self._position] = near = (wide + noise).astype(x.dtype)
             _warn_lost(self.question, noise.any() & (near == x).all())
             yield self._attribute(*inputs)
 
 
-def _require_order(function: str, model: Any, method: Any) -> None:
+def _require_order(function: str, model: object, method: object) -> None:
     if not isinstance(model, Model) or isinstance(method, Model) or not callable(method):
-        message = f"{function} takes a model, then a function that attributes"
+        message = f"{function} takes a model, then an attribution function"
         call = f"{function}(model, saliency, ...)"
         raise TypeError(f"{message}: {call}, not {shown(model)} and {shown(method)}")

@@ -1,4 +1,4 @@
-"""What is asked about a network: which score of which output, and which tensor explains it."""
+"""Questions about a network: a score of an output as a function of one tensor."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nnef_jax.model import Model
 from nnef_jax.options import numpy_of, require, require_keywords, shown
 from nnef_jax.workings import bind, graph_for, rounds_straight_through
 
-# A class, a class for each item, or a function of outputs; the class with the best score.
+# A class, classes [batch], or a function of the outputs; None is the class with the highest score.
 Target = ArrayLike | Callable[..., ArrayLike] | None
 _SATURATES = ("softmax", "log_softmax", "sigmoid")
 _QUANTIZES = tuple(kind for kind in FAMILIES["quantize"] if kind.endswith("_quantize"))
@@ -34,14 +34,14 @@ _PASSES = ("copy", "log", "reshape", "squeeze", "unsqueeze", *_QUANTIZES)
 
 
 class TensorOptions(TypedDict, total=False):
-    """Keywords of `saliency` that say what explains, and on which parameters."""
+    """Keywords of `saliency`: the tensor by which scores are explained, and the parameters."""
 
     wrt: str | None
     params: Params | None
 
 
 class QuestionOptions(TensorOptions, total=False):
-    """Keywords of `saliency` that say what is explained, and by what."""
+    """Keywords of `saliency`: the explained score, and the keywords of `TensorOptions`."""
 
     target: Target
     output: str | None
@@ -50,15 +50,16 @@ class QuestionOptions(TensorOptions, total=False):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Question:
-    """A score for each item of a batch, as a function of one tensor; a pytree.
+    """A score for each item of a batch, as a function of the tensor `wrt`; a pytree.
 
     Args:
-        model: the network, on the parameters that it is asked about.
-        inputs: all of them, in order.
-        classes: the class of each item; None if it is not known yet, or the score has none.
-        wrt: the name of the tensor that explains: an input, or a tensor inside.
-        output: the name of the output or tensor that scores are of; "" for all outputs.
-        score: a function of outputs, if it is not the entry of a class.
+        model: the network with its parameters.
+        inputs: the inputs of a call, in order.
+        classes: the class of each item, int32 [batch]; None if `settled` has to choose them, or if
+            `score` is a function.
+        wrt: the name of an input, or of a tensor inside.
+        output: the name of the output or tensor with the scores; "" for all outputs.
+        score: a function from outputs to scores [batch]; None for the entries of classes.
     """
 
     model: Model
@@ -69,27 +70,28 @@ class Question:
     score: Callable[[Any], Any] | None = field(metadata={"static": True})
 
     def value(self) -> Array:
-        """Return the tensor that explains, as it is at the inputs."""
+        """Return the tensor `wrt` at the inputs."""
         if self.position is not None:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
 
     def start(self, baseline: Any) -> Array:
-        """Return the tensor at a baseline of the real inputs that it is computed from.
+        """Return the tensor `wrt` at a baseline.
 
-        Without any, of an input or of what follows from ids, it is the tensor's own baseline.
+        The baseline replaces the real inputs from which the tensor is computed. It replaces the
+        tensor itself if that is an input, or depends on integer inputs alone.
         """
         x, value, inputs = self.value(), self.graph.values[self.wrt], list(self.inputs)
         needed = self.graph.dependencies([value])
-        found = [v in needed and is_float(v.type.dtype) for v in self.graph.inputs]
-        if self.position is not None or not any(found):
+        is_source = [v in needed and is_float(v.type.dtype) for v in self.graph.inputs]
+        if self.position is not None or not any(is_source):
             return _filled(self.wrt, baseline, x)
         for i, v in enumerate(self.graph.inputs):
-            inputs[i] = _filled(v.name, baseline, inputs[i]) if found[i] else inputs[i]
+            inputs[i] = _filled(v.name, baseline, inputs[i]) if is_source[i] else inputs[i]
         return replace(self, inputs=tuple(inputs)).value()
 
     def run(self, x: Array, edit: Edits | None = None, capture: Sequence[str] = ()) -> Any:
-        """Return outputs and captured tensors for another value of the tensor that explains."""
+        """Return `output`, or all outputs, and captured tensors; `x` replaces the tensor `wrt`."""
         inputs, edits = list(self.inputs), dict(edit or {})
         if self.position is None:
             change: Any = edits.get(self.wrt, lambda x: x)
@@ -97,17 +99,18 @@ class Question:
         else:
             inputs[self.position] = x
         names = self.model.graph.output_names
-        inside = self.output != "" and self.output not in names
-        wanted = [*capture, self.output] if inside else capture
-        outputs, found = self.model(*inputs, edit=edits, capture=wanted)
-        if inside:
-            outputs = found[self.output]
+        is_inside = self.output != "" and self.output not in names
+        if is_inside:
+            capture = [*capture, self.output]
+        outputs, captured = self.model(*inputs, edit=edits, capture=capture)
+        if is_inside:
+            outputs = captured[self.output]
         elif self.output and len(names) > 1:
             outputs = outputs[names.index(self.output)]
-        return outputs, found
+        return outputs, captured
 
     def entries(self, outputs: Any) -> Array:
-        """Return the scores of all classes, [batch, class]: means over axes after these."""
+        """Return the scores of all classes, [batch, class], means over all further axes."""
         y = jnp.asarray(outputs)
         return y[:, None] if y.ndim == 1 else y.mean(axis=tuple(range(2, y.ndim)))
 
@@ -116,19 +119,19 @@ class Question:
         if self.score is None:
             assert self.classes is not None
             return jnp.take_along_axis(self.entries(outputs), self.classes[:, None], 1)[:, 0]
-        found, batch = array_from("target", self.score(outputs)), self.batch
-        if found.shape != (batch,) or not jnp.issubdtype(found.dtype, jnp.floating):
-            message = f"target returns {found.dtype}{show(found.shape)}"
+        scores, batch = array_from("target", self.score(outputs)), self.batch
+        if scores.shape != (batch,) or not jnp.issubdtype(scores.dtype, jnp.floating):
+            message = f"target returns {scores.dtype}{show(scores.shape)}"
             hint = f"return a real score for each item of '{self.wrt}': [{batch}]"
             raise InputError(message, hint=hint)
-        return found
+        return scores
 
     def at(self, x: Array) -> Array:
-        """Return the score of each item for another value of the tensor that explains."""
+        """Return the score of each item, [batch], where `x` replaces the tensor `wrt`."""
         return self.scores(self.run(x)[0])
 
     def gradient(self, x: Array) -> tuple[Array, Array]:
-        """Return the score of each item, and its gradient at a value of the tensor."""
+        """Return the score of each item, [batch], and its gradient at `x`."""
         self.require_derivative()
 
         def total(x: Array) -> tuple[Array, Array]:
@@ -139,7 +142,7 @@ class Question:
         return scores, gradient
 
     def layer_gradient(self, x: Array, layer: str) -> tuple[Array, Array, Array]:
-        """Return the score of each item, a layer, and the gradient of the score at it."""
+        """Return the score of each item, a layer's tensor, and the gradient at this tensor."""
         type = self.graph.values[layer].type
         self.require_derivative(layer)
 
@@ -153,14 +156,14 @@ class Question:
         return scores, values, gradient
 
     def require_derivative(self, name: str | None = None) -> None:
-        """Raise InputError if rounding makes all derivatives by a tensor 0, by default `wrt`."""
+        """Raise InputError if rounding makes all derivatives by a tensor, by default `wrt`, 0."""
         graph = self.graph
         named = graph.values | dict(zip(graph.output_names, graph.outputs, strict=True))
         scored = [named[self.output]] if self.output else graph.outputs
         require_derivative(self.model, graph, [graph.values[name or self.wrt]], scored)
 
     def settled(self, x: Array) -> Question:
-        """Return the question about the classes with the highest scores, if it names none."""
+        """Return the question with classes: those with the highest scores at `x` if it has none."""
         if self.classes is not None or self.score is not None:
             return self
         best = self.entries(self.run(x)[0]).argmax(1).astype(jnp.int32)
@@ -173,28 +176,28 @@ class Question:
 
     @property
     def position(self) -> int | None:
-        """Return which input the tensor is, None if it is inside."""
+        """Return the position of `wrt` among the inputs, None for a tensor inside."""
         names = [value.name for value in self.model.graph.inputs]
         return names.index(self.wrt) if self.wrt in names else None
 
     @property
     def count(self) -> int:
-        """Return how many classes the output has scores of."""
+        """Return the number of classes of the output."""
         graph = self.graph
         names = dict(zip(graph.output_names, graph.outputs, strict=True))
         return _classes_of(names.get(self.output) or graph.values[self.output])
 
     @property
     def batch(self) -> int:
-        """Return how many items there are."""
+        """Return the number of items of `wrt`."""
         return _batch_of(self.graph.values[self.wrt])
 
 
 def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str, Any]) -> Question:
-    """Return the question that arguments of an analysis ask; `options` are `QuestionOptions`.
+    """Return the question for the arguments of an analysis; `options` are `QuestionOptions`.
 
-    Raises TypeError for arguments of wrong types, InputError for names that the graph does not
-    have, classes that the output does not have, and what has no derivative.
+    Raises TypeError for arguments of wrong types. Raises InputError for names that the graph lacks,
+    classes that the output lacks, and tensors without a derivative.
     """
     require_keywords(function, options, QuestionOptions.__annotations__, KEYWORDS)
     target, output, wrt, params = map(options.get, ("target", "output", "wrt", "params"))
@@ -203,8 +206,8 @@ def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str
         model = model.with_params(params)
     arrays = tuple(bound(model, inputs))
     graph = graph_for(model, arrays)
-    explains = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
-    _require_real(graph, "wrt", explains)
+    source = tensor_named(graph, "wrt", wrt) if wrt is not None else _first_real(graph)
+    _require_real(graph, "wrt", source)
     names = dict(zip(graph.output_names, graph.outputs, strict=True))
     if output is None:
         output = next(iter(names)) if len(names) == 1 else ""
@@ -215,36 +218,37 @@ def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str
         message = f"the network has outputs {', '.join(names)}"
         raise InputError(message, hint="name one by output=, or give a function of all as target")
     if callable(target):
-        return Question(model, arrays, None, explains.name, output, target)
+        return Question(model, arrays, None, source.name, output, target)
     scored = names[output]
     _require_real(graph, "output", scored)
-    count, batch = _batch_of(scored), _batch_of(explains)
-    if count != batch:
-        message = f"'{output}' is {scored.type}, '{explains.name}' is {explains.type}"
+    batch = _batch_of(source)
+    if _batch_of(scored) != batch:
+        message = f"'{output}' is {scored.type}, '{source.name}' is {source.type}"
         hint = "the first axis of both is the batch; a function as target may return [batch] scores"
         raise InputError(message, hint=hint)
     classes = _classes(target, batch, _classes_of(scored), output)
-    return Question(model, arrays, classes, explains.name, output, None)
+    return Question(model, arrays, classes, source.name, output, None)
 
 
 def require_derivative(
     model: Model, graph: Graph, sources: Iterable[Value], results: Iterable[Value]
 ) -> None:
-    """Raise InputError if every path from some tensors to the results is rounded."""
-    rounded = () if rounds_straight_through(model) else _ROUNDS
-    stop = _stop(graph, sources, results, rounded)
+    """Raise InputError if every path from some tensors to the results is rounded, or integer."""
+    kinds = () if rounds_straight_through(model) else _ROUNDS
+    stop = _stop(graph, sources, results, kinds)
     if stop is not None:
-        message = f"all derivatives are 0: '{stop.name}' is rounded, or of integers"
-        hint = "occlusion and feature_ablation need none"
+        reason = "is rounded" if stop.kind in kinds else "is of integers"
+        hint = "occlusion and feature_ablation need no derivatives"
         if _stop(graph, sources, results, ()) is None:
-            hint = 'load(..., quantization="ste") passes them straight through rounding'
+            hint = 'load(..., quantization="ste") passes derivatives straight through rounding'
+        message = f"all derivatives are 0: '{stop.name}' {reason}"
         raise InputError(message, span=stop.span, hint=hint)
 
 
 def _stop(
     graph: Graph, sources: Iterable[Value], results: Iterable[Value], kinds: Sequence[str]
 ) -> Operation | None:
-    """Return the first operation of some kinds, or of integers, if all paths have one."""
+    """Return the first operation of some kinds, or with integer results, if it is on every path."""
     reached, first = set(sources), None
     for operation in graph.operations:
         if not reached.isdisjoint(operation.reads()):
@@ -257,7 +261,7 @@ def _stop(
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if rounding makes the derivatives of all outputs by a source 0."""
+    """Raise InputError if rounding makes the derivatives of all outputs by one of the sources 0."""
     if rounds_straight_through(model):
         return
     paths, unrounded = _differentiable(graph, ()), _differentiable(graph, _ROUNDS)
@@ -267,7 +271,7 @@ def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) ->
 
 
 def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
-    """Return the tensors with a path of real tensors to an output, without some operations."""
+    """Return the tensors with a path of real tensors to an output that avoids some kinds."""
     reached = {v for v in graph.outputs if is_float(v.type.dtype)}
     for operation in reversed(graph.operations):
         if operation.kind not in kinds and not reached.isdisjoint(operation.writes()):
@@ -276,7 +280,7 @@ def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
 
 
 def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
-    """Return the inputs of a call in graph order, given as such or as one dict by name."""
+    """Return the inputs of a call in graph order; they come in order, or as one dict by name."""
     args, kwargs = arguments_of(inputs)
     spare = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
     for x in [*(x for x in args if isinstance(x, str)), *spare]:
@@ -285,26 +289,26 @@ def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     return bind(model, args, kwargs)
 
 
-def tensor_named(graph: Graph, what: str, name: Any) -> Value:
-    """Return the input, or tensor computed inside, of a name that an argument gives."""
-    require(what, name, str, "a name of a tensor")
-    found = graph.values.get(name)
-    if found is None:
-        message = f"{what}: the graph has no tensor '{name}'"
+def tensor_named(graph: Graph, argument: str, name: Any) -> Value:
+    """Return the input or computed tensor with the name; `argument` is for errors."""
+    require(argument, name, str, "a name of a tensor")
+    tensor = graph.values.get(name)
+    if tensor is None:
+        message = f"{argument}: the graph has no tensor '{name}'"
         raise InputError(message, hint=hint_for(name, graph, graph.values))
-    if any(found is v.value for v in (*graph.parameters, *graph.states)):
-        message = f"{what}: '{name}' is a variable, the same for all items of a batch"
+    if any(tensor is v.value for v in (*graph.parameters, *graph.states)):
+        message = f"{argument}: '{name}' is a variable, the same for all items of a batch"
         raise InputError(message, hint="name an input or the result of an operation")
-    return found
+    return tensor
 
 
-def require_model(model: Any) -> None:
-    """Raise TypeError for what is no model."""
+def require_model(model: object) -> None:
+    """Raise TypeError unless the value is a model."""
     require("model", model, Model, "a nnef_jax.Model")
 
 
 def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
-    """Return a real number; raise TypeError or ValueError unless it is finite and large enough."""
+    """Return a real number. Raises TypeError, or ValueError if it is too small or not finite."""
     require(name, value, float | int | np.floating | np.integer, "a number")
     if not np.isfinite(value) or (least is not None and value < least):
         enough = "" if least is None else f"at least {least:g} and "
@@ -313,7 +317,7 @@ def require_real(name: str, value: Any, *, least: float | None = 0) -> float:
 
 
 def require_count(name: str, value: Any) -> int:
-    """Return a number of times; raise TypeError or ValueError for none that is positive."""
+    """Return a positive integer. Raises TypeError or ValueError for any other value."""
     require(name, value, int | np.integer, "an integer")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, it is {value}")
@@ -321,7 +325,7 @@ def require_count(name: str, value: Any) -> int:
 
 
 def require_bounds(bounds: Any) -> tuple[float, float]:
-    """Return a least and a largest value; raise TypeError or ValueError for what is none."""
+    """Return a pair of finite, rising numbers. Raises TypeError or ValueError for other values."""
     if not isinstance(bounds, tuple | list) or len(bounds) != 2:  # pyright: ignore[reportUnknownArgumentType]
         raise TypeError(f"bounds must be a pair of numbers, it is {shown(bounds)}")
     low, high = (require_real("a bound", x, least=None) for x in bounds)
@@ -330,14 +334,14 @@ def require_bounds(bounds: Any) -> tuple[float, float]:
     return low, high
 
 
-def require_key(key: Any) -> None:
-    """Raise TypeError for what is no single key of `jax.random`."""
+def require_key(key: object) -> None:
+    """Raise TypeError unless the value is a single key of `jax.random`."""
     if key is None or not is_key(key):
         raise TypeError(f"key must be one of jax.random.key(seed), it is {shown(key)}")
 
 
-def array_from(name: str, returned: Any) -> Array:
-    """Return the result of a caller's function as an array, else raise TypeError."""
+def array_from(name: str, returned: object) -> Array:
+    """Return the result of a caller's function as an array. Raises TypeError for other results."""
     if not isinstance(returned, Array | np.ndarray | np.generic | float | int):
         raise TypeError(f"{name} must return an array, it returns {shown(returned)}")
     return jnp.asarray(returned)
@@ -357,27 +361,31 @@ def _filled(name: str, baseline: Any, x: Any) -> Array:
 
 
 def _logits(graph: Graph, output: str) -> str:
-    """Return the tensor that scores are of: what a softmax or sigmoid at the end reads.
+    """Return the name of the logits if the output is their softmax or sigmoid, else the output.
 
-    Warns where an output of one has no such tensor of its shape.
+    Warns if the output is a softmax or sigmoid, but the graph has no logits of the same classes.
     """
     makers = {value: x for x in graph.operations for value in x.writes()}
     final = value = dict(zip(graph.output_names, graph.outputs, strict=True))[output]
     while (maker := makers.get(value)) is not None and maker.kind in _PASSES:
         value = next(maker.reads())
-    read = None if maker is None else _saturated(maker, makers)
-    if read is None:
+    logits = None if maker is None else _saturated(maker, makers)
+    if logits is None:
         return output
-    wanted = (*final.type.shape, 1, 1)[:2]
-    if graph.values.get(read.name) is read and (*read.type.shape, 1, 1)[:2] == wanted:
-        return read.name
-    message = f"'{output}' is what '{value.name}' saturates to, gradients vanish there"
+    batch_and_classes = (*final.type.shape, 1, 1)[:2]
+    has_classes = (*logits.type.shape, 1, 1)[:2] == batch_and_classes
+    if graph.values.get(logits.name) is logits and has_classes:
+        return logits.name
+    message = f"'{output}' saturates by '{value.name}', its gradients vanish"
     warnings.warn(f"{message}: name a tensor before it by output=", stacklevel=4)
     return output
 
 
 def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | None:
-    """Return the operand of a softmax or sigmoid, one of single operations too, or None."""
+    """Return the operand of a softmax or sigmoid, None for another operation.
+
+    A softmax may also be the quotient of `exp` and its sum.
+    """
     if operation.kind in _SATURATES:
         return next(operation.reads())
     reads = [*operation.reads()]
@@ -388,9 +396,9 @@ def _saturated(operation: Operation, makers: dict[Value, Operation]) -> Value | 
         return None
     exponent = next(above.reads())
     shifted = makers.get(exponent)
-    is_shifted = shifted is not None and shifted.kind == "sub"
-    found = next(shifted.reads()) if shifted is not None and is_shifted else exponent
-    return found if next(below.reads()) is reads[0] else None
+    if shifted is not None and shifted.kind == "sub":  # minus the maximum
+        exponent = next(shifted.reads())
+    return exponent if next(below.reads()) is reads[0] else None
 
 
 def _first_real(graph: Graph) -> Value:
@@ -403,26 +411,25 @@ def _first_real(graph: Graph) -> Value:
     raise InputError(f"no input is real: {names}", hint=_inside(graph))
 
 
-def _require_real(graph: Graph, what: str, value: Value) -> None:
+def _require_real(graph: Graph, argument: str, value: Value) -> None:
     if not is_float(value.type.dtype):
-        message = f"{what}: '{value.name}' is of {value.type.dtype}, which has no derivative"
-        raise InputError(
-            message, hint=_inside(graph) if what == "wrt" else "name another by output="
-        )
+        message = f"{argument}: '{value.name}' is of {value.type.dtype}, which has no derivative"
+        hint = _inside(graph) if argument == "wrt" else "name another by output="
+        raise InputError(message, hint=hint)
     if not value.type.shape:
-        raise InputError(f"{what}: '{value.name}' has no axes, the first would be the batch")
+        raise InputError(f"{argument}: '{value.name}' has no axes, the first would be the batch")
 
 
 def _inside(graph: Graph) -> str:
-    """Return which tensor inside to explain instead: embeddings, or the first one that is real."""
-    reached, found = set(graph.inputs), dict[str, str]()
+    """Return a hint with a tensor inside to explain: embeddings, or the first real tensor."""
+    reached, by_kind = set(graph.inputs), dict[str, str]()
     for operation in graph.operations:
         if not reached.isdisjoint(operation.reads()):
             reached.update(operation.writes())
             for value in operation.writes():
                 if is_float(value.type.dtype) and graph.values.get(value.name) is value:
-                    found.setdefault(operation.kind, value.name)
-    name = found.get("gather") or next(iter(found.values()), "")
+                    by_kind.setdefault(operation.kind, value.name)
+    name = by_kind.get("gather") or next(iter(by_kind.values()), "")
     return f"explain a tensor inside: wrt='{name}'" if name else "no tensor inside is real either"
 
 
@@ -439,15 +446,15 @@ def _classes(target: Any, batch: int, count: int, output: str) -> Array | None:
     if target is None:
         return None
     message = f"target must be a class, one for each item, or a function; it is {shown(target)}"
-    given = target if isinstance(target, jax.Array) else numpy_of(target, InputError, message)
-    if given.dtype.kind not in "iu" or given.shape not in ((), (batch,)):
-        found = shown(target) if not given.shape else f"{given.dtype}{show(given.shape)}"
-        message = f"target must be an integer, integers [{batch}] or a function; it is {found}"
+    classes = target if isinstance(target, jax.Array) else numpy_of(target, InputError, message)
+    if classes.dtype.kind not in "iu" or classes.shape not in ((), (batch,)):
+        type = shown(target) if not classes.shape else f"{classes.dtype}{show(classes.shape)}"
+        message = f"target must be an integer, integers [{batch}] or a function; it is {type}"
         hint = "a function of the outputs returns any score: target=lambda y: y[:, 3, 1]"
         raise InputError(message, hint=hint)
-    if not isinstance(given, Tracer):
-        wrong = [int(x) for x in np.ravel(np.asarray(given)) if not 0 <= x < count]
+    if not isinstance(classes, Tracer):
+        wrong = [int(x) for x in np.ravel(np.asarray(classes)) if not 0 <= x < count]
         if wrong:
             message = f"target {wrong[0]} is no class of '{output}', which has {count}"
             raise InputError(message, hint=f"classes are 0 to {count - 1}")
-    return jnp.broadcast_to(jnp.asarray(given).astype(jnp.int32), (batch,))
+    return jnp.broadcast_to(jnp.asarray(classes).astype(jnp.int32), (batch,))

@@ -233,7 +233,7 @@ def test_logits_are_found_in_each_format() -> None:
 def test_what_saturates_without_logits_is_warned_of() -> None:
     body = "x = external<scalar>(shape = [0,4]);\ns = softmax(x);\n"
     model = model_of(document(body + "y = reshape(s, shape = [0,2,2]);\n"))
-    with pytest.warns(UserWarning, match="'y' is what 's' saturates to.*name a tensor before it"):
+    with pytest.warns(UserWarning, match="'y' saturates by 's'.*name a tensor before it"):
         found = analysis.saliency(model, X, target=1)
     assert found.output == "y"
 

@@ -75,7 +75,7 @@ def test_derivatives_of_a_rounded_network_are_refused(quantized: Path) -> None:
     assert np.abs(analysis.saliency(trained, IMAGES).values).max() > 1e-3
     inside: Any = {"loss": square, "names": ["logits"]}
     assert analysis.gradient_statistics(trained, [IMAGES], **inside).tensors["logits"].rms > 0
-    ends: Any = {"loss": square, "names": ["logits_quantized"], "labels": []}
+    ends: Any = {"loss": square, "names": ["probabilities_quantized"], "labels": []}
     assert len(analysis.gradient_statistics(rounded, [IMAGES], **ends).tensors) == 1
 
 
