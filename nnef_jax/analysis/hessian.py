@@ -1,8 +1,8 @@
-"""How sharply a loss curves with the parameters: trace and eigenvalues of its Hessian."""
+"""Trace and eigenvalues of the Hessian of a loss by the parameters."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,11 +30,11 @@ from nnef_jax.workings import graph_for
 
 @result
 class HessianTrace(Result):
-    """An estimate of the trace of a Hessian, and of its blocks of one parameter each.
+    """An estimate of the trace of a Hessian, and of its diagonal block of each parameter.
 
     Args:
-        samples: by label, [samples]: what each random vector says of the block's trace. Their mean
-            is the estimate.
+        samples: estimates of a block's trace by label, [samples], one for each random vector. Their
+            mean is the final estimate.
     """
 
     samples: Mapping[str, Array]
@@ -59,7 +59,7 @@ class HessianTrace(Result):
         return sum(self.samples.values(), jnp.zeros(()))
 
     def to_dict(self) -> dict[str, object]:
-        """Return `value`, `error`, and by label both `parameters` and `errors`."""
+        """Return `value`, `error`, and the dicts `parameters` and `errors` by label."""
         return {
             "value": float(self.value),
             "error": float(self.error),
@@ -90,9 +90,10 @@ class HessianEigenvalues(Result):
     """Eigenvalues of a Hessian.
 
     Args:
-        values: [k], the largest magnitude first.
-        residuals: [k]; some eigenvalue is as near to each of `values` as that.
-        vectors: by label [k, ...]: the direction in the space of parameters, of norm 1 over all.
+        values: the eigenvalues [k], the largest magnitude first.
+        residuals: error bounds [k]: an exact eigenvalue is within this distance of each of
+            `values`.
+        vectors: the eigenvectors by label, [k, ...], of norm 1 over all parameters together.
     """
 
     values: Array
@@ -100,13 +101,16 @@ class HessianEigenvalues(Result):
     vectors: Mapping[str, Array]
 
     def table(self) -> Table:
-        """Return a table with a line for each value; shares are those of the vector's square."""
-        vectors = {name: np.asarray(x) for name, x in self.vectors.items()}
-        shares = {n: np.sum(np.square(x).reshape(len(x), -1), 1) for n, x in vectors.items()}
+        """Return a table with a line for each eigenvalue.
+
+        It shows the parameter with the largest share of the eigenvector's squared norm.
+        """
+        vectors = {label: np.asarray(x) for label, x in self.vectors.items()}
+        shares = {k: np.sum(np.square(x).reshape(len(x), -1), 1) for k, x in vectors.items()}
         rows: list[tuple[Any, ...]] = []
-        for index, (value, off) in enumerate(zip(self.values, self.residuals, strict=True)):
-            label = max(shares, key=lambda name: shares[name][index])
-            rows.append((value, off, f"{label} ({shares[label][index]:.0%})"))
+        for index, (value, residual) in enumerate(zip(self.values, self.residuals, strict=True)):
+            largest = max(shares, key=lambda label: shares[label][index])
+            rows.append((value, residual, f"{largest} ({shares[largest][index]:.0%})"))
         columns = ["eigenvalue", "residual", "most of its direction"]
         return table_of("Hessian", columns, rows)
 
@@ -120,26 +124,28 @@ def hessian_trace(
     samples: int = 32,
     key: Array | None = None,
 ) -> HessianTrace:
-    """Estimate the trace of the Hessian of a loss to parameters, and of each parameter's block.
+    """Estimate the trace of the Hessian of a loss by the parameters, and of each parameter's block.
 
     For vectors v of random signs the mean of v^T H v is the trace of H (Hutchinson 1990). The same
-    products give the trace of each block on the diagonal, which says how much a parameter bears to
-    be rounded (Dong et al. 2020, arXiv:1911.03852). A diagonal Hessian has no error.
+    products give the trace of each diagonal block. A parameter whose block has a small trace can be
+    rounded more coarsely (Dong et al. 2020, arXiv:1911.03852). For a diagonal Hessian the estimate
+    is exact.
 
     Args:
-        inputs: of a call, in order, or one dict by name.
-        loss: a function of what the network returns to a real number. It is traced once for each
-            object, as in `jax.jit`.
-        labels: of parameters, or patterns of `fnmatch`; by default all of real numbers.
-        params: where the Hessian is taken, instead of `model.params`.
-        samples: random vectors, at least 2; the standard error falls with their square root.
-        key: of `jax.random`; by default always the same.
+        inputs: the inputs of a call, in order, or one dict by name.
+        loss: a function from the outputs to a real number. Each function object is traced once, as
+            in `jax.jit`.
+        labels: labels of parameters, or patterns of `fnmatch`; by default all real parameters.
+        params: the parameters at which the Hessian is taken, instead of `model.params`.
+        samples: the number of random vectors, at least 2. The standard error is inversely
+            proportional to its square root.
+        key: a key of `jax.random`; the default is fixed.
 
-    Raises InputError for labels that there are not, and a network without parameters; TypeError for
-    a loss that is no real number.
+    Raises InputError for unknown labels, for a network without real parameters, and if rounding
+    makes a gradient 0. Raises TypeError for a loss that is no real number.
 
-    >>> found = nnef_jax.analysis.hessian_trace(logits, images, loss=cross_entropy)
-    >>> found.value, found.error, found.by_parameter
+    >>> trace = nnef_jax.analysis.hessian_trace(logits, images, loss=cross_entropy)
+    >>> trace.value, trace.error, trace.by_parameter
     """
     if require_count("samples", samples) < 2:
         raise ValueError(f"samples must be at least 2 for a standard error, it is {samples}")
@@ -157,16 +163,18 @@ def hessian_eigenvalues(
     steps: int = 16,
     key: Array | None = None,
 ) -> HessianEigenvalues:
-    """Return the eigenvalues of largest magnitude of the Hessian of a loss to parameters.
+    """Return the eigenvalues of largest magnitude of the Hessian of a loss by the parameters.
 
-    The Hessian is never made: its products with vectors span a block Krylov space (Lanczos's method
-    for k = 1) with full reorthogonalisation, as Yao et al. 2020, arXiv:1912.07145, do by power
-    iteration. Parameters of no more than k * steps items are covered whole.
+    The Hessian is never formed. Its products with vectors span a block Krylov space (Lanczos's
+    method for k = 1) with full reorthogonalisation. Yao et al. 2020, arXiv:1912.07145, use power
+    iteration. If the parameters have at most k * steps entries, the values are exact but for
+    rounding.
 
     Args:
-        k: how many; as many as there are, if they are fewer.
-        steps: more make residuals smaller. Memory is for 2 * k * steps times the parameters.
-        key: of `jax.random`, for the start; by default always the same.
+        k: the number of eigenvalues; at most the entries of the parameters.
+        steps: the number of blocks; more blocks make residuals smaller. Memory is 2 * k * steps
+            times that of the parameters.
+        key: a key of `jax.random`, for the start; the default is fixed.
 
     The other arguments, and errors, are those of `hessian_trace`.
 
@@ -181,7 +189,7 @@ def hessian_eigenvalues(
 def _arguments(
     model: Any, inputs: Any, loss: Any, labels: Any, params: Any, key: Any
 ) -> tuple[Any, ...]:
-    """Return the model, the parameters that are chosen, inputs and key."""
+    """Return the model, the chosen parameters, the inputs and the key, checked."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
     if key is not None:
@@ -192,13 +200,15 @@ def _arguments(
     return model, chosen, values, jax.random.key(0) if key is None else key
 
 
-def _gradient(model: Model, inputs: Any, loss: Loss) -> Any:
-    """Return the gradient as a function of some of the parameters."""
+def _gradient(
+    model: Model, inputs: Sequence[Any], loss: Loss
+) -> Callable[[Params], dict[str, Array]]:
+    """Return the gradient of the loss as a function of the chosen parameters."""
 
-    def value(chosen: Mapping[str, Any]) -> Array:
+    def loss_at(chosen: Params) -> Array:
         return loss_of(model, {**model.params, **chosen}, inputs, loss, {})[0]
 
-    return jax.grad(value)
+    return jax.grad(loss_at)
 
 
 @partial(jax.jit, static_argnames=("loss", "samples"))
@@ -208,13 +218,10 @@ def _trace(
     _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
     def sample(key: Array) -> dict[str, Array]:
-        keys = jax.random.split(key, len(chosen))
-        signs = {
-            label: jax.random.rademacher(one, x.shape, x.dtype)
-            for one, (label, x) in zip(keys, chosen.items(), strict=True)
-        }
-        found = product(signs)
-        return {n: jnp.sum((signs[n] * found[n]).astype(jnp.float32)) for n in chosen}
+        keys = dict(zip(chosen, jax.random.split(key, len(chosen)), strict=True))
+        signs = {k: jax.random.rademacher(keys[k], x.shape, x.dtype) for k, x in chosen.items()}
+        products = product(signs)
+        return {k: jnp.sum((signs[k] * products[k]).astype(jnp.float32)) for k in chosen}
 
     return jax.lax.map(sample, jax.random.split(key, samples))
 
@@ -234,17 +241,18 @@ def _eigenvalues(
     wide = {label: x.astype(jnp.float32) for label, x in chosen.items()}
     flat, unravel = ravel_pytree(wide)
 
-    def one(vector: Array) -> Array:
+    def vector_product(vector: Array) -> Array:
         tangents = {label: x.astype(chosen[label].dtype) for label, x in unravel(vector).items()}
         return ravel_pytree({n: x.astype(jnp.float32) for n, x in product(tangents).items()})[0]
 
-    def several(vectors: Array) -> Array:  # [1, size, columns]
-        return jax.vmap(one, 1, 1)(vectors[0])[None]
+    def block_product(block: Array) -> Array:  # [1, size, columns]
+        return jax.vmap(vector_product, 1, 1)(block[0])[None]
 
     k = min(k, flat.size)
-    values, vectors, residuals = eigenpairs(several, key, flat.size, k, steps)
+    values, vectors, residuals = eigenpairs(block_product, key, flat.size, k, steps)
     return values, residuals, jax.vmap(unravel, 1)(vectors)
 
 
 def _error(samples: Array) -> Array:
+    """Return the standard error of the mean of samples."""
     return jnp.std(samples, ddof=1) / np.sqrt(len(samples)).astype(np.float32)

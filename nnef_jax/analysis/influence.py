@@ -1,4 +1,4 @@
-"""What trained a network, and what it has learnt: TracIn, concept activation vectors."""
+"""Influence of training items (TracIn), and concept activation vectors (TCAV)."""
 
 from __future__ import annotations
 
@@ -36,93 +36,98 @@ from nnef_jax.options import names_of, require
 from nnef_jax.results import Axes, Result, Table, axes, result, static, table_of
 from nnef_jax.workings import without_mesh
 
-_RIDGE = 1e-3  # of the mean square of activations
+_RIDGE = 1e-3  # relative to the mean square of activations
 
 
 @result
 class Influence(Result):
-    """How far training on items helped or harmed others: see `tracin`.
+    """The influence of training items on the losses of test items: see `tracin`.
 
     Args:
-        values: [other, item]; above 0 where training on the item lowered the other's loss.
+        values: [test item, training item]; above 0 if training lowered the loss of the test item.
     """
 
     values: Array
 
     def table(self) -> Table:
-        """Return a table with a row for each other: the items of most and of least influence."""
+        """Return a table with the training items of most and least influence on each test item."""
         values = np.asarray(self.values)
         rows = [
-            (other, each.argmax(), each.max(), each.argmin(), each.min())
-            for other, each in enumerate(values)
-            if each.size
+            (item, row.argmax(), row.max(), row.argmin(), row.min())
+            for item, row in enumerate(values)
+            if row.size
         ]
-        heads = "other", "helped most by", "influence", "harmed most by", "influence"
+        heads = "item", "helped most by", "influence", "harmed most by", "influence"
         return table_of(f"influence of {values.shape[1]} items on {len(values)}", heads, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the influence of each item on each other; return the axes of matplotlib.
+        """Draw the influence of each training item on each test item; return matplotlib's axes.
 
-        Red is what helped, blue what harmed.
+        Helpful items are red, harmful ones blue.
         """
         ax, values = axes(ax), np.asarray(self.values, np.float64)
         limit = np.abs(values).max(initial=0) or 1.0
         image = ax.imshow(values, cmap="RdBu_r", vmin=-limit, vmax=limit, aspect="auto")
         ax.figure.colorbar(image, ax=ax, label="influence")
-        ax.set_xlabel("item of the training")
-        ax.set_ylabel("other")
+        ax.set_xlabel("training item")
+        ax.set_ylabel("test item")
         return ax
 
 
 def tracin(
     model: Model,
     data: tuple[Sample, ArrayLike],
-    others: tuple[Sample, ArrayLike],
+    test: tuple[Sample, ArrayLike],
     *,
     loss: Callable[[Array, Array], Array],
     checkpoints: Sequence[Params | Model] | None = None,
     rates: float | Sequence[float] = 1.0,
     labels: Iterable[str] | None = None,
 ) -> Influence:
-    """Compute the influence of training on items on others (Pruthi et al. 2020, arXiv:2002.08484).
+    """Compute the influence of training items on test items (Pruthi et al. 2020, arXiv:2002.08484).
 
-    A value is the learning rate times the product of both gradients, added up over checkpoints. It
-    is above 0 where the item lowered the other's loss. The gradients of all items are held at once:
-    `labels` says of which parameters.
+    It is the sum over checkpoints of the learning rate times the scalar product of the gradients of
+    both losses. It is above 0 if training on the item lowered the loss of the test item. The
+    gradients of all items are in memory together; `labels` limits them to some parameters. A model
+    on a mesh is computed on the default device.
 
     >>> nnef_jax.analysis.tracin(model, (images, digits), (unseen, answers), loss=cross_entropy)
 
     Args:
-        data: what was trained on: inputs, and what the loss compares outputs with. Inputs are one
-            array or a tuple; items are along the first axis of all.
-        others: what is asked about, likewise.
-        loss: of the outputs for an item, a batch of one, and what they are compared with: a number,
-            or [1].
-        checkpoints: parameters, or models, at times of the training, by default the model's own.
-        rates: the learning rate then, one for all or one for each.
-        labels: labels or patterns of the parameters that are differentiated, by default all.
+        model: a network that takes a batch of one item.
+        data: the training items: a pair of inputs and answers. Inputs are an array or a tuple of
+            arrays. The first axis of every array counts items.
+        test: the test items, also a pair.
+        loss: a function from the outputs and the answers, both for a batch of one item, to a number
+            or an array [1].
+        checkpoints: parameters or models at steps of the training, by default the model itself.
+        rates: the learning rate at all checkpoints, or one for each.
+        labels: labels or patterns of the differentiated parameters, by default all.
 
-    Raises InputError for what does not fit together.
+    Raises InputError for arguments that do not fit together, for a declared batch other than 1, and
+    if rounding makes a gradient 0.
     """
     require_model(model)
     require_callable("loss", loss, "a function of outputs and an answer")
-    times = [model] if checkpoints is None else checkpoints
-    require("checkpoints", times, tuple | list, "a list of params or models")
-    times = [x.params if isinstance(x, Model) else x for x in times]
+    points = [model] if checkpoints is None else checkpoints
+    require("checkpoints", points, tuple | list, "a list of params or models")
+    points = [x.params if isinstance(x, Model) else x for x in points]
     _require_batch_of_one(model)
-    each = [rates] * len(times) if isinstance(rates, int | float) else list(rates)
-    if not times:
+    each_rate = [rates] * len(points) if isinstance(rates, int | float) else list(rates)
+    if not points:
         raise InputError("checkpoints is empty", hint="leave it out for the model's parameters")
-    if len(each) != len(times):
-        raise InputError(f"{len(times)} checkpoints have {len(each)} rates")
-    names = None if labels is None else names_of("labels", labels, "labels of parameters")
+    if len(each_rate) != len(points):
+        raise InputError(f"{len(points)} checkpoints have {len(each_rate)} rates")
+    patterns = None if labels is None else names_of("labels", labels, "labels of parameters")
     total: Any = 0
-    for params, rate in zip(times, each, strict=True):
-        there = without_mesh(model.with_params(params))
-        free = tuple(chosen_params(there.params, names))
-        require_gradients(there, there.graph, {}, free)
-        pair = [_gradients(there, *_items(of, x), loss, free) for of, x in _named(data, others)]
-        total += require_real("a rate", rate) * jnp.matmul(pair[1], pair[0].T, precision="highest")
+    for params, rate in zip(points, each_rate, strict=True):
+        trained = without_mesh(model.with_params(params))
+        chosen = tuple(chosen_params(trained.params, patterns))
+        require_gradients(trained, trained.graph, {}, chosen)
+        of_data = _gradients(trained, *_items("data", data), loss, chosen)
+        of_test = _gradients(trained, *_items("test", test), loss, chosen)
+        product = jnp.matmul(of_test, of_data.T, precision="highest")
+        total += require_real("a rate", rate) * product
     return Influence(values=total)
 
 
@@ -134,50 +139,52 @@ def _require_batch_of_one(model: Model) -> None:
             raise InputError(f"{message}, tracin needs a batch of 1", hint=hint)
 
 
-def _named(data: Any, others: Any) -> list[tuple[str, Any]]:
-    return [("data", data), ("others", others)]
-
-
-def _items(of: str, given: Any) -> tuple[tuple[Any, ...], Any]:
-    require(of, given, tuple | list, "a pair of inputs and what outputs are compared with")
-    if len(given) != 2:
-        raise InputError(f"{of} must be a pair, it has {len(given)} parts")
-    inputs = given[0] if isinstance(given[0], tuple) else (given[0],)
-    inputs, answers = tuple(map(jnp.asarray, inputs)), jnp.asarray(given[1])
+def _items(argument: str, pair: Any) -> tuple[tuple[Array, ...], Array]:
+    """Return the inputs and the answers of an argument of `tracin`."""
+    require(argument, pair, tuple | list, "a pair of inputs and answers")
+    if len(pair) != 2:
+        raise InputError(f"{argument} must be a pair, it has {len(pair)} parts")
+    inputs = pair[0] if isinstance(pair[0], tuple) else (pair[0],)
+    inputs, answers = tuple(map(jnp.asarray, inputs)), jnp.asarray(pair[1])
     counts = {x.shape[0] if x.ndim else 0 for x in (*inputs, answers)}
     if len(counts) != 1:
-        raise InputError(f"{of} has {', '.join(map(str, sorted(counts)))} items along first axes")
+        listed = ", ".join(map(str, sorted(counts)))
+        raise InputError(f"{argument} has {listed} items along first axes")
     return inputs, answers
 
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _gradients(
-    model: Model, inputs: tuple[Any, ...], answers: Array, loss: Any, names: tuple[str, ...]
+    model: Model,
+    inputs: tuple[Array, ...],
+    answers: Array,
+    loss: Callable[[Any, Any], Any],
+    labels: tuple[str, ...],
 ) -> Array:
-    """Return the gradient of each item's loss, [item, parameter]."""
+    """Return the gradient of each item's loss, [item, parameter entry]."""
     params = model.params
 
-    def one(inputs: tuple[Any, ...], answer: Array) -> Any:
-        def total(free: Any) -> Array:
-            outputs = model.apply({**params, **free}, *[x[None] for x in inputs])
+    def gradient(inputs: tuple[Array, ...], answer: Array) -> dict[str, Array]:
+        def loss_at(chosen: Params) -> Array:
+            outputs = model.apply({**params, **chosen}, *[x[None] for x in inputs])
             value = array_from("loss", loss(outputs, answer[None]))
             return scalar(value[0] if value.shape == (1,) else value)
 
-        return jax.grad(total)({name: params[name] for name in names})
+        return jax.grad(loss_at)({label: params[label] for label in labels})
 
-    leaves = jax.tree.leaves(jax.vmap(one)(inputs, answers))
+    leaves = jax.tree.leaves(jax.vmap(gradient)(inputs, answers))
     return jnp.concatenate([x.reshape(x.shape[0], -1) for x in leaves], 1)
 
 
 @result
 class Concept(Result):
-    """How much a score follows a concept in a layer.
+    """The dependence of a score on a concept in a layer: see `tcav`.
 
     Args:
-        vector: the direction that tells the concept from others, of the shape of an item there.
-        derivatives: of the score of each item along it, [batch].
-        share: which part of the items has a derivative above 0.
-        scores: what is explained, [batch].
+        vector: the direction of the concept, an array of the shape of an item of the layer.
+        derivatives: the derivative of each item's score along the direction, [batch].
+        share: the share of items with a derivative above 0.
+        scores: the explained scores, [batch].
         layer: the name of the tensor.
     """
 
@@ -199,19 +206,20 @@ def tcav(
     *inputs: Input,
     layer: str,
     concept: ArrayLike,
-    others: ArrayLike,
+    counterexamples: ArrayLike,
     target: Target = None,
     output: str | None = None,
     params: Params | None = None,
 ) -> Concept:
-    """Test whether a score follows a concept of examples (Kim et al. 2018, arXiv:1711.11279).
+    """Test whether a score depends on a concept (Kim et al. 2018, arXiv:1711.11279).
 
-    The direction is that of ridge regression on what is the concept in a layer and what is not.
+    The direction of the concept comes from a ridge regression in the layer: 1 for examples of the
+    concept, -1 for counterexamples.
 
     Args:
         layer: the name of a real tensor inside.
-        concept: inputs of a call that show it: an array, a tuple in order, or a dict by name.
-        others: inputs that do not.
+        concept: inputs that show the concept: an array, a tuple in order, or a dict by name.
+        counterexamples: inputs that do not show the concept.
 
     The other arguments, and errors, are those of `saliency`.
     """
@@ -219,20 +227,24 @@ def tcav(
     question = ask("tcav", model, inputs, options)
     if question.position is not None:
         raise InputError(f"layer: '{layer}' is an input", hint="name a tensor inside")
-    shown = [_inside(question.model, layer, x) for x in (concept, others)]
-    return _tcav(question, *shown)
+    return _tcav(
+        question,
+        _layer_at(question.model, layer, concept),
+        _layer_at(question.model, layer, counterexamples),
+    )
 
 
-def _inside(model: Model, layer: str, given: Any) -> Array:
-    return model.intermediates(*bound(model, [given]), names=[layer])[layer]
+def _layer_at(model: Model, layer: str, inputs: Input) -> Array:
+    return model.intermediates(*bound(model, [inputs]), names=[layer])[layer]
 
 
 @jax.jit
-def _tcav(question: Question, concept: Array, others: Array) -> Concept:
+def _tcav(question: Question, concept: Array, counterexamples: Array) -> Concept:
     x = question.value()
     question = question.settled(x)
-    rows = jnp.concatenate([concept, others]).reshape(len(concept) + len(others), -1)
-    signs = jnp.concatenate([jnp.ones(len(concept)), -jnp.ones(len(others))]).astype(rows.dtype)
+    sizes = len(concept), len(counterexamples)
+    rows = jnp.concatenate([concept, counterexamples]).reshape(sum(sizes), -1)
+    signs = jnp.concatenate([jnp.ones(sizes[0]), -jnp.ones(sizes[1])]).astype(rows.dtype)
     rows = rows - rows.mean(0, keepdims=True)
     products = jnp.matmul(rows, rows.T, precision="highest")
     ridge = _RIDGE * jnp.trace(products) / len(rows) + jnp.finfo(rows.dtype).tiny

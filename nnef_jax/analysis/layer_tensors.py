@@ -1,4 +1,4 @@
-"""The tensors inside a network that analyses tell about, and what the graph knows of them."""
+"""The layers of a network, as tensors with their operations and parameters, and losses of them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from nnef_jax.options import names_of, shown
 from nnef_jax.wording.similar import did_you_mean
 from nnef_jax.workings import graph_for, without_mesh
 
-Arrays = Mapping[str, Any]
+Arrays = Mapping[str, Any]  # by name or label
 Loss = Callable[..., ArrayLike]
 
 
 @dataclass(frozen=True, slots=True)
 class LayerTensor:
-    """One tensor that a network computes from its inputs or states, and what makes it.
+    """A tensor that a network computes from its inputs or states, and its operation.
 
     Args:
-        name: of the tensor.
-        kind: of the operation, whatever dialect the network is of.
-        value: the tensor, its type among others.
-        operation: what computes it.
-        params: labels of the parameters that the operation reads, as they are or rearranged.
-        weights: those of them that are multiplied with, biases left out.
-        unit_axis: the axis of channels or features; None where the tensor has a single axis.
+        name: the name of the tensor.
+        kind: the kind of the operation.
+        value: the tensor in the graph.
+        operation: the operation that computes the tensor.
+        params: labels of the parameters that the operation reads, directly or rearranged.
+        weights: labels of those parameters that are multiplied with a tensor, without biases.
+        unit_axis: the axis of channels or features; None for a tensor with a single axis.
     """
 
     name: str
@@ -53,31 +53,31 @@ class LayerTensor:
 def on_one_device(
     model: Model, inputs: Sequence[Any], params: Params | None
 ) -> tuple[Model, list[Any]]:
-    """Return a model on these parameters, and the inputs of a call in graph order.
+    """Return the model with the parameters, on the default device, and the inputs in graph order.
 
-    A model on a mesh comes to the default device: decompositions of matrices are not distributed.
+    A model leaves its mesh, since matrix decompositions are not distributed.
     """
     model = model if params is None else model.with_params(params)
     values = bound(model, inputs)
-    alone = without_mesh(model)
-    return alone, values if alone is model else list(map(np.asarray, values))
+    single = without_mesh(model)
+    return single, values if single is model else list(map(np.asarray, values))
 
 
 def layers_of(graph: Graph, names: Iterable[str] | None = None) -> dict[str, LayerTensor]:
-    """Return the layers by name of tensor, in order; those of some names or patterns alone.
+    """Return the layers by tensor name, in order; all, or those of some names or patterns.
 
-    Raises TypeError for what is no list of names, InputError for a name that no layer has.
+    Raises TypeError unless `names` is a list of names, InputError for a name without a layer.
     """
-    found = {layer.name: layer for layer in _layers(graph)}
+    layers = {layer.name: layer for layer in _layers(graph)}
     if names is None:
-        return found
-    wanted = names_of("names", names, "names of tensors")
-    chosen = set(Probe(capture=wanted).captured(graph))
-    for name in wanted:
-        if name in graph.values and name not in found:
+        return layers
+    patterns = names_of("names", names, "names of tensors")
+    chosen = set(Probe(capture=patterns).captured(graph))
+    for name in patterns:
+        if name in graph.values and name not in layers:
             message = f"'{name}' is no tensor that is computed from the inputs for the outputs"
             raise InputError(message, hint="model.summary() lists the names")
-    return {name: layer for name, layer in found.items() if name in chosen}
+    return {name: layer for name, layer in layers.items() if name in chosen}
 
 
 def _layers(graph: Graph) -> Iterable[LayerTensor]:
@@ -87,7 +87,7 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
     names = set(graph.values)
     for operation in graph.operations:
         reads = list(operation.reads())
-        if varies.isdisjoint(reads):  # it rearranges parameters
+        if varies.isdisjoint(reads):  # The operation rearranges parameters.
             sources = tuple(dict.fromkeys(x for v in reads for x in labels.get(v, ())))
             labels.update((value, sources) for value in operation.writes())
             continue
@@ -103,6 +103,7 @@ def _layers(graph: Graph) -> Iterable[LayerTensor]:
 def _parameters(
     operation: Operation, labels: Mapping[Value, tuple[str, ...]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return `LayerTensor.params` and `LayerTensor.weights` of an operation."""
     rule = operation.rule or rules[operation.kind]
     params: dict[str, None] = {}
     weights: dict[str, None] = {}
@@ -115,7 +116,7 @@ def _parameters(
 
 
 def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | None]) -> int | None:
-    """Return the axis of channels: where products put it, and where what follows keeps it."""
+    """Return the axis of channels: the one of the last product, followed through the operation."""
     rank = len(value.type.shape)
     if rank < 2:
         return None
@@ -136,28 +137,28 @@ def _unit_axis(operation: Operation, value: Value, axes: Mapping[Value, int | No
 
 
 def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
-    """Return the layers of real numbers. Raises InputError where there are none."""
-    found = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
-    if not found:
+    """Return the layers of real numbers. Raises InputError if there are none."""
+    real = {name: x for name, x in layers.items() if is_float(x.value.type.dtype)}
+    if not real:
         message = "no tensor that is computed, or chosen, is of real numbers"
         raise InputError(message, hint="integers have no derivatives")
-    return found
+    return real
 
 
 def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> dict[str, Any]:
-    """Return the parameters of real numbers, of some labels or patterns of `fnmatch` alone.
+    """Return the real parameters; all, or those of some labels or patterns of `fnmatch`.
 
-    Raises TypeError for what is no list of labels, InputError for one that nothing has, and where
-    no parameter is left.
+    Raises TypeError unless `labels` is a list of strings, InputError for a label without a real
+    parameter, and if no parameter is real.
     """
     real = {k: x for k, x in params.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if labels is not None:
-        wanted = names_of("labels", labels, "labels of parameters")
-        for label in wanted:
+        patterns = names_of("labels", labels, "labels of parameters")
+        for label in patterns:
             if label not in real and not any(fnmatchcase(x, label) for x in real):
                 hint = did_you_mean(label, real) or "model.params has the labels"
                 raise InputError(f"no real parameter has the label '{label}'", hint=hint)
-        real = {k: x for k, x in real.items() if any(k == w or fnmatchcase(k, w) for w in wanted)}
+        real = {k: x for k, x in real.items() if any(k == p or fnmatchcase(k, p) for p in patterns)}
     if not real:
         raise InputError("no parameter of the network, or of those chosen, is of real numbers")
     return real
@@ -166,19 +167,19 @@ def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> di
 def require_gradients(
     model: Model, graph: Graph, layers: Mapping[str, LayerTensor], labels: Collection[str]
 ) -> None:
-    """Raise InputError if rounding makes the gradients at a layer, or at a parameter, 0."""
+    """Raise InputError if rounding makes the gradient at one of the layers or parameters 0."""
     params = [p.value for p in graph.parameters if p.label in labels]
     require_derivatives(model, graph, [*(layer.value for layer in layers.values()), *params])
 
 
-def require_callable(name: str, value: Any, expected: str) -> None:
-    """Raise TypeError for what cannot be called."""
+def require_callable(name: str, value: object, expected: str) -> None:
+    """Raise TypeError unless the value is a function."""
     if not callable(value):
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 
 def zeros_at(model: Model, inputs: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
-    """Return arrays of zeros in the shape and dtype of each tensor, by name."""
+    """Return arrays of zeros by name, with the shape and dtype of each tensor."""
     types = {name: graph_for(model, inputs).values[name].type for name in names}
     return {name: jnp.zeros([int(n) for n in t.shape], t.dtype) for name, t in types.items()}
 
@@ -186,16 +187,16 @@ def zeros_at(model: Model, inputs: Sequence[Any], names: Sequence[str]) -> dict[
 def loss_of(
     model: Model, params: Arrays, inputs: Sequence[Any], loss: Callable[[Any], Any], added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
-    """Return the loss where something is added to tensors, and what these are then, by name."""
+    """Return the loss after arrays are added to tensors, and these tensors, by name."""
     edits = {name: lambda x, y=y: x + y for name, y in added.items()}
     outputs, inside = model.apply(params, *inputs, edit=edits, capture=list(added))
     return scalar(loss(outputs)), inside
 
 
-def scalar(value: Any) -> Array:
-    """Return the value of a loss in 32 bits at least; raise TypeError for no real number."""
-    found = array_from("loss", value)
-    if found.shape != () or not jnp.issubdtype(found.dtype, jnp.floating):
-        said = f"it returns {found.dtype}{list(found.shape)}"
-        raise TypeError(f"loss must return a single real number, {said}")
-    return found.astype(np.promote_types(found.dtype, np.float32))
+def scalar(value: object) -> Array:
+    """Return a loss in 32 bits at least. Raises TypeError unless it is a single real number."""
+    array = array_from("loss", value)
+    if array.shape != () or not jnp.issubdtype(array.dtype, jnp.floating):
+        type = f"{array.dtype}{list(array.shape)}"
+        raise TypeError(f"loss must return a single real number, it returns {type}")
+    return array.astype(np.promote_types(array.dtype, np.float32))

@@ -1,4 +1,4 @@
-"""How much a loss depends on each layer: on its values, its parameters, and on rounding either."""
+"""Sensitivity of a loss to each layer: gradients, and its increase if the layer is rounded."""
 
 from __future__ import annotations
 
@@ -38,14 +38,16 @@ _COLOURS = ("#1f4e79", "#c0392b", "#2e8b57", "#d98c00", "#7d5ba6")
 
 @result
 class Sensitivity(Result):
-    """How much a loss depends on each layer of a network: see `sensitivity`.
+    """The sensitivity of a loss to each layer of a network: see `sensitivity`.
 
     Args:
-        loss: at the inputs.
-        scores: by what is asked, [layers]: NaN where a layer has no such parameters.
-        increases: by what is rounded, [layers]: how much the loss grows; NaN as above.
-        names: of the layers, in the order in which they are computed.
-        kinds: of their operations.
+        loss: the loss at the inputs.
+        scores: norms of gradients by kind of score, [layers]; NaN for a layer without parameters of
+            that kind.
+        increases: increases of the loss by kind of rounding, [layers]; NaN for a layer without
+            weights.
+        names: the names of the layers' tensors, in the order of computation.
+        kinds: the kinds of the layers' operations.
     """
 
     loss: Array
@@ -55,12 +57,12 @@ class Sensitivity(Result):
     kinds: tuple[str, ...] = static()
 
     def table(self, *, sort: str | None = None) -> Table:
-        """Return a table with a line for each layer, or those of the largest figures first.
+        """Return a table with a line for each layer, in the order of computation or sorted.
 
         Args:
-            sort: the column to sort by, a key of `scores` or `increases`: by magnitude.
+            sort: a key of `scores` or `increases`; the largest magnitude comes first.
 
-        Raises ValueError for a column that there is not.
+        Raises ValueError for an unknown key.
         """
         columns = {n: np.asarray(x) for n, x in (*self.scores.items(), *self.increases.items())}
         order = np.arange(len(self.names))
@@ -80,18 +82,18 @@ class Sensitivity(Result):
         return table_of(title, ["layer", "operation", *columns], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw by how much rounding each layer raises the loss; return the axes."""
+        """Draw the increases of the loss for each layer and kind of rounding; return the axes."""
         ax = axes(ax, (7.5, max(2.5, 0.25 * len(self.names))))
         arrays = {name: np.asarray(x, np.float64) for name, x in self.increases.items()}
         sizes = np.abs(np.concatenate([[0.0], *arrays.values()]))
         largest = np.max(sizes[np.isfinite(sizes)])
-        places = np.arange(len(self.names))
+        heights = np.arange(len(self.names))
         for (name, x), colour in zip(arrays.items(), _COLOURS * len(arrays), strict=False):
-            ax.plot(x, places, "o", color=colour, markersize=5, alpha=0.8, label=name)
+            ax.plot(x, heights, "o", color=colour, markersize=5, alpha=0.8, label=name)
         ax.set_xscale("symlog", linthresh=largest / 1000 or 1.0)
         ax.axvline(0, color="#999999", lw=0.6, zorder=0)
-        ax.hlines(places, *ax.get_xlim(), color="#e6e9ee", lw=1, zorder=-1)
-        ax.set_yticks(places, map(literally, self.names), fontsize=8)
+        ax.hlines(heights, *ax.get_xlim(), color="#e6e9ee", lw=1, zorder=-1)
+        ax.set_yticks(heights, map(literally, self.names), fontsize=8)
         ax.invert_yaxis()
         ax.set_xlabel(f"increase of the loss, which is {float(self.loss):.4g}")
         ax.spines["left"].set_visible(False)
@@ -111,32 +113,34 @@ def sensitivity(
     names: Sequence[str] | None = None,
     params: Params | None = None,
 ) -> Sensitivity:
-    """Return how much a loss depends on each layer: on its values, parameters, and their precision.
+    """Return the sensitivity of a loss to each layer: to its values, parameters and precision.
 
-    Scores, from one backward pass: "gradient" and "gradient x value" are norms of the gradient at
-    what the layer computes, and of its product with that; "parameter gradient" and "parameter x
-    gradient" are those of its parameters, the latter being the first-order estimate of what it is
-    worth (Molchanov et al. 2019, arXiv:1906.10771, before squares).
+    Scores come from one backward pass. "gradient" is the norm of the gradient at the layer's
+    tensor, "gradient x value" that of the gradient times the tensor. "parameter gradient" and
+    "parameter x gradient" are the same for the layer's parameters. The last one is a first-order
+    estimate of the importance of the parameters (Molchanov et al. 2019, arXiv:1906.10771, without
+    squares).
 
-    Increases of the loss, one more run each, all in one compiled function: where the weights of
-    this layer alone are rounded to 2^bits even levels between their extremes, biases left out; or
-    what it computes; or where that is rounded to a dtype.
+    Increases of the loss take one run each, all in one compiled function. Each run rounds one
+    layer: "weights 8 bits" its weights without biases, to 2^bits even levels between their
+    extremes; "values 8 bits" its tensor, likewise; a dtype, such as "float16", its tensor.
 
     Args:
-        inputs: of a call, in order, or one dict by name.
-        loss: a function of what the network returns to a real number. It is traced once for each
-            object, as in `jax.jit`.
-        bits: 2 to 16; None leaves rounding to levels out.
-        dtypes: of real numbers, by name; () leaves them out.
-        per_channel: weights have a range for each extent of axis 0, instead of one.
-        names: names or patterns of the layers' tensors; by default all of real numbers.
-        params: instead of `model.params`.
+        inputs: the inputs of a call, in order, or one dict by name.
+        loss: a function from the outputs to a real number. Each function object is traced once, as
+            in `jax.jit`.
+        bits: 2 to 16; None leaves out rounding to levels.
+        dtypes: names of real dtypes; () leaves them out.
+        per_channel: whether each index of axis 0 of the weights has its own range.
+        names: names or patterns of the layers' tensors; by default all real tensors.
+        params: arrays by label, used instead of `model.params`.
 
-    Raises InputError for names that there are not, a network without real numbers, and tensors
-    without items; TypeError or ValueError for wrong options and a loss that is no real number.
+    Raises InputError for unknown names, for a network without real tensors, for empty tensors, and
+    if rounding makes a gradient 0. Raises TypeError or ValueError for wrong options, and for a loss
+    that is no real number.
 
-    >>> found = nnef_jax.analysis.sensitivity(logits, images, loss=cross_entropy, bits=4)
-    >>> rich.print(found.table(sort="weights 4 bits"))
+    >>> result = nnef_jax.analysis.sensitivity(logits, images, loss=cross_entropy, bits=4)
+    >>> rich.print(result.table(sort="weights 4 bits"))
     """
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
@@ -159,7 +163,7 @@ def sensitivity(
             raise InputError(f"'{name}' is empty: it is {layer.value.type}")
     labels = {label for layer in layers.values() for label in layer.params}
     require_gradients(model, graph, layers, labels)
-    found = _sensitivity(
+    loss_value, scores, increases = _sensitivity(
         model,
         values,
         names=tuple(layers),
@@ -168,9 +172,12 @@ def sensitivity(
         dtypes=dtypes,
         per_channel=per_channel,
     )
-    kinds = tuple(layer.kind for layer in layers.values())
     return Sensitivity(
-        loss=found[0], scores=found[1], increases=found[2], names=tuple(layers), kinds=kinds
+        loss=loss_value,
+        scores=scores,
+        increases=increases,
+        names=tuple(layers),
+        kinds=tuple(layer.kind for layer in layers.values()),
     )
 
 
@@ -186,22 +193,22 @@ def _sensitivity(
     per_channel: bool,
 ) -> tuple[Array, dict[str, Array], dict[str, Array]]:
     params = model.params
-    known = layers_of(graph_for(model, inputs))
-    layers = {name: known[name] for name in names}
+    all_layers = layers_of(graph_for(model, inputs))
+    layers = {name: all_layers[name] for name in names}
     scores = _scores(model, inputs, layers, loss)
-    roundings: dict[str, Callable[[Any], Any]] = {}
+    roundings: dict[str, Callable[[Array], Array]] = {}
     if bits is not None:
         roundings[f"values {bits} bits"] = partial(_to_levels, bits=bits, per_channel=False)
     roundings |= {dtype: partial(_to_dtype, dtype=dtype) for dtype in dtypes}
     count = len(names)
     weights = [_weights(layer, params) for layer in layers.values()]
 
-    # Run i * count + j rounds what layer j computes in way i; those of weights come last.
-    def rounded(run: Array) -> Array:
+    # Run i * count + j applies rounding i to the tensor of layer j; rounding of weights comes last.
+    def rounded_loss(run: Array) -> Array:
         def edit(j: int, x: Array) -> Array:
-            way = jnp.where(run % count == j, run // count, len(roundings))
-            ways = [*roundings.values(), lambda x: x]
-            return jax.lax.switch(jnp.clip(way, 0, len(roundings)), ways, x)
+            index = jnp.where(run % count == j, run // count, len(roundings))
+            branches = [*roundings.values(), lambda x: x]
+            return jax.lax.switch(jnp.clip(index, 0, len(roundings)), branches, x)
 
         changed = dict(params)
         if bits is not None:
@@ -213,25 +220,25 @@ def _sensitivity(
         edits = {name: partial(edit, j) for j, name in enumerate(names)}
         return scalar(loss(model.apply(changed, *inputs, edit=edits if roundings else None)))
 
-    never = (len(roundings) + 1) * count
     kinds = [*roundings, f"weights {bits} bits"] if bits is not None else list(roundings)
-    # What nothing is rounded in is a run of the same program: differences are of rounding alone.
-    losses = jax.lax.map(rounded, jnp.array([*range(len(kinds) * count), never]))
+    # The last run rounds nothing. The same program computes it, so differences are due to rounding.
+    unrounded = (len(roundings) + 1) * count
+    losses = jax.lax.map(rounded_loss, jnp.array([*range(len(kinds) * count), unrounded]))
     increases = {
         kind: losses[i * count : (i + 1) * count] - losses[-1] for i, kind in enumerate(kinds)
     }
     if bits is not None:
         kind = f"weights {bits} bits"
-        has = jnp.array([bool(row) for row in weights])
-        increases = {kind: jnp.where(has, increases.pop(kind), jnp.nan), **increases}
+        has_weights = jnp.array([bool(row) for row in weights])
+        increases = {kind: jnp.where(has_weights, increases.pop(kind), jnp.nan), **increases}
     return losses[-1], scores, increases
 
 
 def _weights(layer: LayerTensor, params: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the labels of the weights of real numbers, which are more than a scalar."""
-    real = jnp.floating
+    """Return the labels of a layer's real weights with two axes or more."""
+    arrays = {label: params[label] for label in layer.weights}
     return tuple(
-        x for x in layer.weights if jnp.issubdtype(params[x].dtype, real) and params[x].ndim > 1
+        label for label, x in arrays.items() if jnp.issubdtype(x.dtype, jnp.floating) and x.ndim > 1
     )
 
 
@@ -241,31 +248,32 @@ def _scores(
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
-    """Return norms of gradients, and of the products of each with its own tensor."""
+    """Return the four kinds of scores by name, [layers]: norms of gradients and of products."""
     params = model.params
     real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
-    def value(added: Any, real: Any) -> Any:
+    def loss_at(added: Params, real: Params) -> tuple[Array, dict[str, Any]]:
         return loss_of(model, {**params, **real}, inputs, loss, added)
 
-    added = zeros_at(model, inputs, list(layers))
-    (at, of), inside = jax.grad(value, (0, 1), has_aux=True)(added, real)
+    zeros = zeros_at(model, inputs, list(layers))
+    (at_layers, at_params), values = jax.grad(loss_at, (0, 1), has_aux=True)(zeros, real)
 
-    def norm(arrays: Sequence[Any]) -> Array:
+    def norm(arrays: Sequence[Array]) -> Array:
         squares = [jnp.sum(jnp.square(x.astype(jnp.float32))) for x in arrays]
         return jnp.sqrt(sum(squares, jnp.zeros(()))) if squares else jnp.full((), jnp.nan)
 
     labels = [[x for x in layer.params if x in real] for layer in layers.values()]
+    products = {label: x * real[label] for label, x in at_params.items()}
     return {
-        "gradient": jnp.stack([norm([at[name]]) for name in layers]),
-        "gradient x value": jnp.stack([norm([at[name] * inside[name]]) for name in layers]),
-        "parameter gradient": jnp.stack([norm([of[x] for x in row]) for row in labels]),
-        "parameter x gradient": jnp.stack([norm([of[x] * real[x] for x in row]) for row in labels]),
+        "gradient": jnp.stack([norm([at_layers[x]]) for x in layers]),
+        "gradient x value": jnp.stack([norm([at_layers[x] * values[x]]) for x in layers]),
+        "parameter gradient": jnp.stack([norm([at_params[x] for x in row]) for row in labels]),
+        "parameter x gradient": jnp.stack([norm([products[x] for x in row]) for row in labels]),
     }
 
 
 def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
-    """Round to even levels between the extremes of a tensor, or of each extent of axis 0."""
+    """Round to 2^bits even levels between the extremes of a tensor, or of each index of axis 0."""
     spanned = tuple(range(int(per_channel), x.ndim))
     low, high = (f(x, axis=spanned, keepdims=True) for f in (jnp.min, jnp.max))
     rule = rules["min_max_linear_quantize"].lower
@@ -273,5 +281,5 @@ def _to_levels(x: Array, *, bits: int, per_channel: bool) -> Array:
 
 
 def _to_dtype(x: Array, *, dtype: str) -> Array:
-    # A compiler may leave out what goes to a dtype and back: the barrier keeps it.
+    # Without the barrier a compiler may remove a cast to a dtype and back.
     return jax.lax.optimization_barrier(x.astype(dtype)).astype(x.dtype)

@@ -266,7 +266,8 @@ def _concepts(case: Case) -> tuple[Any, Any]:
 
 def _our_tcav(case: Case) -> Found:
     concept, others = _concepts(case)
-    options: Any = {"layer": case.layer, "concept": concept, "others": others, **case.question}
+    options: Any = {"layer": case.layer, "concept": concept, "counterexamples": others}
+    options |= case.question
     found = analysis.tcav(case.model, case.x, **options)
     return np.array([found.share, np.mean(found.derivatives)])
 
@@ -470,7 +471,7 @@ ROWS: dict[str, tuple[str, Any, Callable[[Case], Found], Callable[[Case], Found]
     "sensitivity_max": (
         "max_sensitivity(model, saliency, ...)", None, _our_sensitivity, _sensitivity,
     ),
-    "TCAV": ("tcav(..., layer=, concept=, others=)", None, _our_tcav, _tcav),
+    "TCAV": ("tcav(..., layer=, concept=, counterexamples=)", None, _our_tcav, _tcav),
 }  # fmt: skip
 
 # Rows and networks whose values of captum are kept.

@@ -50,7 +50,7 @@ TREES: dict[str, Callable[[], Result]] = {
     "Adversarial": lambda: analysis.fgsm(model(), X, epsilon=0.1),
     "Attribution": lambda: analysis.saliency(model(), X),
     "Bounds": lambda: analysis.bounds(model(), X, epsilon=0.1),
-    "Concept": lambda: analysis.tcav(model(), X, layer="r1", concept=X, others=OTHER),
+    "Concept": lambda: analysis.tcav(model(), X, layer="r1", concept=X, counterexamples=OTHER),
     "HessianEigenvalues": lambda: analysis.hessian_eigenvalues(model(), X, loss=loss),
     "HessianTrace": lambda: analysis.hessian_trace(model(), X, loss=loss, samples=2),
     "Infidelity": lambda: analysis.infidelity(model(), X, values=gradients(), key=KEY),

@@ -198,7 +198,7 @@ def test_a_score_follows_a_concept() -> None:
         X,
         layer="h",
         concept=noise[:20] + shift,
-        others=noise[20:] - shift,
+        counterexamples=noise[20:] - shift,
         target=CLASSES,
     )
     direction = shift / np.linalg.norm(shift)
@@ -207,7 +207,7 @@ def test_a_score_follows_a_concept() -> None:
     np.testing.assert_allclose(found.share, np.mean(W[CLASSES] @ direction > 0), rtol=1e-6)
     assert str(found).startswith("a concept in h")
     with pytest.raises(InputError, match="layer: 'x' is an input"):
-        analysis.tcav(linear(), X, layer="x", concept=X, others=X)
+        analysis.tcav(linear(), X, layer="x", concept=X, counterexamples=X)
 
 
 def test_wrong_arguments() -> None:
