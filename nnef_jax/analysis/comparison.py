@@ -1,4 +1,4 @@
-"""Two networks, or runs of one, layer by layer: the first tensor that differs, and why."""
+"""Compares two networks tensor by tensor: the first tensor that differs, and the reason."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
 from nnef_jax.workings import arrays_read, cycle_of, graph_for, without_mesh
 
-Run = Model | Mapping[str, ArrayLike] | Callable[..., object]  # what computes tensors, or did
+# A model, recorded tensors by name, or a function of the inputs.
+Run = Model | Mapping[str, ArrayLike] | Callable[..., object]
 _NONE = float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """How far a tensor of `b` is from that of `a`: see `compare`."""
+    """The difference of a tensor of `b` from its tensor of `a`: see `compare`."""
 
     a: str
     b: str
@@ -54,13 +55,14 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Comparison(Result):
-    """What `compare` found: a `TensorDifference` for each pair, in the order in which `a` runs.
+    """The result of `compare`: a `TensorDifference` for each pair, in the order of `a`.
 
     Args:
-        tensors: by name in `a`.
-        unmatched: names of the tensors of `a`, and of `b`, that nothing is taken as the same as.
-        rtol, atol: the tolerance.
-        isolated: whether `own` was asked for.
+        tensors: differences by name in `a`.
+        unmatched: names of tensors without a partner, for the keys "a" and "b".
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        isolated: whether the differences have `own`, the reason of each layer by itself.
     """
 
     tensors: Mapping[str, TensorDifference]
@@ -76,16 +78,16 @@ class Comparison(Result):
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Return the names of the tensors that differ also where all before is that of `a`."""
+        """Return the names of the tensors that differ although their operands are those of `a`."""
         return tuple(name for name, x in self.tensors.items() if x.own)
 
     def to_dict(self) -> dict[str, object]:
-        """Return plain values of JSON, among them the name `first` (None), and `origins`."""
+        """Return plain values of JSON, with the name `first`, or None, and `origins`."""
         first = self.first and self.first.a
         return super().to_dict() | {"first": first, "origins": list(self.origins)}
 
     def table(self, *, differing: bool = False) -> Table:
-        """Return a table with a line for each pair, or for those alone that differ."""
+        """Return a table with a line for each pair, or for each differing pair."""
         rows = [
             [
                 *(x.a, x.b if x.b != x.a else "", x.kind, show(x.shapes[0])),
@@ -100,41 +102,42 @@ class Comparison(Result):
         columns += ["ulps", "differs"]
         columns += ["by itself"] if self.isolated else []
         first = self.first
-        said = f"the first that differs is {first.a}: {first.reason}" if first else "none differs"
-        spare = [f"{len(names)} of {side}" for side, names in self.unmatched.items() if names]
-        more = f", {' and '.join(spare)} unmatched" if spare else ""
-        return table_of(f"{len(self.tensors)} tensors, {said}{more}", columns, rows)
+        title = f"the first that differs is {first.a}: {first.reason}" if first else "none differs"
+        counts = [f"{len(names)} of {side}" for side, names in self.unmatched.items() if names]
+        unmatched = f", {' and '.join(counts)} unmatched" if counts else ""
+        return table_of(f"{len(self.tensors)} tensors, {title}{unmatched}", columns, rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the error of each tensor, relative to its root mean square; return the axes.
+        """Draw the error of each tensor, divided by its root mean square; return the axes.
 
-        The first that differs is marked. Where `isolate` was given, bars show the error that a
-        tensor has where all before it is that of `a`.
+        The first differing tensor is marked. With `isolate`, bars show the error of each layer on
+        the operands of `a`.
         """
         ax = axes(ax, (8, 4))
         rows = list(self.tensors.values())
-        errors = [_noise(x.snr) for x in rows]
-        own = [_noise(x.own_snr) for x in rows]
-        known = [e for e in (*errors, *own) if 0 < e < np.inf]
-        low = min(known, default=1e-8) / 3
-        places = np.arange(len(rows))
+        errors = [_relative_error(x.snr) for x in rows]
+        isolated = [_relative_error(x.own_snr) for x in rows]
+        positive = [e for e in (*errors, *isolated) if 0 < e < np.inf]
+        low = min(positive, default=1e-8) / 3
+        positions = np.arange(len(rows))
         if self.isolated:
-            heights = [max(e, low) if e == e else low for e in own]
+            heights = [max(e, low) if e == e else low for e in isolated]
             colours = ["#e8b4ad" if x.own else "#c9d3df" for x in rows]
-            ax.bar(places, heights, color=colours, label="made here", width=0.8)
-        heights = [max(e, low) for e in errors]  # NaN stays: nothing is drawn
-        ax.plot(places, heights, color="#1f4e79", marker="o", markersize=3, lw=1.2, label="error")
+            ax.bar(positions, heights, color=colours, label="made here", width=0.8)
+        heights = [max(e, low) for e in errors]  # NaN stays NaN, which is not drawn.
+        style: Any = {"color": "#1f4e79", "marker": "o", "markersize": 3, "lw": 1.2}
+        ax.plot(positions, heights, label="error", **style)
         if first := self.first:
-            where = rows.index(first)
-            said = literally(f"the first that differs: {first.a}, {first.reason}")
-            ax.plot(where, heights[where], "o", color="#c0392b", markersize=6, label=said)
+            position = rows.index(first)
+            label = literally(f"the first that differs: {first.a}, {first.reason}")
+            ax.plot(position, heights[position], "o", color="#c0392b", markersize=6, label=label)
         ax.set_yscale("log")
         ax.set_ylim(low)
         ax.set_ylabel("error / root mean square")
         ax.margins(x=0.01)
         if len(rows) <= 40:
             names = [literally(x.a) for x in rows]
-            ax.set_xticks(places, names, rotation=60, ha="right", fontsize=8)
+            ax.set_xticks(positions, names, rotation=60, ha="right", fontsize=8)
         else:
             ax.set_xlabel("tensors, in the order in which they are computed")
         ax.legend(frameon=False, fontsize=8)
@@ -152,48 +155,54 @@ def compare(
 ) -> Comparison:
     """Compare two networks tensor by tensor; `a` is the reference.
 
-    Each of both is a model, of whatever dialect and dtype; what a run of another engine recorded, a
-    dict of arrays by name, such as `numpy.load` of a .npz; or a function of the inputs that returns
-    such a dict, an array, or a tuple of arrays: the outputs. A model runs as it is written, one
-    with state for a cycle from its initial state. All tensors of both are held in memory.
+    Each side is a model, a dict of arrays by name that another engine recorded (such as
+    `numpy.load` of a .npz), or a function of the inputs. A function returns such a dict, or the
+    outputs as an array or a tuple of arrays. Models may differ in format and dtype. A model runs
+    as written, without passes; a model with state runs one cycle from its initial state. All
+    tensors of both sides are in memory together.
 
-    Tensors are taken as the same, `by`: "given", those of `names`; "name", also where names differ
-    in characters other than letters and digits; "output", the outputs in order, if there are as
-    many; "position", the longest sequences of equal kind and shape between pairs known so.
+    `by` tells how a pair of tensors was matched. "given": by `names`. "name": by equal names,
+    or names that are equal without characters other than letters and digits. "output": by the
+    order of the outputs, if both sides have equally many. "position": by a longest common sequence
+    of equal kinds and shapes between two matched pairs.
 
-    One differs where an item is out of tolerance, `|b - a| > atol + rtol * max(|a|, rms of a)`.
-    Its `reason` is "shape", "dtype" (logical, integer, real or complex), "nan" or "inf" (at other
-    places), "saturation" (most of its wrong items are at an extreme of one tensor that several
-    items of it have, beyond which the other goes on) or "values"; "" for one that does not.
+    A tensor differs if an item is out of tolerance: `|b - a| > atol + rtol * max(|a|, rms of a)`.
+    `reason` is "" for a tensor that does not differ, otherwise "shape", "dtype" (another kind:
+    logical, integer, real or complex), "nan" or "inf" (at other positions), "saturation", or
+    "values". "saturation": most wrong items equal the minimum or maximum of one tensor, several
+    items share that extreme, and the other tensor goes beyond it.
 
     `to_dict()` is `{"tensors": {name in a: {"a", "b", "by", "kind", "shapes", "dtypes", "nan",
     "inf", "reason", "absolute", "relative", "excess", "snr", "ulps", "saturated", "own",
     "own_excess", "own_snr"}}, "unmatched": {"a": [...], "b": [...]}, "first": name or None,
-    "origins": [...], "rtol", "atol", "isolated"}`. `nan` and `inf` count items of a and of b.
-    `absolute` and `relative` are the largest errors, `excess` is the largest in tolerances, `snr`
-    is in dB, `ulps` are steps of the coarser dtype, `saturated` is a share of the wrong items. What
-    cannot be measured is NaN.
+    "origins": [...], "rtol", "atol", "isolated"}`. `nan` and `inf` are the numbers of such items in
+    a and b. `absolute` and `relative` are the largest errors, `excess` is the largest error divided
+    by its tolerance, `snr` is in dB, `ulps` are steps of the coarser dtype, `saturated` is a share
+    of the wrong items. A figure that cannot be computed is NaN.
 
     Args:
-        inputs: of a call of each, in order, or one dict by name.
-        names: names in b by names in a, where neither is found by itself.
-        rtol, atol: the tolerance.
-        isolate: also run each layer of `b`, a model, on the tensors of `a`: `own` is then the
-            reason why it differs by itself, "" where its error is inherited, None where unknown.
-            What `a` lacks is computed from what it has.
+        a: the reference.
+        b: the other side.
+        inputs: the inputs of a call of each side, in order, or one dict by name.
+        names: names in b by names in a, for pairs that are not matched otherwise.
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+        isolate: whether to run each layer of `b`, a model, also on the tensors of `a`. `own` is
+            then the reason why the layer differs by itself, "" if its error is inherited, and None
+            if unknown. Operands that `a` lacks are computed from tensors of `a`.
 
-    Raises InputError for inputs that a model does not take, unknown `names`, and where no tensor of
-    one is found in the other; TypeError or ValueError for wrong arguments.
+    Raises InputError for inputs that a model does not take, for unknown `names`, and if no tensor
+    is matched. Raises TypeError or ValueError for wrong arguments.
 
-    >>> found = nnef_jax.analysis.compare(model, half, image, rtol=1e-2)
-    >>> found.first.a, found.first.reason
+    >>> result = nnef_jax.analysis.compare(model, half, image, rtol=1e-2)
+    >>> result.first.a, result.first.reason
     """
     require("rtol", rtol, int | float, "a number")
     require("atol", atol, int | float, "a number")
     if not (rtol >= 0 and atol >= 0 and rtol + atol > 0):
         raise ValueError(f"rtol and atol must not be negative nor both 0: {rtol}, {atol}")
     require_flags(isolate=isolate)
-    given = word_pairs("names", names or {}, "names in b by names in a")
+    names = word_pairs("names", names or {}, "names in b by names in a")
     if isolate and not isinstance(b, Model):
         raise TypeError(f"isolate runs layers of b, a nnef_jax.Model, it is {shown(b)}")
     sides: dict[str, tuple[dict[str, Array], dict[str, TensorKind]]] = {}
@@ -204,38 +213,40 @@ def compare(
             if isinstance(source, Model):
                 error.message = f"{side}: {error.message}"
             raise
-    (arrays_a, known_a), (arrays_b, known_b) = sides["a"], sides["b"]
-    pairs = match(known_a, known_b, given)
+    (arrays_a, kinds_a), (arrays_b, kinds_b) = sides["a"], sides["b"]
+    pairs = match(kinds_a, kinds_b, names)
     if not pairs:
         hint = "give names={name in a: name in b}"
         raise InputError("no tensor of a is found in b", hint=hint)
-    own = _own(b, inputs, pairs, arrays_a, arrays_b) if isolate and isinstance(b, Model) else {}
+    isolated: Mapping[str, Array] = {}
+    if isolate and isinstance(b, Model):
+        isolated = _isolated(b, inputs, pairs, arrays_a, arrays_b)
 
     def row(pair: Pair) -> TensorDifference:
         x, y = arrays_a[pair.a], arrays_b[pair.b]
-        reason, measured = difference(y, x, rtol, atol)
-        if pair.b in own:
-            alone, figures = difference(own[pair.b], x, rtol, atol)
-            figures = {"own_excess": figures["excess"], "own_snr": figures["snr"]}
-            measured = {**measured, **figures, "own": alone}
+        reason, figures = difference(y, x, rtol, atol)
+        columns: dict[str, Any] = {**figures}
+        if pair.b in isolated:
+            own, figures = difference(isolated[pair.b], x, rtol, atol)
+            columns |= {"own": own, "own_excess": figures["excess"], "own_snr": figures["snr"]}
         return TensorDifference(
             a=pair.a,
             b=pair.b,
             by=pair.by,
-            kind=known_a[pair.a].kind or known_b[pair.b].kind,
+            kind=kinds_a[pair.a].kind or kinds_b[pair.b].kind,
             shapes=(x.shape, y.shape),
             dtypes=(x.dtype.name, y.dtype.name),
             nan=(_count(np.isnan, x), _count(np.isnan, y)),
             inf=(_count(np.isinf, x), _count(np.isinf, y)),
             reason=reason,
-            **measured,  # pyright: ignore[reportArgumentType]
+            **columns,
         )
 
     return Comparison(
         tensors={pair.a: row(pair) for pair in pairs},
         unmatched={
-            "a": tuple(x for x in known_a if x not in {pair.a for pair in pairs}),
-            "b": tuple(x for x in known_b if x not in {pair.b for pair in pairs}),
+            "a": tuple(x for x in kinds_a if x not in {pair.a for pair in pairs}),
+            "b": tuple(x for x in kinds_b if x not in {pair.b for pair in pairs}),
         },
         rtol=float(rtol),
         atol=float(atol),
@@ -246,88 +257,97 @@ def compare(
 def _tensors(
     side: str, source: Any, other: Any, inputs: tuple[Any, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
-    """Return the arrays of one side by name, in order, and what is known of them."""
+    """Return the arrays of one side by name, in order, and their kinds.
+
+    Outputs without names have those of the other side if that is a model with equally many.
+    """
     if isinstance(source, Model):
-        values = bound(source, inputs)
-        graph = graph_for(source, values)
-        layers = layers_of(graph)
-        outputs = {value.name: i for i, value in reversed(list(enumerate(graph.outputs)))}
-        arrays = source.intermediates(*values, names=list(layers)) if layers else {}
-        found = {name: np.asarray(arrays[name]) for name in layers}
-        return found, {
-            name: TensorKind(layers[name].kind, x.shape, outputs.get(name))
-            for name, x in found.items()
-        }
+        return _tensors_of_model(source, inputs)
     returned = source
-    usual = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
+    output_names = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
     if not isinstance(source, Mapping):
         if not callable(source):
-            what = "a model, a dict of arrays by name or a function of the inputs"
-            raise TypeError(f"{side} must be {what}, it is {shown(source)}")
+            expected = "a model, a dict of arrays by name or a function of the inputs"
+            raise TypeError(f"{side} must be {expected}, it is {shown(source)}")
         args, kwargs = arguments_of(inputs)
         returned = source(*args, **kwargs)
     if not isinstance(returned, Mapping):
         is_one = not isinstance(returned, tuple | list)
-        several: tuple[Any, ...] = (returned,) if is_one else tuple(returned)
-        if len(usual) != len(several):
-            usual = [f"output{i}" for i in range(len(several))]
-        named = getattr(returned, "_fields", usual)
-        returned = dict(zip(named, several, strict=True))
-        usual = list(returned)
-    places = {name: index for index, name in enumerate(usual)}
-    found: dict[str, Array] = {}
+        outputs: tuple[Any, ...] = (returned,) if is_one else tuple(returned)
+        if len(output_names) != len(outputs):
+            output_names = [f"output{i}" for i in range(len(outputs))]
+        fields = getattr(returned, "_fields", output_names)
+        returned = dict(zip(fields, outputs, strict=True))
+        output_names = list(returned)
+    positions = {name: index for index, name in enumerate(output_names)}
     try:
         returned = dict(returned)
     except Exception as reason:  # a .npz is read here
         raise InputError(f"{side}: its arrays cannot be read: {reason}") from None
+    arrays: dict[str, Array] = {}
     for name, x in returned.items():
-        found[str(name)] = array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
+        arrays[str(name)] = array = numpy_of(x, InputError, f"{side}: '{name}' is not an array")
         if kind_of(array) not in "bifc":
             raise InputError(f"{side}: '{name}' holds no numbers, its dtype is {array.dtype}")
-    return found, {name: TensorKind("", x.shape, places.get(name)) for name, x in found.items()}
+    kinds = {name: TensorKind("", x.shape, positions.get(name)) for name, x in arrays.items()}
+    return arrays, kinds
 
 
-def _own(
+def _tensors_of_model(
+    model: Model, inputs: tuple[Any, ...]
+) -> tuple[dict[str, Array], dict[str, TensorKind]]:
+    values = bound(model, inputs)
+    graph = graph_for(model, values)
+    layers = layers_of(graph)
+    outputs = {value.name: i for i, value in reversed(list(enumerate(graph.outputs)))}
+    captured = model.intermediates(*values, names=list(layers)) if layers else {}
+    arrays = {name: np.asarray(captured[name]) for name in layers}
+    kinds = {
+        name: TensorKind(layers[name].kind, x.shape, outputs.get(name))
+        for name, x in arrays.items()
+    }
+    return arrays, kinds
+
+
+def _isolated(
     model: Model,
     inputs: tuple[Any, ...],
     pairs: list[Pair],
-    wanted: Mapping[str, Array],
-    found: Mapping[str, Array],
+    arrays_a: Mapping[str, Array],
+    arrays_b: Mapping[str, Array],
 ) -> dict[str, Array]:
-    """Return the tensors of a model where all that it reads is as wanted.
+    """Return the tensors of b's model by name, each computed on operands with the values of a.
 
-    An edit sees what an operation computes, and gives its readers something else: one run suffices
-    for all of them.
+    One run computes all: an edit records the tensor of an operation, and replaces it by that of a
+    for the operations that read it.
     """
-    given = {
-        pair.b: wanted[pair.a]
-        for pair in pairs
-        if wanted[pair.a].shape == found[pair.b].shape
-        and kind_of(wanted[pair.a]) == kind_of(found[pair.b])
-    }
-    given = {name: x.astype(found[name].dtype) for name, x in given.items()}
-    if not given:
+    replacements: dict[str, Array] = {}
+    for pair in pairs:
+        x, y = arrays_a[pair.a], arrays_b[pair.b]
+        if x.shape == y.shape and kind_of(x) == kind_of(y):
+            replacements[pair.b] = x.astype(y.dtype)
+    if not replacements:
         return {}
     model = without_mesh(model)
     cycle = cycle_of(model)
 
     @jax.jit
-    def run(own: Any, state: Any, values: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
+    def run(params: Any, state: Any, values: Any, replacements: Any) -> dict[str, Any]:
+        computed: dict[str, Any] = {}
 
-        def see(name: str, x: Any) -> Any:
-            seen[name] = x
-            return given[name]
+        def replace(name: str, x: Any) -> Any:
+            computed[name] = x
+            return replacements[name]
 
-        edits: dict[str, Callable[[Any], Any]] = {name: partial(see, name) for name in given}
-        probe = Probe.of(edits, list(given))
-        cycle(own, state, values, Probe(probe.edits, {}, probe.capture, results=False))
-        return seen
+        edits: dict[str, Callable[[Any], Any]] = {x: partial(replace, x) for x in replacements}
+        probe = Probe.of(edits, list(replacements))
+        cycle(params, state, values, Probe(probe.edits, {}, probe.capture, results=False))
+        return computed
 
-    probe = Probe(capture=tuple(given), results=False)
+    probe = Probe(capture=tuple(replacements), results=False)
     values = bound(model, inputs)
-    seen = run(*arrays_read(model, values, probe), values, given)
-    return {name: np.asarray(x) for name, x in seen.items()}
+    computed = run(*arrays_read(model, values, probe), values, replacements)
+    return {name: np.asarray(x) for name, x in computed.items()}
 
 
 def _count(test: Callable[[Array], Array], x: Array) -> int:
@@ -336,6 +356,6 @@ def _count(test: Callable[[Array], Array], x: Array) -> int:
     return int(test(x.astype(np.float64) if x.dtype.kind == "V" else x).sum())
 
 
-def _noise(snr: float) -> float:
-    """Return the root mean square of errors, relative to that of what is wanted."""
+def _relative_error(snr: float) -> float:
+    """Return the root mean square of the errors divided by that of the reference."""
     return float(10 ** (-snr / 20))

@@ -1,4 +1,4 @@
-"""How far two arrays are apart, in figures, and why they are where they are."""
+"""Measures the difference of two arrays, and names its reason."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ Array = NDArray[Any]
 
 
 def difference(
-    found: Array, wanted: Array, rtol: float, atol: float
+    array: Array, reference: Array, rtol: float, atol: float
 ) -> tuple[str, dict[str, float]]:
-    """Return why an array differs from the one wanted, "" where not, and what is measured of it.
+    """Return the reason why an array differs from a reference, and figures by name.
 
-    NaNs at the same place are equal, so are infinities of one sign; other figures are of the items
-    that are finite in both. The tolerance of a wanted item is `atol + rtol * max(|item|, rms)`, the
-    root mean square of all: what cancels to about zero may be as wrong as the rest of a tensor.
+    NaNs at the same position are equal, and infinities of one sign. Figures are of the items that
+    are finite in both arrays. The tolerance of an item is `atol + rtol * max(|item|, rms)`, with
+    the item of the reference and the root mean square of the reference. So an item that cancels to
+    about 0 has the tolerance of a typical item.
 
-    - absolute: the largest error; relative: the largest divided by |item|, where that is not 0.
-    - excess: the largest error in tolerances, above 1 where the arrays differ.
-    - snr: 10 log10(sum of squares of what is wanted / that of errors), infinite without errors.
-    - ulps: the largest number of steps of the coarser of both dtypes between an item and the wanted
-      one, of real numbers; NaN for others.
-    - saturated: the share of the items that are out of tolerance where one array has an extreme
-      that several of its items have, and the other goes on beyond it.
+    - absolute: the largest error.
+    - relative: the largest error divided by |item|, among items other than 0.
+    - excess: the largest error divided by its tolerance; above 1 if the arrays differ.
+    - snr: 10 log10(sum of squares of the reference / sum of squares of the errors), in dB; infinite
+      without errors.
+    - ulps: the largest number of representable steps between both items, in the coarser of both
+      dtypes; NaN unless the arrays are real.
+    - saturated: the share of saturated items among those out of tolerance. An item is saturated if
+      it is the minimum or maximum of one array, several items share this extreme, and the other
+      array goes beyond it.
 
-    The reason is "shape", "dtype" (logical, integer, real and complex numbers are told apart),
-    "nan", "inf", "saturation" if most items out of tolerance are saturated, else "values".
+    The reason is "" for equal arrays, "shape", "dtype" (another kind: logical, integer, real or
+    complex), "nan", "inf", "saturation" if most items out of tolerance are saturated, or "values".
     """
-    if found.shape != wanted.shape:
+    if array.shape != reference.shape:
         return "shape", {}
-    if kind_of(found) != kind_of(wanted):
+    if kind_of(array) != kind_of(reference):
         return "dtype", {}
-    ulps = _ulps(found, wanted) if kind_of(found) == "f" else float("nan")
-    x, y = _wide(found), _wide(wanted)
+    ulps = _ulps(array, reference) if kind_of(array) == "f" else float("nan")
+    x, y = _wide(array), _wide(reference)
     with np.errstate(all="ignore"):
-        ok = np.isfinite(x) & np.isfinite(y)
-        error = np.where(ok, np.abs(x - y), 0.0)
-        size = np.where(ok, np.abs(y), 0.0)
+        is_finite = np.isfinite(x) & np.isfinite(y)
+        error = np.where(is_finite, np.abs(x - y), 0.0)
+        size = np.where(is_finite, np.abs(y), 0.0)
         rms = np.sqrt(np.mean(size**2)) if size.size else 0.0
         excess = np.where(error > 0, error / (atol + rtol * np.maximum(size, rms)), 0.0)
         wrong = excess > 1
         power = float(np.sum(error**2))
-        measured = {
+        figures = {
             "absolute": _largest(error),
             "relative": _largest(error[size > 0] / size[size > 0]),
             "excess": _largest(excess),
@@ -54,17 +58,17 @@ def difference(
             "saturated": float(np.mean(_saturated(x, y)[wrong])) if wrong.any() else 0.0,
         }
     if not np.array_equal(np.isnan(x), np.isnan(y)):
-        return "nan", measured
+        return "nan", figures
     infinite = np.isinf(x) | np.isinf(y)
     if not np.array_equal(x[infinite], y[infinite], equal_nan=True):
-        return "inf", measured
+        return "inf", figures
     if not wrong.any():
-        return "", measured
-    return "saturation" if measured["saturated"] > 0.5 else "values", measured
+        return "", figures
+    return "saturation" if figures["saturated"] > 0.5 else "values", figures
 
 
 def kind_of(x: Array) -> str:
-    """Return "b", "i", "f" or "c" for logical, integer, real or complex numbers."""
+    """Return the kind of an array: "b", "i", "f" or "c" for logical, integer, real or complex."""
     if x.dtype.kind in "biufc":
         return {"u": "i"}.get(x.dtype.kind, x.dtype.kind)
     try:
@@ -75,7 +79,7 @@ def kind_of(x: Array) -> str:
 
 
 def _wide(x: Array) -> Array:
-    """Return real numbers of 64 bits; complex ones with an axis for their two parts."""
+    """Return an array in 64 bits; a complex array has a first axis of real and imaginary part."""
     if x.dtype.kind == "c":
         x = np.stack([np.real(x), np.imag(x)])
     return x.astype(np.float64)
@@ -86,15 +90,15 @@ def _largest(x: Array) -> float:
 
 
 def _saturated(x: Array, y: Array) -> Array:
-    """Tell which items are an extreme that several of theirs have, the other being beyond it."""
-    found = np.zeros(x.shape, bool)
-    for one, other in ((x, y), (y, x)):
-        if one.size:
-            low, high = np.nanmin(one), np.nanmax(one)
-            top, bottom = one == high, one == low
-            found |= (top.sum() > 1) & top & (other > high)
-            found |= (bottom.sum() > 1) & bottom & (other < low)
-    return found
+    """Return the mask of saturated items: see `difference`."""
+    mask = np.zeros(x.shape, bool)
+    for clipped, other in ((x, y), (y, x)):
+        if clipped.size:
+            low, high = np.nanmin(clipped), np.nanmax(clipped)
+            top, bottom = clipped == high, clipped == low
+            mask |= (top.sum() > 1) & top & (other > high)
+            mask |= (bottom.sum() > 1) & bottom & (other < low)
+    return mask
 
 
 def _ulps(a: Array, b: Array) -> float:
@@ -102,15 +106,15 @@ def _ulps(a: Array, b: Array) -> float:
     coarser = max(a.dtype, b.dtype, key=lambda dtype: float(ml_dtypes.finfo(dtype).eps))
     with np.errstate(all="ignore"):
         a, b = a.astype(coarser), b.astype(coarser)
-        ok = np.isfinite(a.astype(np.float64)) & np.isfinite(b.astype(np.float64))
-    steps = [_order(x[ok]) for x in (a, b)]
-    return float(np.max(np.abs(steps[0] - steps[1]), initial=0))
+        is_finite = np.isfinite(a.astype(np.float64)) & np.isfinite(b.astype(np.float64))
+    ranks = [_ranks(x[is_finite]) for x in (a, b)]
+    return float(np.max(np.abs(ranks[0] - ranks[1]), initial=0))
 
 
-def _order(x: Array) -> Array:
-    """Return numbers that follow one another as the representable ones do; both zeros are 0."""
+def _ranks(x: Array) -> Array:
+    """Return the rank of each item among all representable numbers; both zeros have rank 0."""
     bits = x.dtype.itemsize * 8
     codes = np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-    sign, rest = codes >> (bits - 1), codes & (2 ** (bits - 1) - 1)
-    wide = rest.astype(np.float64 if bits == 64 else np.int64)
+    sign, magnitude = codes >> (bits - 1), codes & (2 ** (bits - 1) - 1)
+    wide = magnitude.astype(np.float64 if bits == 64 else np.int64)
     return np.where(sign.astype(bool), -wide, wide)

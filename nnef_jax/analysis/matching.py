@@ -1,33 +1,38 @@
-"""Which tensors of two networks are the same: by name, as given, or by position."""
+"""Pairs the tensors of two networks: by given names, equal names, outputs, or position."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from nnef_jax.errors import InputError
 from nnef_jax.wording.similar import did_you_mean
 
-_MOST = 10**8  # pairs of tensors between which a sequence is looked for: 0.4 GB
+_MOST = 10**8  # entries of the table of a longest common sequence, 0.4 GB
 
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """What is known of a tensor before its values: the kind of what computes it, if known."""
+    """A tensor without its values.
+
+    Args:
+        kind: the kind of its operation, "" if unknown.
+        shape: its shape.
+        output: its position among the network's outputs, or None.
+    """
 
     kind: str
     shape: tuple[int, ...]
-    output: int | None = None  # which output of the network it is
+    output: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two tensors that are taken as the same: their names, and why they are."""
+    """Two tensors that are compared with one another, and the reason for the pair."""
 
     a: str
     b: str
@@ -35,59 +40,64 @@ class Pair:
 
 
 def match(
-    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], given: Mapping[str, str]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], names: Mapping[str, str]
 ) -> list[Pair]:
     """Return the pairs in the order of `a`.
 
-    First those `given`. Then those of one name, or of names that differ in nothing but characters
-    other than letters and digits ("/conv1/Conv" and "conv1_conv" in ONNX and NNEF, say). Then the
-    outputs, in order, if there are as many. Then, between any two of these, the longest common
-    sequence of tensors of equal kind and shape.
+    The pairs are, in this order of precedence:
 
-    Raises InputError for a given name that there is not, or that is given twice.
+    - given: the `names` in b by names in a.
+    - name: equal names, or names that are equal without characters other than letters and digits,
+      such as "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
+    - output: the outputs in order, if both networks have equally many.
+    - position: a longest common sequence of tensors of equal kind and shape, between two
+      neighbours among the pairs above.
+
+    Raises InputError for an unknown name in `names`, and for two names in a of one tensor of b.
     """
-    for side, names, known in (("a", given.keys(), a), ("b", given.values(), b)):
-        for name in names:
-            if name not in known:
-                hint = did_you_mean(name, known)
+    for side, in_side, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
+        for name in in_side:
+            if name not in tensors:
+                hint = did_you_mean(name, tensors)
                 raise InputError(f"names: {side} has no tensor '{name}'", hint=hint)
-    pairs = {x: Pair(x, y, "given") for x, y in given.items()}
-    taken = set(given.values())
-    for name, times in Counter(given.values()).items():
-        if times > 1:
-            same = [f"'{x}'" for x, y in given.items() if y == name]
+    pairs = {x: Pair(x, y, "given") for x, y in names.items()}
+    paired = set(names.values())
+    for name, count in Counter(names.values()).items():
+        if count > 1:
+            same = [f"'{x}'" for x, y in names.items() if y == name]
             raise InputError(f"names: '{name}' of b is given for {' and '.join(same)}")
 
-    def free(side: Mapping[str, TensorKind], used: Any) -> dict[str, TensorKind]:
-        return {name: tensor for name, tensor in side.items() if name not in used}
+    def without(tensors: Mapping[str, TensorKind], used: Collection[str]) -> dict[str, TensorKind]:
+        return {name: tensor for name, tensor in tensors.items() if name not in used}
 
-    def add(found: Iterator[tuple[str, str]], by: str) -> None:
-        for x, y in found:
-            if x not in pairs and y not in taken:
+    def add(candidates: Iterator[tuple[str, str]], by: str) -> None:
+        for x, y in candidates:
+            if x not in pairs and y not in paired:
                 pairs[x] = Pair(x, y, by)
-                taken.add(y)
+                paired.add(y)
 
-    for spelled in (str, _simplified):
-        add(_same(free(a, pairs), free(b, taken), spelled), "name")
+    for spelling in (str, _simplified):
+        add(_same(without(a, pairs), without(b, paired), spelling), "name")
     add(_outputs(a, b), "output")
     add(_between(a, b, dict(pairs)), "position")
     return [pairs[name] for name in a if name in pairs]
 
 
 def _same(
-    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelled: Callable[[str], str]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], spelling: Callable[[str], str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the names that are spelled alike, where just one of each side is."""
-    sides: list[dict[str, list[str]]] = []
-    for side in (a, b):
-        names: dict[str, list[str]] = {}
-        for name in side:
-            names.setdefault(spelled(name), []).append(name)
-        sides.append(names)
-    for word, (x, *others) in sides[0].items():
-        same = sides[1].get(word, [])
-        if len(same) == 1 and not others:
-            yield x, same[0]
+    """Yield pairs of names with the same spelling, if one name of each side has this spelling."""
+    in_a, in_b = _by_spelling(a, spelling), _by_spelling(b, spelling)
+    for spelled, names in in_a.items():
+        if len(names) == len(in_b.get(spelled, [])) == 1:
+            yield names[0], in_b[spelled][0]
+
+
+def _by_spelling(names: Iterable[str], spelling: Callable[[str], str]) -> dict[str, list[str]]:
+    by_spelling: dict[str, list[str]] = {}
+    for name in names:
+        by_spelling.setdefault(spelling(name), []).append(name)
+    return by_spelling
 
 
 def _simplified(name: str) -> str:
@@ -101,21 +111,25 @@ def _outputs(a: Mapping[str, TensorKind], b: Mapping[str, TensorKind]) -> Iterat
 
 
 def _between(
-    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], known: Mapping[str, Pair]
+    a: Mapping[str, TensorKind], b: Mapping[str, TensorKind], pairs: Mapping[str, Pair]
 ) -> Iterator[tuple[str, str]]:
-    """Yield pairs of tensors of one kind and shape, at one position between known pairs."""
-    place = {name: index for index, name in enumerate(b)}
-    taken = {pair.b for pair in known.values()}
-    names, after = list(b), 0
-    rest: list[str] = []
+    """Yield pairs of tensors of equal kind and shape, in the gaps between the pairs so far.
+
+    Pairs divide both lists of tensors into segments. A pair that is out of order in b does not.
+    """
+    names_b = list(b)
+    index = {name: i for i, name in enumerate(names_b)}
+    paired = {pair.b for pair in pairs.values()}
+    segment: list[str] = []
+    end = 0
     for name in [*a, None]:
-        pair = None if name is None else known.get(name)
-        if name is not None and (pair is None or place[pair.b] < after):
-            rest += [] if pair else [name]  # a pair out of order divides nothing
+        pair = None if name is None else pairs.get(name)
+        if name is not None and (pair is None or index[pair.b] < end):
+            segment += [] if pair else [name]
             continue
-        start, after = after, len(names) if pair is None else place[pair.b] + 1
-        yield from _common(rest, [x for x in names[start:after] if x not in taken], a, b)
-        rest = []
+        start, end = end, len(names_b) if pair is None else index[pair.b] + 1
+        yield from _common(segment, [x for x in names_b[start:end] if x not in paired], a, b)
+        segment = []
 
 
 def _common(
@@ -123,7 +137,7 @@ def _common(
 ) -> Iterator[tuple[str, str]]:
     """Yield the pairs of a longest common sequence of kinds and shapes.
 
-    Recorded tensors have no kind, and a shape alone says too little.
+    Recorded tensors are left out: they have no kind, and a shape alone is ambiguous.
     """
     codes: dict[tuple[str, tuple[int, ...]], int] = {}
     rows = [
@@ -133,12 +147,12 @@ def _common(
     if not all(rows) or len(rows[0]) * len(rows[1]) > _MOST:
         return
     left, right = (np.array([code for _, code in row]) for row in rows)
-    # lengths[i, j] is that of the first i and the first j, computed a row at a time.
+    # lengths[i, j]: the length of the common sequence of left[:i] and right[:j], row by row.
     lengths = np.zeros((len(left) + 1, len(right) + 1), np.int32)
     for i, code in enumerate(left):
         best = np.maximum(lengths[i, 1:], lengths[i, :-1] + (right == code))
         lengths[i + 1, 1:] = np.maximum.accumulate(best)
-    i, j, found = len(left), len(right), []
+    i, j, pairs = len(left), len(right), list[tuple[str, str]]()
     while i and j:
         if lengths[i, j] == lengths[i - 1, j]:
             i -= 1
@@ -146,5 +160,5 @@ def _common(
             j -= 1
         else:
             i, j = i - 1, j - 1
-            found.append((rows[0][i][0], rows[1][j][0]))
-    yield from reversed(found)
+            pairs.append((rows[0][i][0], rows[1][j][0]))
+    yield from reversed(pairs)
