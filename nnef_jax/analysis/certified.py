@@ -1,7 +1,8 @@
-"""Certified bounds: between which ends scores stay whatever small change an input undergoes."""
+"""Certified bounds: intervals that contain the scores of all inputs near an input."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Unpack
@@ -35,16 +36,17 @@ Method = Literal["interval", "crown-ibp", "crown"]
 
 @result
 class Bounds(Result):
-    """Between which ends the outputs stay, for each item of a batch.
+    """Bounds of the outputs for all small changes of the input, for each item of a batch.
 
     Args:
-        lower: what no item of the output falls below, [batch, ...]; a tuple for several outputs.
-        upper: what no item of it rises above.
-        margins: what the score of the class less each other one does not fall below, [batch,
-            class], 0 for the class itself. Where a function says the score, its lower end [batch].
-        classes: the class of each item, int32 [batch]; None where a function says the score.
+        lower: the lower bound of each entry of the output, [batch, ...]; a tuple for several
+            outputs.
+        upper: the upper bounds, likewise.
+        margins: the lower bound of the score of the class minus each other score, [batch, class];
+            0 for the class itself. If the target is a function, the bound of its score, [batch].
+        classes: the class of each item, int32 [batch]; None if the target is a function.
         method: the name of the method.
-        output: the name of the tensor that is bounded.
+        output: the name of the bounded tensor.
         of: the name of the tensor that changes.
     """
 
@@ -58,14 +60,14 @@ class Bounds(Result):
 
     @property
     def margin(self) -> Array:
-        """Return the least margin that the score has over the highest other one, [batch]."""
+        """Return the lower bound of the score minus the highest other score, [batch]."""
         if self.classes is None:
             return self.margins
-        return jnp.where(_own(self.margins, self.classes), jnp.inf, self.margins).min(1)
+        return jnp.where(_is_class(self.margins, self.classes), jnp.inf, self.margins).min(1)
 
     @property
     def certified(self) -> Array:
-        """Return whether no change leads to another answer, bool [batch]."""
+        """Return the mask of items whose answer no change alters, bool [batch]."""
         return self.margin > 0
 
     def table(self) -> Table:
@@ -87,25 +89,26 @@ def bounds(
 ) -> Bounds:
     """Bound the outputs for all inputs whose entries change by at most epsilon.
 
-    They hold for the network as it is written, in exact arithmetic and in 32 bits in whatever order
-    sums are computed: what rounding may take of all that changes is counted in, at its worst. That
-    of what depends on parameters alone, and of products of fewer bits, is not.
+    The bounds hold for the network as written, in exact arithmetic and in 32 bits, for any order of
+    summation: they include the largest rounding errors of all values that change. They do not
+    include rounding errors of values that depend on parameters alone, nor of products in fewer than
+    32 bits.
 
     >>> nnef_jax.analysis.bounds(model, images, epsilon=2, bounds=(0, 255)).certified
 
     Args:
-        epsilon: how far each entry may change: a number, or one for each item.
-        method: "interval" propagates ends (Gowal et al. 2018, arXiv:1810.12715), which takes about
-            two calls, of any network. "crown" follows outputs, and what is inside where lines are
-            drawn, back to the input (Zhang et al. 2018, arXiv:1811.00866), item by item: the
-            tightest, and for small networks. "crown-ibp" does so for outputs, with intervals
-            inside (Zhang et al. 2019, arXiv:1906.06316): for training.
-        bounds: the least and the largest value that an entry may take.
+        epsilon: the largest change of an entry: a number, or one for each item.
+        method: "interval" propagates intervals (Gowal et al. 2018, arXiv:1810.12715), in the time
+            of about two calls. "crown" bounds outputs and operands of nonlinear operations by a
+            backward pass to the input for each entry (Zhang et al. 2018, arXiv:1811.00866). It is
+            the tightest method, for small networks. "crown-ibp" does so for outputs alone, with
+            intervals inside (Zhang et al. 2019, arXiv:1906.06316); it suits training.
+        bounds: the least and the largest value of an entry.
 
-    The other arguments, and errors, are those of `saliency`: `target` is the class whose margins
-    are bounded, of a function that returns scores [batch] these are. Items of a batch must not
-    depend on one another. Raises UnsupportedError for an operation that no rule bounds, and for a
-    network that computes in 16 bits.
+    The other arguments, and errors, are those of `saliency`. Margins are those of the class
+    `target`, or the scores if `target` is a function. Items of a batch must not depend on one
+    another. Raises UnsupportedError for an operation without a rule, and for a network that
+    computes in 16 bits.
     """
     require_choice("method", method, ("interval", "crown-ibp", "crown"))
     question = ask("bounds", model, inputs, options)
@@ -130,45 +133,49 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     low, high = x - epsilon, x + epsilon
     if ends is not None:
         low, high = (jnp.clip(end, *(jnp.asarray(b, x.dtype) for b in ends)) for end in (low, high))
-    batched = tuple(bool(v.ndim) and v.shape[0] == len(x) for v in question.inputs)
-    count = 1 if _takes_one(question, batched) else len(x)
+    # Each item is bounded in a batch of its own: of one, or repeated if the batch is fixed.
+    is_batched = tuple(bool(v.ndim) and v.shape[0] == len(x) for v in question.inputs)
+    count = 1 if _takes_one(question, is_batched) else len(x)
 
-    def one(item: tuple[Any, ...]) -> tuple[Any, Interval]:
-        inputs, low, high, chosen = item
-        given = [
-            jnp.repeat(v[None], count, 0) if b else v
-            for v, b in zip(_merged(question.inputs, inputs, batched), batched, strict=True)
+    def bounds_of(item: tuple[Any, ...]) -> tuple[Any, Interval]:
+        """Return the intervals of the outputs, and of the margins, for one item."""
+        item_inputs, low, high, item_class = item
+        of_item = iter(item_inputs)
+        inputs = [
+            jnp.repeat(next(of_item)[None], count, 0) if b else v
+            for v, b in zip(question.inputs, is_batched, strict=True)
         ]
-        classes = None if chosen is None else jnp.full(count, chosen)
-        alone = replace(question, inputs=tuple(given), classes=classes)
+        classes = None if item_class is None else jnp.full(count, item_class)
+        single = replace(question, inputs=tuple(inputs), classes=classes)
 
-        def compared(x: Array) -> tuple[Any, Array]:
-            outputs = alone.run(jnp.repeat(x, count, 0))[0]
-            scores, first = alone.scores(outputs), jax.tree.map(lambda y: y[:1], outputs)
+        def outputs_and_margins(x: Array) -> tuple[Any, Array]:
+            outputs = single.run(jnp.repeat(x, count, 0))[0]
+            scores, first = single.scores(outputs), jax.tree.map(lambda y: y[:1], outputs)
             if classes is None:
                 return first, scores[:1]
-            return first, scores[:1, None] - alone.entries(outputs)[:1]
+            return first, scores[:1, None] - single.entries(outputs)[:1]
 
-        closed, shapes = jaxprs.make_jaxpr_and_types(compared, low)
-        linear = {"linear": method != "interval", "sharp": method == "crown"}
-        found = Walk(jaxprs.inlined(closed), [Interval(low, high)], **linear).results
-        found = [jax.tree.map(lambda y: y[0], interval(y)) for y in found]
-        return jax.tree.unflatten(jax.tree.structure(shapes), found)
+        closed, shapes = jaxprs.make_jaxpr_and_types(outputs_and_margins, low)
+        flags = {"linear": method != "interval", "sharp": method == "crown"}
+        results = Walk(jaxprs.inlined(closed), [Interval(low, high)], **flags).results
+        intervals = [jax.tree.map(lambda y: y[0], interval(y)) for y in results]
+        return jax.tree.unflatten(jax.tree.structure(shapes), intervals)
 
-    own = [v for v, b in zip(question.inputs, batched, strict=True) if b]
-    items = own, low[:, None], high[:, None], question.classes
-    found, margins = lax.map(one, items) if method == "crown" else jax.vmap(one)(items)
+    batched = [v for v, b in zip(question.inputs, is_batched, strict=True) if b]
+    items = batched, low[:, None], high[:, None], question.classes
+    over_items = partial(lax.map, bounds_of) if method == "crown" else jax.vmap(bounds_of)
+    outputs, margins = over_items(items)
 
     def ends_of(side: str) -> Any:
-        return jax.tree.map(lambda y: getattr(y, side), found, is_leaf=_is_interval)
+        return jax.tree.map(lambda y: getattr(y, side), outputs, is_leaf=_is_interval)
 
-    classes = question.classes
+    classes, least = question.classes, margins.low
+    if classes is not None:
+        least = jnp.where(_is_class(least, classes), 0, least)
     return Bounds(
         lower=ends_of("low"),
         upper=ends_of("high"),
-        margins=margins.low
-        if classes is None
-        else jnp.where(_own(margins.low, classes), 0, margins.low),
+        margins=least,
         classes=classes,
         method=method,
         output=question.output or "outputs",
@@ -176,42 +183,37 @@ def _bounds(question: Question, epsilon: Array, ends: Ends | None, *, method: Me
     )
 
 
-def _own(margins: Array, classes: Array) -> Array:
-    """Tell which margins are those of the class itself."""
+def _is_class(margins: Array, classes: Array) -> Array:
+    """Return the mask of the margins of each item's class itself, bool [batch, class]."""
     return jnp.arange(margins.shape[1], dtype=classes.dtype)[None] == classes[:, None]
 
 
-def _is_interval(x: Any) -> bool:
+def _is_interval(x: object) -> bool:
     return isinstance(x, Interval)
 
 
-def _merged(inputs: Any, items: Any, batched: Any) -> list[Any]:
-    """Return the inputs with those of one item for those that have a batch."""
-    own = iter(items)
-    return [next(own) if b else x for x, b in zip(inputs, batched, strict=True)]
-
-
-def _takes_one(question: Question, batched: Any) -> bool:
-    """Tell whether the network takes a batch of one; else the item is repeated."""
-    given = [
+def _takes_one(question: Question, is_batched: Sequence[bool]) -> bool:
+    """Tell whether the network takes a batch of one item."""
+    inputs = [
         jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) if b else x
-        for x, b in zip(question.inputs, batched, strict=True)
+        for x, b in zip(question.inputs, is_batched, strict=True)
     ]
     try:
-        graph_for(question.model, types_of(question.model, given, {}))
+        graph_for(question.model, types_of(question.model, inputs, {}))
     except NnefError:
         return False
     return True
 
 
 def _located(question: Question, error: NoBounds) -> UnsupportedError:
-    """Return the error at the operation of the document that an equation comes from."""
+    """Return the error at the operation of the document that computes an equation."""
     equation = error.equation
+    assert equation is not None
     name = jaxprs.outer_scope(equation)
-    found = [x for x in question.graph.operations if x.name == name]
-    if not found:
+    operations = [x for x in question.graph.operations if x.name == name]
+    if not operations:
         return UnsupportedError(f"no rule bounds {described(equation)}")
-    (operation,) = found
+    (operation,) = operations
     message = f"no rule bounds '{operation.kind}', which computes '{equation.primitive.name}'"
     hint = f"bound what it reads: output='{next(operation.reads()).name}'"
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

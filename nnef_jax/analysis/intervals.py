@@ -1,15 +1,15 @@
-"""Computes bounds of the results of jax's primitives by interval arithmetic.
+"""Bounds the results of jax's primitives by interval arithmetic.
 
-Ends are moved outwards by what rounding may take: the interval holds the exact result, and what
-32 bits make of it in whatever order they sum.
+Ends are moved outwards by a bound of the rounding error. The interval contains the exact result,
+and the result in 32 bits for any order of summation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,20 @@ from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.facts import facts
-from lowering.jaxprs import primitive
+from lowering.jaxprs import Aval, Equation, primitive
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Interval:
-    """A tensor of which each item is between two ends; what is known is an array instead."""
+    """A tensor whose items are between two ends; a known tensor is an array instead."""
 
     low: Array
     high: Array
 
     @property
     def size(self) -> Array:
-        """Return how far from 0 each item may be."""
+        """Return the largest magnitude of each item."""
         return jnp.maximum(jnp.abs(self.low), jnp.abs(self.high))
 
     def within(self, other: Interval) -> Interval:
@@ -39,38 +39,41 @@ class Interval:
         return Interval(jnp.maximum(self.low, other.low), jnp.minimum(self.high, other.high))
 
 
-class NoBounds(Exception):
-    """No rule bounds what an equation computes."""
+Bounded = Array | Interval
 
-    def __init__(self, equation: Any = None) -> None:
-        super().__init__("no rule bounds it")
+
+class NoBounds(Exception):
+    """An equation has no rule for its bounds."""
+
+    def __init__(self, equation: Equation | None = None) -> None:
+        super().__init__("an equation has no rule for its bounds")
         self.equation = equation
 
 
-def ends(x: Any) -> tuple[Any, Any]:
-    """Return both ends, of a known array the array."""
+def ends(x: Bounded) -> tuple[Array, Array]:
+    """Return the ends of an interval; a known array is both."""
     return (x.low, x.high) if isinstance(x, Interval) else (x, x)
 
 
-def interval(x: Any) -> Interval:
-    """Return a known array as an interval too."""
+def interval(x: Bounded) -> Interval:
+    """Return a known array, or an interval, as an interval."""
     return Interval(*map(jnp.asarray, ends(x)))
 
 
-def size(x: Any) -> Any:
-    """Return how far from 0 each item may be."""
+def size(x: Bounded) -> Array:
+    """Return the largest magnitude of each item."""
     return interval(x).size
 
 
-def varies(x: Any) -> bool:
+def varies(x: Bounded) -> TypeGuard[Interval]:
     """Tell whether a value is an interval, not a known array."""
     return isinstance(x, Interval)
 
 
-def apply(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return the results of an equation for arrays, products being exact in 32 bits.
+def apply(equation: Equation, operands: Sequence[Any]) -> list[Array]:
+    """Return the results of an equation for arrays; products are computed in 32 bits.
 
-    What stops a gradient, or notes something, is the identity: bounds have derivatives.
+    Primitives that stop gradients or mark values are the identity, so that bounds have derivatives.
     """
     name, highest = primitive(equation), lax.Precision.HIGHEST
     if name in ("stop_gradient", "levels", "optimization_barrier"):
@@ -80,24 +83,30 @@ def apply(equation: Any, operands: Sequence[Any]) -> list[Any]:
     return jaxprs.bind(equation, operands)
 
 
-def epsilon(x: Any) -> float:
-    """Return the step from 1 to the next number: twice what rounding may take."""
+def epsilon(x: Array | Aval) -> float:
+    """Return the step from 1 to the next number, twice the relative rounding error; 0 for integers.
+
+    The largest error of one operation is epsilon / 2 times its result.
+    """
     return float(jnp.finfo(x.dtype).eps) if jnp.issubdtype(x.dtype, jnp.floating) else 0.0
 
 
-def widened(x: Interval, error: Any) -> Interval:
-    """Return an interval with its ends moved outwards; what is no number is unbounded."""
+def widened(x: Interval, error: Array | float) -> Interval:
+    """Return an interval with its ends moved outwards by an error; an end that is NaN is infinite.
+
+    An interval of integers is returned unchanged.
+    """
     if not epsilon(x.low):
         return x
-    error = error + jnp.finfo(x.low.dtype).tiny  # smaller numbers may be taken for 0
+    error = error + jnp.finfo(x.low.dtype).tiny  # smaller numbers may be flushed to 0
     low, high = x.low - error, x.high + error
     return Interval(
         jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
     )
 
 
-# How the result follows each operand, 1 for rising and -1 for falling: without rounding, with that
-# of one operation, and with that of a function.
+# Monotone primitives: 1 for each operand in which they rise, -1 for one in which they fall. They
+# round nothing (_SIGNS), once (_ROUNDED), or as library functions do (_FUNCTIONS).
 _SIGNS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("max", "min", "clamp", "sign", "floor", "ceil", "round", "sort"), (1, 1, 1)),
     **dict.fromkeys(("cummax", "cummin", "reduce_max", "reduce_min"), (1,)),
@@ -121,26 +130,31 @@ _FUNCTIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("acos", "rsqrt", "erfc"), (-1,)),
 }
 _POSITIVE = {"exp", "exp2", "logistic", "sqrt", "rsqrt"}
-_ULPS = 16  # that a function may be beside its value
+_ULPS = 16  # the largest error of a library function, in epsilons
 _SUMS = {"reduce_sum", "cumsum", "reduce_window_sum", "scatter-add"}
 _PRODUCTS = {jaxprs.PRODUCT, jaxprs.CONVOLUTION}
 
 
-def is_affine(equation: Any, operands: Sequence[Any]) -> bool:
-    """Tell whether an equation is linear in the operands that vary, but for a constant."""
-    name, found = primitive(equation), [i for i, x in enumerate(operands) if varies(x)]
-    if not epsilon(equation.outvars[0].aval) or not all(epsilon(operands[i].low) for i in found):
+def is_affine(equation: Equation, operands: Sequence[Bounded]) -> bool:
+    """Tell whether an equation is affine in the operands that vary, and these are real."""
+    name, varying = primitive(equation), _varying(operands)
+    if not epsilon(equation.outvars[0].aval) or not all(epsilon(x.low) for x in varying.values()):
         return False
     if name == "mul" or name in _PRODUCTS:
-        return len(found) == 1
+        return len(varying) == 1
     if name == "div":
-        return found == [0]
-    sums = name in ("add", "add_any", "sub", "neg", "levels") or name in _SUMS
-    return (sums or facts(equation).moves) and not _has_indices(equation, found)
+        return list(varying) == [0]
+    is_sum = name in ("add", "add_any", "sub", "neg", "levels") or name in _SUMS
+    return (is_sum or facts(equation).moves) and not _has_indices(equation, varying)
+
+
+def _varying(operands: Sequence[Bounded]) -> dict[int, Interval]:
+    """Return the operands that are intervals, by position."""
+    return {i: x for i, x in enumerate(operands) if varies(x)}
 
 
 def _indices(name: str) -> range:
-    """Return the positions of operands that choose or index, which must be known."""
+    """Return the positions of operands that select or index; these operands must be known."""
     first, last = {
         "gather": (1, 2), "scatter": (1, 2), "scatter-add": (1, 2), "select_n": (0, 1),
         "dynamic_slice": (1, 99), "dynamic_update_slice": (2, 99),
@@ -148,20 +162,24 @@ def _indices(name: str) -> range:
     return range(first, last)
 
 
-def _has_indices(equation: Any, varying: Sequence[int]) -> bool:
+def _has_indices(equation: Equation, varying: Iterable[int]) -> bool:
+    """Tell whether an operand that varies selects or indexes."""
     return not set(varying).isdisjoint(_indices(primitive(equation)))
 
 
-def terms(equation: Any) -> tuple[int, int]:
-    """Return of how many products an item of the result is the sum, and one of the transposed."""
+def terms(equation: Equation) -> tuple[int, int]:
+    """Return the number of terms in the sum that is an item of the result, and of the transpose.
+
+    Rounding errors of the sum are proportional to it.
+    """
     name, params = primitive(equation), equation.params
     sizes = [math.prod(v.aval.shape) for v in (*equation.invars, equation.outvars[0])]
     first, result = max(1, sizes[0]), max(1, sizes[-1])
     if name == jaxprs.PRODUCT:
         ((axes, _), (batch, _)), shape = params["dimension_numbers"], equation.invars[0].aval.shape
         count = math.prod(shape[i] for i in axes)
-        kept = math.prod(shape[i] for i in batch) * count
-        return count, max(sizes[0], sizes[1]) // max(1, kept)
+        shared = math.prod(shape[i] for i in batch) * count
+        return count, max(sizes[0], sizes[1]) // max(1, shared)
     if name == jaxprs.CONVOLUTION:
         out, inputs, *_ = params["dimension_numbers"].rhs_spec
         filters = equation.invars[1].aval.shape
@@ -173,27 +191,28 @@ def terms(equation: Any) -> tuple[int, int]:
     return 1, result if name in ("gather", "tile") else max(1, result // first)
 
 
-def magnitude(equation: Any, operands: Sequence[Any]) -> Any:
-    """Return the sum of the sizes of all that an affine equation adds up, by item."""
+def magnitude(equation: Equation, operands: Sequence[Bounded]) -> Array:
+    """Return the sum of the magnitudes of the terms of an affine equation, for each item."""
     name = primitive(equation)
-    sizes = [x if i in _indices(name) else size(x) for i, x in enumerate(operands)]
+    sizes: list[Any] = [x if i in _indices(name) else size(x) for i, x in enumerate(operands)]
     if name in ("add", "add_any", "sub"):
         return sizes[0] + sizes[1]
     return sizes[0] if name == "neg" else apply(equation, sizes)[0]
 
 
-def bounded(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Return the intervals of an equation's results. Raises NoBounds where no rule has them."""
-    name, found = primitive(equation), [i for i, x in enumerate(operands) if varies(x)]
+def bounded(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
+    """Return the intervals of an equation's results. Raises NoBounds if there is no rule."""
+    name = primitive(equation)
     if name in _RULES:
         return [_RULES[name](equation, *operands)]
-    if _has_indices(equation, found):
+    if _has_indices(equation, _varying(operands)):
         raise NoBounds
     if name == "top_k":
         values, _ = _between(equation, operands, (1,))
-        places = jnp.zeros_like(jaxprs.bind(equation, [operands[0].low])[1])
-        last = operands[0].low.shape[equation.params["axis"]] - 1
-        return [values, Interval(places, places + max(0, last))]
+        low = interval(operands[0]).low
+        indices = jnp.zeros_like(jaxprs.bind(equation, [low])[1])
+        last = low.shape[equation.params["axis"]] - 1
+        return [values, Interval(indices, indices + max(0, last))]
     if name in _SUMS:
         (result,) = _between(equation, operands, (1, 1, 1))
         share = (terms(equation)[0] + 4) * epsilon(result.low)
@@ -215,45 +234,52 @@ def bounded(equation: Any, operands: Sequence[Any]) -> list[Any]:
     raise NoBounds
 
 
-def _between(equation: Any, operands: Sequence[Any], signs: Sequence[int]) -> list[Any]:
-    """Bound a function that rises or falls with each operand."""
+def _between(
+    equation: Equation, operands: Sequence[Bounded], signs: Sequence[int]
+) -> list[Interval]:
+    """Bound a function that is monotone in each operand: 1 for rising, -1 for falling."""
     pairs = [ends(x)[::sign] for x, sign in zip(operands, signs, strict=False)]
     lows, highs = (apply(equation, side) for side in zip(*pairs, strict=True))
     return [Interval(*pair) for pair in zip(lows, highs, strict=True)]
 
 
-def _hull(values: Sequence[Any]) -> Interval:
-    """Return the least interval that holds all of some values; a NaN makes it unbounded."""
+def _hull(values: Sequence[Array]) -> Interval:
+    """Return the smallest interval that contains all values; a NaN makes its ends NaN."""
     low, high = values[0], values[0]
     for x in values[1:]:
         low, high = jnp.minimum(low, x), jnp.maximum(high, x)
     return Interval(low, high)
 
 
-def _corners(equation: Any, x: Any, y: Any) -> Interval:
+def _corners(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a function of two operands whose extremes are at ends of both."""
     pairs = [(a, b) for a in ends(x)[: 1 + varies(x)] for b in ends(y)[: 1 + varies(y)]]
     result = _hull([apply(equation, pair)[0] for pair in pairs])
     return widened(result, 2 * epsilon(result.low) * result.size)
 
 
-def _mul(equation: Any, x: Any, y: Any) -> Interval:
+def _mul(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     if varies(x) and equation.invars[0] is equation.invars[1]:
         return _valley(lambda x: x * x, x)
     return _corners(equation, x, y)
 
 
-def _div(equation: Any, x: Any, y: Any) -> Interval:
-    return _where_known(ends(y)[0] * ends(y)[1] > 0, _corners(equation, x, y))
+def _div(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    return _where(ends(y)[0] * ends(y)[1] > 0, _corners(equation, x, y))
 
 
-def related(equation: Any, x: Interval, y: Interval, result: Interval) -> Interval:
-    """Bound a part of a softmax: items less their maximum, or shares of their sum."""
+def related(equation: Equation, x: Interval, y: Interval, result: Interval) -> Interval:
+    """Return tighter bounds for x minus its maximum y, or x divided by its sum y (a softmax).
+
+    x / y is x / (x + z), where z is the sum of the other items: bound z, then the quotient, which
+    is monotone in x and z if x is positive.
+    """
     if primitive(equation) == "sub":
         return Interval(result.low, jnp.minimum(result.high, 0))
     error = (terms(equation)[0] + 8) * epsilon(y.low) * y.size
-    fewest = jnp.maximum(y.low - x.low - error, 0)
-    most = jnp.maximum(y.high - x.high + error, 0)
-    share = Interval(x.low / (x.low + most), x.high / (x.high + fewest))
+    least_others = jnp.maximum(y.low - x.low - error, 0)
+    most_others = jnp.maximum(y.high - x.high + error, 0)
+    share = Interval(x.low / (x.low + most_others), x.high / (x.high + least_others))
     share = widened(share, 4 * epsilon(y.low)).within(Interval(*map(jnp.asarray, (0.0, 1.0))))
     positive = x.low >= 0
     return Interval(
@@ -262,116 +288,122 @@ def related(equation: Any, x: Interval, y: Interval, result: Interval) -> Interv
     )
 
 
-def _where_known(known: Any, x: Interval) -> Interval:
-    return Interval(jnp.where(known, x.low, -jnp.inf), jnp.where(known, x.high, jnp.inf))
+def _where(condition: Array, x: Interval) -> Interval:
+    """Return an interval that is unbounded where the condition is False."""
+    return Interval(jnp.where(condition, x.low, -jnp.inf), jnp.where(condition, x.high, jnp.inf))
 
 
-def _product(equation: Any, x: Any, y: Any) -> Interval:
-    """Bound a product by centres and radii, as Gowal et al. (2018) do."""
+def _product(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a matrix product or convolution by centres and radii, as in Gowal et al. (2018)."""
 
-    def parts(x: Any) -> tuple[Any, Any]:
-        if not varies(x):
-            return x, None
-        return (x.low + x.high) / 2, (x.high - x.low) / 2
+    def parts(x: Bounded) -> tuple[Array, Array | None]:
+        if isinstance(x, Interval):
+            return (x.low + x.high) / 2, (x.high - x.low) / 2
+        return x, None
 
-    def times(x: Any, y: Any) -> Any:
+    def times(x: Array, y: Array) -> Array:
         return apply(equation, [x, y])[0]
 
     (a, p), (b, q) = parts(x), parts(y)
     result = equation.outvars[0].aval
     if not epsilon(result):
         raise NoBounds
-    share, centre = (terms(equation)[0] + 4) * epsilon(result), times(a, b)
-    if q is None:
-        radius = times(p + share * (jnp.abs(a) + p), jnp.abs(b))
-    elif p is None:
-        radius = times(jnp.abs(a), q + share * (jnp.abs(b) + q))
-    else:  # a q + p b + p q, and what rounding may take of all
+    rounding, centre = (terms(equation)[0] + 4) * epsilon(result), times(a, b)
+    if p is not None and q is not None:  # |a| q + p |b| + p q
         radius = times(jnp.abs(a), q) + times(p, jnp.abs(b) + q)
-        radius = radius + share * times(jnp.abs(a) + p, jnp.abs(b) + q)
+        radius = radius + rounding * times(jnp.abs(a) + p, jnp.abs(b) + q)
+    elif p is not None:
+        radius = times(p + rounding * (jnp.abs(a) + p), jnp.abs(b))
+    else:
+        q = jnp.zeros_like(b) if q is None else q
+        radius = times(jnp.abs(a), q + rounding * (jnp.abs(b) + q))
     return widened(Interval(centre - radius, centre + radius), 0)
 
 
-def _valley(function: Callable[[Any], Any], x: Interval) -> Interval:
-    """Bound a function that falls to its value at 0, and rises from there on."""
+def _valley(function: Callable[[Array], Array], x: Interval) -> Interval:
+    """Bound a function that falls below 0 and rises above 0."""
     result = _hull([function(x.low), function(x.high)])
     low = jnp.where((x.low < 0) & (x.high > 0), function(jnp.zeros_like(x.low)), result.low)
     result = Interval(low, result.high)
     return widened(result, _ULPS * epsilon(low) * result.size)
 
 
-def _valley_rule(equation: Any, x: Interval) -> Interval:
+def _valley_rule(equation: Equation, x: Interval) -> Interval:
     return _valley(lambda x: apply(equation, [x])[0], x)
 
 
-def _integer_pow(equation: Any, x: Interval) -> Interval:
+def _integer_pow(equation: Equation, x: Interval) -> Interval:
     exponent = equation.params["y"]
     if exponent > 0 and exponent % 2 == 0:
         return _valley_rule(equation, x)
     result = _hull([apply(equation, [end])[0] for end in ends(x)])
     result = widened(result, _ULPS * epsilon(result.low) * result.size)
-    return result if exponent > 0 else _where_known(x.low * x.high > 0, result)
+    return result if exponent > 0 else _where(x.low * x.high > 0, result)
 
 
-def _pow(equation: Any, x: Any, y: Any) -> Interval:
+def _pow(equation: Equation, x: Bounded, y: Bounded) -> Interval:
     result = _corners(equation, x, y)
     result = widened(result, _ULPS * epsilon(result.low) * result.size)
-    return _where_known((ends(x)[0] > 0) | ((ends(x)[0] >= 0) & (ends(y)[0] > 0)), result)
+    return _where((ends(x)[0] > 0) | ((ends(x)[0] >= 0) & (ends(y)[0] > 0)), result)
 
 
-def _waves(shift: float) -> Callable[..., Interval]:
-    """Return the rule of a cosine, shifted to the right."""
+def _waves(shift: float) -> Callable[[Equation, Interval], Interval]:
+    """Return the rule of x -> cos(x - shift)."""
 
-    def rule(equation: Any, x: Interval) -> Interval:
-        def passes(offset: float) -> Any:
-            """Tell whether the interval has a place where the cosine is at this angle."""
-            near = _ULPS * epsilon(x.low) * (1 + x.size)
-            first = jnp.ceil((x.low - near - shift - offset) / (2 * np.pi)) * (2 * np.pi)
-            return first + shift + offset <= x.high + near
+    def rule(equation: Equation, x: Interval) -> Interval:
+        def contains(angle: float) -> Array:
+            """Tell whether x - shift equals the angle, up to whole turns, within the interval."""
+            margin = _ULPS * epsilon(x.low) * (1 + x.size)
+            first = jnp.ceil((x.low - margin - shift - angle) / (2 * np.pi)) * (2 * np.pi)
+            return first + shift + angle <= x.high + margin
 
         result = _hull([apply(equation, [end])[0] for end in ends(x)])
-        low = jnp.where(passes(np.pi), -1, result.low)
-        result = Interval(low, jnp.where(passes(0), 1, result.high))
+        low = jnp.where(contains(np.pi), -1, result.low)
+        result = Interval(low, jnp.where(contains(0), 1, result.high))
         return widened(result, _ULPS * epsilon(low))
 
     return rule
 
 
-def _tan(equation: Any, x: Interval) -> Interval:
-    near = _ULPS * epsilon(x.low) * (1 + x.size)
-    turns = [jnp.floor((end + np.pi / 2) / np.pi) for end in (x.low - near, x.high + near)]
+def _tan(equation: Equation, x: Interval) -> Interval:
+    """Bound a tangent: unbounded if the interval contains a pole."""
+    margin = _ULPS * epsilon(x.low) * (1 + x.size)
+    outer = x.low - margin, x.high + margin
+    branches = [jnp.floor((end + np.pi / 2) / np.pi) for end in outer]
     (result,) = _between(equation, [x], (1,))
     slopes = jnp.square(result.size) + 1
-    return _where_known(turns[0] == turns[1], widened(result, near * slopes))
+    return _where(branches[0] == branches[1], widened(result, margin * slopes))
 
 
-def _rem(_: Any, x: Any, y: Any) -> Interval:
+def _rem(_: Equation, x: Bounded, y: Bounded) -> Interval:
+    """Bound a remainder: it has the sign of x, and is not larger than x or y."""
     (low, high), limit = ends(x), size(y)
     zero = jnp.zeros_like(low)
     low = jnp.where(low < 0, -jnp.minimum(limit, -low), zero)
     return Interval(low, jnp.where(high > 0, jnp.minimum(limit, high), zero))
 
 
-def _equal(equation: Any, x: Any, y: Any) -> Interval:
-    (a, b), (c, d) = ends(x), ends(y)
+def _equal(equation: Equation, x: Bounded, y: Bounded) -> Interval:
+    (low_x, high_x), (low_y, high_y) = ends(x), ends(y)
     if equation.invars[0] is equation.invars[1]:
-        same = jnp.ones(equation.outvars[0].aval.shape, bool)
-        possible, certain = same, same
+        possible = certain = jnp.ones(equation.outvars[0].aval.shape, bool)
     else:
-        possible, certain = (a <= d) & (c <= b), (a == b) & (c == d) & (a == c)
+        possible = (low_x <= high_y) & (low_y <= high_x)
+        certain = (low_x == high_x) & (low_y == high_y) & (low_x == low_y)
     if primitive(equation) == "ne":
         possible, certain = ~certain, ~possible
     return Interval(certain, possible)
 
 
-def _position(equation: Any, x: Interval) -> Interval:
+def _position(equation: Equation, x: Interval) -> Interval:
+    """Bound the index of a maximum or minimum by the extent of its axes."""
     result, axes = equation.outvars[0].aval, equation.params["axes"]
     count = math.prod(x.low.shape[axis] for axis in axes)
     zero = jnp.zeros(result.shape, result.dtype)
     return Interval(zero, zero + max(0, count - 1))
 
 
-def _finite(equation: Any, _: Any) -> Interval:
+def _finite(equation: Equation, _: Bounded) -> Interval:
     return interval(jnp.ones(equation.outvars[0].aval.shape, bool))
 
 
@@ -383,22 +415,23 @@ def _running_product(x: Interval, axis: int, reverse: bool = False) -> Interval:
     return lax.associative_scan(times, x, axis=axis, reverse=reverse)
 
 
-def _cumprod(equation: Any, x: Interval) -> Interval:
+def _cumprod(equation: Equation, x: Interval) -> Interval:
     return _running_product(x, equation.params["axis"], equation.params["reverse"])
 
 
-def _reduce_prod(equation: Any, x: Interval) -> Interval:
+def _reduce_prod(equation: Equation, x: Interval) -> Interval:
     axes, shape = equation.params["axes"], equation.outvars[0].aval.shape
 
-    def last(end: Array) -> Array:
+    def flattened(end: Array) -> Array:
+        """Move the reduced axes to the end, as one axis."""
         moved = jnp.moveaxis(end, axes, range(-len(axes), 0))
         return moved.reshape(*shape, math.prod(end.shape[axis] for axis in axes))
 
-    flat = Interval(last(x.low), last(x.high))
+    flat = Interval(flattened(x.low), flattened(x.high))
     if not flat.low.shape[-1] or not axes:
         return interval(apply(equation, [x.low])[0]) if axes else x
-    found = _running_product(flat, len(shape))
-    return Interval(found.low[..., -1], found.high[..., -1])
+    running = _running_product(flat, len(shape))
+    return Interval(running.low[..., -1], running.high[..., -1])
 
 
 _RULES: dict[str, Callable[..., Interval]] = {

@@ -1,8 +1,9 @@
-"""Bounds of a traced function: forwards by intervals, backwards by lines (CROWN).
+"""Bounds the results of a traced function: forwards by intervals, backwards by lines (CROWN).
 
-A lower bound of a sum of a tensor's items with coefficients is followed back to the input (Zhang et
-al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920): through what is affine by its
-transpose, through the rest by lines that bound it, or else by its interval.
+The backward pass bounds sum(coefficients * tensor) from below, and follows the coefficients back to
+the input (Zhang et al. 2018, arXiv:1811.00866; Xu et al. 2020, arXiv:2002.12920). It passes an
+affine equation by its transpose, and another one by the lines of `relaxations`. At an equation
+without lines it ends with the interval.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from jax import Array, lax
 
 from lowering import jaxprs
 from lowering.facts import facts
-from lowering.jaxprs import is_literal, primitive
+from lowering.jaxprs import Atom, ClosedJaxpr, Equation, Variable, is_literal, primitive
 from nnef_jax.analysis.intervals import (
+    Bounded,
     Interval,
     NoBounds,
     apply,
@@ -34,31 +36,40 @@ from nnef_jax.analysis.intervals import (
 )
 from nnef_jax.analysis.relaxations import BackwardStep, lines_of
 
-_ROWS = 512  # of coefficients that are followed back at a time
-_DEPTH = 12  # operations within the branches of a selection
-# What an operand less its own maximum is, or divided by its own sum.
+_ROWS = 512  # backward passes that are computed together
+_DEPTH = 12  # operations between a selection's variable and one of its cases
+# x minus its maximum, and x divided by its sum: the reduction that makes the second operand.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
-_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}
-Read = Callable[[Any], Any]
+_COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True if x < limit
+Read = Callable[[Atom], Bounded]
 
 
 class Walk:
-    """Holds an array or an interval for each variable of a traced function.
+    """Evaluates a traced function on arrays and intervals, and bounds its results.
+
+    Attributes:
+        makers: the equation of each computed variable.
+        results: the results of the function, arrays or intervals.
 
     Args:
         closed: the function.
-        arguments: arrays, and intervals.
-        linear: whether bounds are followed back.
-        sharp: whether those of tensors inside are, too, where lines are drawn.
+        arguments: an array or an interval for each argument.
+        linear: whether results have backward bounds, too.
+        sharp: whether operands of nonlinear equations have backward bounds, too.
     """
 
     def __init__(
-        self, closed: Any, arguments: Sequence[Any], *, linear: bool = False, sharp: bool = False
+        self,
+        closed: ClosedJaxpr,
+        arguments: Sequence[Bounded],
+        *,
+        linear: bool = False,
+        sharp: bool = False,
     ) -> None:
-        self.makers: dict[Any, Any] = {}
+        self.makers: dict[Atom, Equation] = {}
         self._values = jaxprs.values_of(closed, arguments)
-        self._steps: list[tuple[Any, BackwardStep]] = []
-        self._sharp: set[Any] = set()
+        self._steps: list[tuple[Equation, BackwardStep]] = []
+        self._sharp: set[Atom] = set()
         for equation in jaxprs.equations(closed):
             operands = [*map(self.read, equation.invars)]
             try:
@@ -66,8 +77,8 @@ class Walk:
                     for v in equation.invars:
                         self._sharpen(v)
                 results = self.evaluated(equation, self.read)
-            except NoBounds as error:
-                raise NoBounds(equation) from error  # the outermost, whose name is the operation's
+            except NoBounds as error:  # The outermost equation has the name of the operation.
+                raise NoBounds(equation) from error
             self._values.update(zip(equation.outvars, results, strict=True))
             self.makers.update((v, equation) for v in equation.outvars)
             if linear and any(map(varies, results)):
@@ -78,12 +89,12 @@ class Walk:
                 self._sharpen(v)
             self.results = [*map(self.read, closed.jaxpr.outvars)]
 
-    def read(self, v: Any) -> Any:
+    def read(self, v: Atom) -> Bounded:
         """Return the array or interval of a variable or a literal."""
         return jnp.asarray(v.val, v.aval.dtype) if is_literal(v) else self._values[v]
 
-    def evaluated(self, equation: Any, read: Read) -> list[Any]:
-        """Return the results of an equation; `read` gives its operands."""
+    def evaluated(self, equation: Equation, read: Read) -> Sequence[Bounded]:
+        """Return the results of an equation; `read` returns its operands."""
         operands, name = [*map(read, equation.invars)], primitive(equation)
         if not any(map(varies, operands)):
             return apply(equation, operands)
@@ -93,20 +104,19 @@ class Walk:
             return _scanned(equation, operands)
         if name == "cond":
             return _branched(equation, operands)
-        again = jaxprs.recomputed(equation)
-        held = jaxprs.inner(equation) if again is None else [again]
-        if len(held) == 1 and len(held[0].in_avals) == len(operands) and name != "while":
-            return Walk(held[0], operands).results
+        checkpoint = jaxprs.recomputed(equation)
+        functions = jaxprs.inner(equation) if checkpoint is None else [checkpoint]
+        if len(functions) == 1 and len(functions[0].in_avals) == len(operands) and name != "while":
+            return Walk(functions[0], operands).results
         results = bounded(equation, operands)
-        if name in _RELATED and self._source(equation.invars[1]) == (
-            _RELATED[name],
-            equation.invars[0],
-        ):
-            return [related(equation, *operands, *results)]
+        reduction = _RELATED.get(name)
+        if reduction and self._source(equation.invars[1]) == (reduction, equation.invars[0]):
+            x, y = map(interval, operands)
+            return [related(equation, x, y, *results)]
         return results
 
-    def _source(self, v: Any) -> tuple[str, Any]:
-        """Follow a variable back through moves. Return the primitive there, and its operand."""
+    def _source(self, v: Atom) -> tuple[str, Atom | None]:
+        """Return the primitive that computes a variable, apart from moves, and its operand."""
         equation = None if is_literal(v) else self.makers.get(v)
         if equation is None:
             return "", None
@@ -115,29 +125,36 @@ class Walk:
             return self._source(equation.invars[1])
         return self._source(first) if facts(equation).moves else (name, first)
 
-    def at(self, v: Any, given: Mapping[Any, Any], depth: int = _DEPTH) -> Any:
-        """Return a variable's value at given values of others, item by item."""
-        if not is_literal(v) and v in given:
-            return given[v]
+    def at(self, v: Atom, values: Mapping[Atom, Bounded], depth: int = _DEPTH) -> Bounded:
+        """Return a variable for values of other variables, through elementwise equations alone.
+
+        Beyond another equation, or `depth` equations, it is the value of the walk.
+        """
+        if not is_literal(v) and v in values:
+            return values[v]
         equation = None if is_literal(v) or not varies(self.read(v)) else self.makers.get(v)
         if equation is None or not facts(equation).by_item or not depth:
             return self.read(v)
-        return self.evaluated(equation, lambda v: self.at(v, given, depth - 1))[0]
+        return self.evaluated(equation, lambda v: self.at(v, values, depth - 1))[0]
 
-    def compared(self, equation: Any) -> tuple[Any, Any, int] | None:
-        """Return a selection's variable, the known threshold, and the case below it."""
+    def compared(self, equation: Equation) -> tuple[Variable, Array, int] | None:
+        """Return the variable, the threshold and the case below it of `select_n(x < threshold)`.
+
+        Return None if the condition is another one, or the threshold is not known.
+        """
         maker, shape = self.makers.get(equation.invars[0]), equation.outvars[0].aval.shape
         if maker is None or primitive(maker) not in _COMPARISONS or len(equation.invars) != 3:
             return None
-        (x, known), below = maker.invars, _COMPARISONS[primitive(maker)]
-        if is_literal(x) or varies(self.read(known)):
-            x, known, below = known, x, not below
-        if is_literal(x) or varies(self.read(known)) or x.aval.shape != shape:
+        (x, limit), is_below = maker.invars, _COMPARISONS[primitive(maker)]
+        if is_literal(x) or varies(self.read(limit)):
+            x, limit, is_below = limit, x, not is_below
+        threshold = self.read(limit)
+        if is_literal(x) or isinstance(threshold, Interval) or x.aval.shape != shape:
             return None
-        return x, self.read(known), int(below)
+        return x, threshold, int(is_below)
 
-    def is_affine_in(self, v: Any, x: Any) -> bool:
-        """Tell whether a variable is affine in another, item by item, and in nothing else."""
+    def is_affine_in(self, v: Atom, x: Atom) -> bool:
+        """Tell whether a variable is an elementwise affine function of another one alone."""
         if is_literal(v) or v is x or not varies(self.read(v)):
             return True
         equation = self.makers.get(v)
@@ -148,148 +165,157 @@ class Walk:
             self.is_affine_in(w, x) for w in equation.invars
         )
 
-    def _selected(self, equation: Any, read: Read) -> Interval:
-        """Bound a selection: what is compared is on its side of the limit in each case."""
-        which, found = read(equation.invars[0]), self.compared(equation)
+    def _selected(self, equation: Equation, read: Read) -> Interval:
+        """Bound a selection between two cases.
+
+        In a selection by `x < threshold`, each case is bounded for x on its side of the threshold.
+        """
+        condition, comparison = interval(read(equation.invars[0])), self.compared(equation)
         cases = [interval(read(v)) for v in equation.invars[1:]]
-        if which.low.dtype != bool:
+        if condition.low.dtype != bool:
             raise NoBounds
-        if found is not None:
-            x, known, below = found
-            here = interval(read(x))
-            under = Interval(here.low, jnp.minimum(here.high, known))
-            sides = [Interval(jnp.maximum(here.low, known), here.high), under]
-            sides = sides if below else sides[::-1]
-            inside = [self.at(v, {x: s}) for v, s in zip(equation.invars[1:], sides, strict=True)]
-            cases = [a.within(interval(b)) for a, b in zip(cases, inside, strict=True)]
-            which = interval(self.at(equation.invars[0], {x: here}))
+        if comparison is not None:
+            v, threshold, is_below = comparison
+            x = interval(read(v))
+            below = Interval(x.low, jnp.minimum(x.high, threshold))
+            above = Interval(jnp.maximum(x.low, threshold), x.high)
+            sides = (above, below) if is_below else (below, above)
+            on_sides = [self.at(w, {v: s}) for w, s in zip(equation.invars[1:], sides, strict=True)]
+            cases = [a.within(interval(b)) for a, b in zip(cases, on_sides, strict=True)]
+            condition = interval(self.at(equation.invars[0], {v: x}))
         no, yes = cases
         low, high = jnp.minimum(no.low, yes.low), jnp.maximum(no.high, yes.high)
         return Interval(
-            jnp.where(which.low, yes.low, jnp.where(which.high, low, no.low)),
-            jnp.where(which.low, yes.high, jnp.where(which.high, high, no.high)),
+            jnp.where(condition.low, yes.low, jnp.where(condition.high, low, no.low)),
+            jnp.where(condition.low, yes.high, jnp.where(condition.high, high, no.high)),
         )
 
-    def _step(self, equation: Any, results: Sequence[Interval]) -> BackwardStep:
-        """Return how a bound is followed back through an equation."""
+    def _step(self, equation: Equation, results: Sequence[Interval]) -> BackwardStep:
+        """Return the affine bounds of an equation by which the backward pass passes it."""
         operands = [*map(self.read, equation.invars)]
         if not is_affine(equation, operands):
             step = lines_of(self, equation, operands, results[0]) if len(results) == 1 else None
             dtype = results[0].low.dtype
             lows, highs = ([end.astype(dtype) for end in x] for x in _sides(results))
             return step or BackwardStep((), (), lows, highs)
-        places = [i for i, x in enumerate(operands) if varies(x)]
-        zeros = [jnp.zeros_like(operands[i].low) for i in places]
+        varying = {i: x for i, x in enumerate(operands) if varies(x)}
+        zeros = [jnp.zeros_like(x.low) for x in varying.values()]
 
-        def function(*varying: Array) -> list[Array]:
-            given = {**dict(enumerate(operands)), **dict(zip(places, varying, strict=True))}
-            return apply(equation, [*given.values()])
+        def function(*arrays: Array) -> list[Array]:
+            values = {**dict(enumerate(operands)), **dict(zip(varying, arrays, strict=True))}
+            return apply(equation, [*values.values()])
 
         constants, pull = jax.vjp(function, *zeros)
-        share = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
+        rounding = (sum(terms(equation)) + 2) / 2 * epsilon(constants[0])
         sizes = [magnitude(equation, operands)] if len(results) == 1 else [*map(size, results)]
-        slack = [share * m for m in sizes]  # of the sums of the network and of the transpose
+        slack = [rounding * m for m in sizes]  # for the sums of the equation and of its transpose
         low = [x - s for x, s in zip(constants, slack, strict=True)]
         high = [x + s for x, s in zip(constants, slack, strict=True)]
-        variables = tuple(equation.invars[i] for i in places)
-        return BackwardStep(variables, (pull,), low, high)
+        return BackwardStep([equation.invars[i] for i in varying], (pull,), low, high)
 
-    def _sharpen(self, v: Any) -> None:
-        """Bound a variable by following each of its items back, unless its interval is as good."""
+    def _sharpen(self, v: Atom) -> None:
+        """Intersect a variable's interval with the backward bounds of each of its items."""
         if is_literal(v) or v in self._sharp or not varies(x := self.read(v)):
             return
         self._sharp.add(v)
-        if not epsilon(x.low) or not x.low.size or self._is_image(v):
+        if not epsilon(x.low) or not x.low.size or self._is_exact(v):
             return
         count, shape = x.low.size, x.low.shape
 
-        def least(row: Array) -> Array:
+        def bound(row: Array) -> Array:
+            """Return a lower bound of item `row`; of the negative item for the second half."""
             sign = jnp.where(row < count, 1, -1).astype(x.low.dtype)
             unit = jnp.where(jnp.arange(count) == row % count, sign, 0).reshape(shape)
-            return self._lowest(v, unit)
+            return self._lower_bound(v, unit)
 
         rows = jnp.arange(2 * count)
-        if 2 * count <= _ROWS:  # a loop of one step is a longer program
-            found = jax.vmap(least)(rows)
+        if 2 * count <= _ROWS:  # a loop of one step would be a longer program
+            lows = jax.vmap(bound)(rows)
         else:
-            found = lax.map(least, rows, batch_size=_ROWS)
-        low, high = found[:count].reshape(shape), -found[count:].reshape(shape)
+            lows = lax.map(bound, rows, batch_size=_ROWS)
+        low, high = lows[:count].reshape(shape), -lows[count:].reshape(shape)
         self._values[v] = x.within(Interval(low, high))
 
-    def _is_image(self, v: Any) -> bool:
-        """Tell whether a variable is an argument, or what is not affine makes of its operands."""
+    def _is_exact(self, v: Variable) -> bool:
+        """Tell whether backward bounds are no better than the interval of a variable.
+
+        This holds for an argument, the result of a nonlinear equation, and a rearrangement of such.
+        """
         equation = self.makers.get(v)
         if equation is None or not is_affine(equation, [*map(self.read, equation.invars)]):
             return True
-        moved = [w for w in jaxprs.variables(equation.invars) if varies(self.read(w))]
-        return facts(equation).moves and all(map(self._is_image, moved))
+        sources = [w for w in jaxprs.variables(equation.invars) if varies(self.read(w))]
+        return facts(equation).moves and all(map(self._is_exact, sources))
 
-    def _lowest(self, v: Any, coefficients: Array) -> Array:
-        """Return a lower bound of the sum of a variable's items with coefficients."""
-        found, low = {v: coefficients}, jnp.zeros((), coefficients.dtype)
-        error = low
+    def _lower_bound(self, v: Variable, coefficients: Array) -> Array:
+        """Return a lower bound of sum(coefficients * v), by the backward pass."""
+        remaining: dict[Atom, Array] = {v: coefficients}
+        low = error = jnp.zeros((), coefficients.dtype)
 
-        def add(above: Array, below: Array, lows: Array, highs: Array) -> None:
+        def add(positive: Array, negative: Array, lows: Array, highs: Array) -> None:
+            """Add the least value of a sum, by the positive and the negative coefficients."""
             nonlocal low, error
-            parts = _times(above, lows) + _times(below, highs)
+            parts = _times(positive, lows) + _times(negative, highs)
             low += parts.sum()
             terms = parts.size + len(self._steps) + 2
             error += terms / 2 * epsilon(parts) * jnp.abs(parts).sum()
 
         for equation, step in reversed(self._steps):
-            if not any(w in found for w in equation.outvars):
+            outs = equation.outvars
+            if not any(w in remaining for w in outs):
                 continue
-            given = [found.pop(w, jnp.zeros(w.aval.shape, low.dtype)) for w in equation.outvars]
-            above, below = ([limit(a, 0) for a in given] for limit in (jnp.maximum, jnp.minimum))
-            for each in zip(above, below, step.low, step.high, strict=True):
-                add(*each)
-            pulled = [step.pulls[0](given)] if len(step.pulls) == 1 else []
+            of_outs = [remaining.pop(w, jnp.zeros(w.aval.shape, low.dtype)) for w in outs]
+            positive, negative = [[f(a, 0) for a in of_outs] for f in (jnp.maximum, jnp.minimum)]
+            for arrays in zip(positive, negative, step.low, step.high, strict=True):
+                add(*arrays)
+            pulled = [step.pulls[0](of_outs)] if len(step.pulls) == 1 else []
             if len(step.pulls) == 2:
-                pulled = [pull(side) for pull, side in zip(step.pulls, (above, below), strict=True)]
+                pulled = [step.pulls[0](positive), step.pulls[1](negative)]
             for parts in pulled:
                 for w, part in zip(step.variables, parts, strict=True):
-                    found[w] = found[w] + part if w in found else part
-        for w, a in found.items():  # arguments
+                    remaining[w] = remaining[w] + part if w in remaining else part
+        for w, a in remaining.items():  # arguments
             add(jnp.maximum(a, 0), jnp.minimum(a, 0), *ends(self.read(w)))
         low = low - error
         return jnp.where(jnp.isnan(low), -jnp.inf, low)
 
 
 def _sides(xs: Sequence[Interval]) -> tuple[list[Array], list[Array]]:
-    """Return the lower ends, and the upper ones."""
+    """Return the lower ends, and the upper ends."""
     return [x.low for x in xs], [x.high for x in xs]
 
 
 def _times(coefficients: Array, x: Array) -> Array:
-    """Multiply; nothing of what may be infinite is 0."""
+    """Multiply; the product of 0 and infinity is 0."""
     return jnp.where(coefficients != 0, coefficients * x, 0)
 
 
-def _branched(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Bound the results of a choice between functions: of the chosen one, or of all."""
-    index, *given = operands
+def _branched(equation: Equation, operands: Sequence[Bounded]) -> list[Interval]:
+    """Bound a choice between functions: by the chosen function, or by all if the index varies."""
+    index, *arguments = operands
     branches = equation.params["branches"]
-    results = [[*map(interval, Walk(closed, given).results)] for closed in branches]
+    results = [[*map(interval, Walk(closed, arguments).results)] for closed in branches]
     if not varies(index):
         return list(lax.switch(index, [lambda _, r=r: tuple(r) for r in results], 0))
-    pairs = [_sides(each) for each in zip(*results, strict=True)]
+    pairs = [_sides(intervals) for intervals in zip(*results, strict=True)]
     return [Interval(jnp.stack(a).min(0), jnp.stack(b).max(0)) for a, b in pairs]
 
 
-def _scanned(equation: Any, operands: Sequence[Any]) -> list[Any]:
-    """Bound a loop: what of its carry varies in any step is an interval in all."""
+def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
+    """Bound a loop. A carry that varies after any step is an interval from the start."""
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
-    moved = [varies(x) for x in operands]
-    first, last = len(constants), len(constants) + len(start)
-    for _ in start:
-        depends = jaxprs.depending(closed, moved)[: len(start)]
-        moved[first:last] = [a or b for a, b in zip(moved[first:last], depends, strict=True)]
-    start = [interval(x) if m else x for x, m in zip(start, moved[first:last], strict=True)]
-    depends = jaxprs.depending(closed, moved)
+    is_varying = [varies(x) for x in operands]
+    carries = slice(len(constants), len(constants) + len(start))
+    for _ in start:  # Each step may reach one carry more.
+        depends = jaxprs.depending(closed, is_varying)[: len(start)]
+        is_varying[carries] = [a or b for a, b in zip(is_varying[carries], depends, strict=True)]
+    start = [interval(x) if m else x for x, m in zip(start, is_varying[carries], strict=True)]
+    depends = jaxprs.depending(closed, is_varying)
 
-    def step(*given: Any) -> list[Any]:
-        results = Walk(closed, given).results
+    def step(*arguments: Any) -> list[Any]:
+        results = Walk(closed, arguments).results
         return [interval(x) if m else x for x, m in zip(results, depends, strict=True)]
 
-    return jaxprs.scanned(equation, step, constants, start, stacks)
+    scanned: Any = jaxprs.scanned  # its arrays may be pytrees, such as intervals
+    return scanned(equation, step, constants, start, stacks)

@@ -1,154 +1,189 @@
-"""Bounds functions that are not affine by lines, between the ends of their operands."""
+"""Bounds nonlinear functions by affine functions, between the ends of their operands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from lowering.jaxprs import primitive
-from nnef_jax.analysis.intervals import Interval, apply, epsilon, varies
+from lowering.jaxprs import Atom, Equation, primitive
+from nnef_jax.analysis.intervals import Bounded, Interval, apply, ends, epsilon, interval, varies
 
-_ULPS = 32  # of the functions that lines bound, and of the numbers of a line
-_FEW = 4
+_ULPS = 32  # the error of lines that bound a library function, in epsilons
+_FEW_ULPS = 4  # the error of other lines, in epsilons
 _HALVINGS = 24
 
 Pull = Callable[[Sequence[Array]], Sequence[Array]]
 
 
 class Values(Protocol):
-    """What is known of the variables of a function: see `linear_bounds.Walk`."""
+    """The values of the variables of a traced function: see `linear_bounds.Walk`."""
 
-    def read(self, v: Any) -> Any:
-        """Return an array or interval."""
+    def read(self, v: Atom) -> Bounded:
+        """Return the array or interval of a variable or a literal."""
         ...
 
-    def at(self, v: Any, given: Mapping[Any, Any]) -> Any:
-        """Return a variable's value at given values of others."""
+    def at(self, v: Atom, values: Mapping[Atom, Bounded]) -> Bounded:
+        """Return a variable's value for values of other variables."""
         ...
 
-    def compared(self, equation: Any) -> tuple[Any, Any, int] | None:
-        """Return a selection's variable, threshold, and case below, or None."""
+    def compared(self, equation: Equation) -> tuple[Atom, Array, int] | None:
+        """Return a selection's variable, its threshold, and the case below it, or None."""
         ...
 
-    def is_affine_in(self, v: Any, x: Any) -> bool:
-        """Tell whether it is affine in another."""
+    def is_affine_in(self, v: Atom, x: Atom) -> bool:
+        """Tell whether a variable is an affine function of another."""
         ...
 
 
 class BackwardStep(NamedTuple):
-    """Bounds the results of an equation by affine functions of its operands.
+    """Affine functions of the operands of an equation that bound its results.
 
     Args:
         variables: the operands that vary.
-        pulls: the transposes of the linear functions below and above; one where they are equal.
-        low: what is added to the function below, for each result.
-        high: what is added to that above.
+        pulls: the transposes of the linear parts of the lower and the upper function; a single one
+            if they are equal.
+        low: the constant of the lower function, for each result.
+        high: the constant of the upper function, for each result.
     """
 
-    variables: Sequence[Any]
+    variables: Sequence[Atom]
     pulls: Sequence[Pull]
     low: Sequence[Array]
     high: Sequence[Array]
 
 
 class Line(NamedTuple):
-    """The function of operands `slopes[0] * x + slopes[1] * y ... + constant`, by item."""
+    """An elementwise function `slopes[0] * x + slopes[1] * y + ... + constant` of operands."""
 
     slopes: Sequence[Array]
     constant: Array
 
 
 def lines_of(
-    walk: Values, equation: Any, operands: Sequence[Any], out: Interval
+    walk: Values, equation: Equation, operands: Sequence[Bounded], out: Interval
 ) -> BackwardStep | None:
-    """Return lines that bound an equation that is not affine, or None where no rule has them."""
-    name, places = primitive(equation), [i for i, x in enumerate(operands) if varies(x)]
+    """Return lines that bound a nonlinear equation, or None if there is no rule.
+
+    Args:
+        walk: the values of the function's variables.
+        equation: the equation, with a single result.
+        operands: its operands.
+        out: the interval of its result.
+    """
+    name, varying = primitive(equation), {i: x for i, x in enumerate(operands) if varies(x)}
     if not epsilon(out.low):
         return None
     if name in ("reduce_max", "reduce_window_max"):
-        return _chosen(equation, operands, out)
+        return _maximum(equation, varying[0], out)
     if (kink := _kink(walk, equation, operands)) is not None:
-        variable, *numbers = kink
-        x = walk.read(variable)
-        return _step([variable], [x], *_bent(x, *numbers), out)
-    found, xs = [equation.invars[i] for i in places], [operands[i] for i in places]
+        x = interval(walk.read(kink.variable))
+        return _step([kink.variable], [x], *_bent(x, kink), out)
+    variables, xs = [equation.invars[i] for i in varying], [*varying.values()]
     if any(x.low.shape != out.low.shape for x in xs):
         return None
     if name == "mul":
-        return _step(found, xs, *_planes(*xs), out)
-    if name not in _CURVES or (name == "div" and places != [1]):
+        return _step(variables, xs, *_planes(*xs), out)
+    if name not in _CURVES or (name == "div" and list(varying) != [1]):
         return None
 
     def curve(x: Array) -> Array:
-        given = {**dict(enumerate(operands)), places[0]: x}
-        return apply(equation, [*given.values()])[0]
+        values = [x if i in varying else operand for i, operand in enumerate(operands)]
+        return apply(equation, values)[0]
 
-    return _step(found, xs, *_CURVES[name](curve, *xs), out, _ULPS)
+    return _step(variables, xs, *_CURVES[name](curve, *xs), out, _ULPS)
 
 
 def _step(
-    variables: Sequence[Any],
+    variables: Sequence[Atom],
     xs: Sequence[Interval],
     below: Line,
     above: Line,
     out: Interval,
-    ulps: int = _FEW,
+    ulps: int = _FEW_ULPS,
 ) -> BackwardStep:
-    """Return lines as a step; where one is infinite, the interval instead."""
+    """Return two lines as a step, widened by their rounding errors.
 
-    def kept(line: Line, end: Array) -> tuple[Line, Array]:
+    Where a line is not finite, the end of the interval `out` replaces it.
+    """
+
+    def finite(line: Line, end: Array) -> tuple[Line, Array]:
         sizes = [jnp.abs(a) * x.size for a, x in zip(line.slopes, xs, strict=True)]
         error = ulps * epsilon(end) * (sum(sizes) + jnp.abs(line.constant))
-        fits = jnp.isfinite(error)
-        slopes = [jnp.where(fits, a, 0) for a in line.slopes]
-        return Line(slopes, jnp.where(fits, line.constant, end)), jnp.where(fits, error, 0)
+        is_finite = jnp.isfinite(error)
+        slopes = [jnp.where(is_finite, a, 0) for a in line.slopes]
+        constant = jnp.where(is_finite, line.constant, end)
+        return Line(slopes, constant), jnp.where(is_finite, error, 0)
 
     def pull(line: Line) -> Pull:
-        return lambda given: [a * given[0] for a in line.slopes]
+        return lambda coefficients: [a * coefficients[0] for a in line.slopes]
 
-    (below, under), (above, over) = kept(below, out.low), kept(above, out.high)
-    pulls = pull(below), pull(above)
-    return BackwardStep(variables, pulls, [below.constant - under], [above.constant + over])
+    (below, error_below), (above, error_above) = finite(below, out.low), finite(above, out.high)
+    low, high = below.constant - error_below, above.constant + error_above
+    return BackwardStep(variables, (pull(below), pull(above)), [low], [high])
 
 
-def _kink(walk: Values, equation: Any, operands: Sequence[Any]) -> Any:
-    """Return a function of two straight parts that meet at a place, or None.
+class _Kink(NamedTuple):
+    """An elementwise function of two straight parts.
 
-    It is a variable, the place, the value there, both slopes, and whether there is no jump.
+    Args:
+        variable: the operand.
+        place: where the parts meet.
+        value: the function at this place.
+        before: the slope below the place.
+        after: the slope above it.
+        is_continuous: whether both parts have the same value at the place.
     """
+
+    variable: Atom
+    place: Array
+    value: Array
+    before: Array
+    after: Array
+    is_continuous: Array | bool
+
+
+def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kink | None:
+    """Return an equation as a function of two straight parts, or None for another function."""
     name, out = primitive(equation), equation.outvars[0].aval
     if name == "select_n":
-        if not varies(operands[0]) or (found := walk.compared(equation)) is None:
+        if not varies(operands[0]) or (comparison := walk.compared(equation)) is None:
             return None
-        x, place, below = found
+        x, threshold, below = comparison
         under, over = equation.invars[1 + below], equation.invars[2 - below]
         if not all(walk.is_affine_in(v, x) for v in (under, over)):
             return None
-        place = jnp.broadcast_to(place, out.shape)
-        here, there = (walk.at(v, {x: place}) for v in (under, over))
-        away = 1 + jnp.abs(place)
-        before = (here - walk.at(under, {x: place - away})) / away
-        slopes = before, (walk.at(over, {x: place + away}) - there) / away
-        return x, place, here, *slopes, here == there
-    bends = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
-    found = [i for i, x in enumerate(operands) if varies(x)]
-    if name not in bends or len(found) != 1 or operands[found[0]].low.shape != out.shape:
+        place = jnp.broadcast_to(threshold, out.shape)
+
+        def at(v: Atom, here: Array) -> Array:
+            return ends(walk.at(v, {x: here}))[0]  # affine in x alone, so known
+
+        first, second, distance = at(under, place), at(over, place), 1 + jnp.abs(place)
+        before = (first - at(under, place - distance)) / distance
+        after = (at(over, place + distance) - second) / distance
+        return _Kink(x, place, first, before, after, first == second)
+    slopes = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
+    varying = [i for i, x in enumerate(operands) if varies(x)]
+    if name not in slopes or len(varying) != 1:
         return None
-    place = operands[1 - found[0]] if name != "abs" else jnp.zeros((), out.dtype)
-    value = place
-    first, second = (jnp.full(out.shape, slope, out.dtype) for slope in bends[name])
-    return equation.invars[found[0]], place, value, first, second, True
+    (position,) = varying
+    if interval(operands[position]).low.shape != out.shape:
+        return None
+    place = jnp.zeros((), out.dtype) if name == "abs" else ends(operands[1 - position])[0]
+    before, after = (jnp.full(out.shape, slope, out.dtype) for slope in slopes[name])
+    return _Kink(equation.invars[position], place, place, before, after, True)
 
 
-def _bent(
-    x: Interval, place: Array, value: Array, before: Array, after: Array, fits: Any
-) -> tuple[Line, Line]:
-    """Bound a function of two lines: by its chord, and from the other side by one line."""
+def _bent(x: Interval, kink: _Kink) -> tuple[Line, Line]:
+    """Bound a kink from below and above: by its chord on one side, and by one part on the other.
+
+    A convex kink is below its chord and above both parts; a concave one is the other way around.
+    """
+    _, place, value, before, after, is_continuous = kink
     left, right = x.low >= place, x.high <= place
     low = (
         value + before * (jnp.minimum(x.low, place) - place) + after * jnp.maximum(x.low - place, 0)
@@ -160,14 +195,15 @@ def _bent(
     )
     width = x.high - x.low
     slope = (high - low) / jnp.where(width > 0, width, 1)
-    straight = left | right
+    is_straight = left | right
     slope = jnp.where(left, after, jnp.where(right, before, slope))
-    chord = jnp.where(straight, value - slope * place, low - slope * x.low)
-    steep = jnp.where(straight, slope, jnp.where(x.high - place >= place - x.low, after, before))
-    lines = (steep, value - steep * place), (slope, chord)
-    rises, unknown = after >= before, jnp.where(fits, 0, jnp.nan)
-    below = [jnp.where(rises, a, b) + unknown for a, b in zip(*lines, strict=True)]
-    above = [jnp.where(rises, b, a) + unknown for a, b in zip(*lines, strict=True)]
+    constant = jnp.where(is_straight, value - slope * place, low - slope * x.low)
+    longer = jnp.where(x.high - place >= place - x.low, after, before)
+    part = jnp.where(is_straight, slope, longer)
+    lines = (part, value - part * place), (slope, constant)
+    is_convex, invalid = after >= before, jnp.where(is_continuous, 0, jnp.nan)
+    below = [jnp.where(is_convex, a, b) + invalid for a, b in zip(*lines, strict=True)]
+    above = [jnp.where(is_convex, b, a) + invalid for a, b in zip(*lines, strict=True)]
     return Line(below[:1], below[1]), Line(above[:1], above[1])
 
 
@@ -177,17 +213,17 @@ def _planes(x: Interval, y: Interval) -> tuple[Line, Line]:
     return below, Line((y.high, x.low), -x.low * y.high)
 
 
-def _chosen(equation: Any, operands: Sequence[Any], out: Interval) -> BackwardStep:
-    """Bound a maximum from below by the operand whose lower end is the highest."""
-    # Computed once: a maximum that is rounded otherwise would be that of none.
-    low = lax.optimization_barrier(lax.stop_gradient(operands[0].low))
+def _maximum(equation: Equation, x: Interval, out: Interval) -> BackwardStep:
+    """Bound a maximum from below by the item with the highest lower end, from above by `out`."""
+    # The barrier keeps one rounding of `low`: the maximum must equal one of its items.
+    low = lax.optimization_barrier(lax.stop_gradient(x.low))
     _, pull = jax.vjp(lambda x: apply(equation, [x])[0], low)
     slack = 2 * _ULPS * epsilon(out.low) * out.size  # windows overlap
 
-    def below(given: Sequence[Array]) -> Sequence[Array]:
-        return pull(given[0])
+    def below(coefficients: Sequence[Array]) -> Sequence[Array]:
+        return pull(coefficients[0])
 
-    def above(given: Sequence[Array]) -> Sequence[Array]:
+    def above(coefficients: Sequence[Array]) -> Sequence[Array]:
         return [jnp.zeros_like(low)]
 
     return BackwardStep([equation.invars[0]], (below, above), [-slack], [out.high])
@@ -197,18 +233,20 @@ Curve = Callable[[Array], Array]
 
 
 def _tangent(curve: Curve, x: Array) -> tuple[Array, Array]:
+    """Return slope and constant of the tangent at a point."""
     value, slope = jax.jvp(curve, (x,), (jnp.ones_like(x),))
     return slope, value - slope * x
 
 
 def _chord(curve: Curve, x: Interval) -> tuple[Array, Array]:
+    """Return slope and constant of the line through both ends."""
     width, low = x.high - x.low, curve(x.low)
     slope = (curve(x.high) - low) / jnp.where(width > 0, width, 1)
     return slope, low - slope * x.low
 
 
 def _convex(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound by the tangent in the middle, and a chord."""
+    """Bound a convex curve by the tangent in the middle, and by the chord."""
     (slope, constant), chord = _tangent(curve, (x.low + x.high) / 2), _chord(curve, x)
     return Line([slope], constant), Line([chord[0]], chord[1])
 
@@ -219,52 +257,55 @@ def _concave(curve: Curve, x: Interval) -> tuple[Line, Line]:
 
 
 def _reciprocal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a multiple of 1 / x where x keeps its sign."""
-    lines, rises = _convex(curve, x), curve(x.low) >= 0
-    unknown = jnp.where(x.low * x.high > 0, 0, jnp.nan)
+    """Bound a multiple of 1 / x: convex or concave; NaN where the interval contains 0."""
+    lines, is_convex = _convex(curve, x), curve(x.low) >= 0
+    invalid = jnp.where(x.low * x.high > 0, 0, jnp.nan)
 
-    def chosen(one: Line, other: Line) -> Line:
-        slope = jnp.where(rises, one.slopes[0], other.slopes[0])
-        return Line([slope], jnp.where(rises, one.constant, other.constant) + unknown)
+    def select(if_convex: Line, if_concave: Line) -> Line:
+        slope = jnp.where(is_convex, if_convex.slopes[0], if_concave.slopes[0])
+        constant = jnp.where(is_convex, if_convex.constant, if_concave.constant)
+        return Line([slope], constant + invalid)
 
-    return chosen(*lines), chosen(*lines[::-1])
+    return select(*lines), select(*lines[::-1])
 
 
 def _sigmoidal(curve: Curve, x: Interval) -> tuple[Line, Line]:
-    """Bound a sigmoid: convex below 0, concave above, and odd but for a constant."""
+    """Bound a sigmoid: convex below 0, concave above, and an odd function plus a constant."""
     slope, constant = _over(lambda t: -curve(-t), Interval(-x.high, -x.low))
     above = _over(curve, x)
     return Line([slope], -constant), Line([above[0]], above[1])
 
 
 def _over(curve: Curve, x: Interval) -> tuple[Array, Array]:
-    """Return the line above: the chord, or the tangent at a place that is above the lower end.
+    """Return slope and constant of a line above a sigmoid: the chord, or a tangent.
 
-    That place is the middle where it is all concave, or where the tangent meets the lower end.
+    The tangent touches in the middle if the interval is in the concave half. Otherwise it touches
+    where a line through the lower end of the curve touches it.
     """
     slope, constant = _chord(curve, x)
 
-    def missing(place: Array, low: Array = x.low) -> Array:
-        a, b = _tangent(curve, place)
+    def gap(point: Array, low: Array = x.low) -> Array:
+        """Return the height of the curve above the tangent at a point, at the lower end."""
+        a, b = _tangent(curve, point)
         return curve(low) - (a * low + b)
 
     fixed = lax.stop_gradient(x)
 
-    def halved(_: int, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = found
+    def halved(_: int, bracket: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = bracket
         middle = (low + high) / 2
-        fits = missing(middle, fixed.low) <= 0
-        return jnp.where(fits, low, middle), jnp.where(fits, middle, high)
+        is_above = gap(middle, fixed.low) <= 0
+        return jnp.where(is_above, low, middle), jnp.where(is_above, middle, high)
 
     start = jnp.zeros_like(fixed.low), jnp.maximum(fixed.high, 0)
-    place = lax.fori_loop(0, _HALVINGS, halved, start)[1]
-    # One step of Newton's method has the derivative of where it is.
-    change = lax.stop_gradient(_tangent(missing, place)[0])
-    place = place - missing(place) / jnp.where(change < -1e-12, change, -jnp.inf)
-    place = jnp.where(x.low >= 0, (x.low + x.high) / 2, jnp.clip(place, 0, jnp.maximum(x.high, 0)))
-    touching, _ = _tangent(curve, place)
-    places = (x.low, place, x.high)
-    above = reduce(jnp.maximum, [curve(t) - touching * t for t in places])
+    point = lax.fori_loop(0, _HALVINGS, halved, start)[1]
+    # The bisection has no derivative. A Newton step from its result has the solution's derivative.
+    change = lax.stop_gradient(_tangent(gap, point)[0])
+    point = point - gap(point) / jnp.where(change < -1e-12, change, -jnp.inf)
+    point = jnp.where(x.low >= 0, (x.low + x.high) / 2, jnp.clip(point, 0, jnp.maximum(x.high, 0)))
+    touching, _ = _tangent(curve, point)
+    # The constant is chosen so that rounding leaves the line above the curve at all three points.
+    above = reduce(jnp.maximum, [curve(t) - touching * t for t in (x.low, point, x.high)])
     is_chord = (x.high <= 0) | ((x.low < 0) & (slope <= _tangent(curve, x.high)[0]))
     return jnp.where(is_chord, slope, touching), jnp.where(is_chord, constant, above)
 
