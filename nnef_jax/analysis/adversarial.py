@@ -266,7 +266,7 @@ def _result(attack: Attack, method: str, x: Array) -> Adversarial:
 
 
 def _attack(
-    function: str, model: Model, inputs: tuple[Any, ...], norm: Norm, options: AttackOptions
+    function: str, model: Model, inputs: tuple[Input, ...], norm: Norm, options: AttackOptions
 ) -> Attack:
     """Return an attack before its first step. Raises the errors of the arguments."""
     require_choice("norm", norm, ("linf", "l2"))

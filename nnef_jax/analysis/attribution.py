@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from numpy.typing import DTypeLike, NDArray
 
 from lowering.extents import show
 from lowering.graph import is_float
@@ -43,7 +44,7 @@ class Attribution(Result):
     of: str = static()
     output: str = static()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         """Return the values as a numpy array."""
         return np.array(self.values, dtype, copy=copy)
 
@@ -122,7 +123,7 @@ def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
     return jnp.asarray(points, x.dtype), jnp.asarray(weights, zeros(x).dtype)
 
 
-def require_method(method: Any) -> None:
+def require_method(method: object) -> None:
     """Raise InputError unless `method` is the name of a quadrature rule."""
     if method not in METHODS:
         raise InputError(f"method {shown(method)} is none of {', '.join(METHODS)}")
@@ -138,7 +139,7 @@ def sums(values: Array) -> Array:
     return values.reshape(values.shape[0], -1).sum(1)
 
 
-def array_of(name: str, value: Any) -> Any:
+def array_of(name: str, value: object) -> Any:
     """Return an argument as an array of numbers. Raises InputError for any other value."""
     message = f"{name} must be a number or an array"
     array = value if isinstance(value, jax.Array) else numpy_of(value, InputError, message)
@@ -147,7 +148,7 @@ def array_of(name: str, value: Any) -> Any:
     return array
 
 
-def sizes_of(question: Question, name: str, value: Any) -> Any:
+def sizes_of(question: Question, name: str, value: object) -> Any:
     """Return a length, or lengths [batch]. Raises ValueError for a negative or infinite length."""
     sizes = array_of(name, value)
     if sizes.shape not in ((), (question.batch,)):

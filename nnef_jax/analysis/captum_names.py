@@ -33,7 +33,7 @@ _CALLS = {
 
 
 def call_for(name: str, functions: Iterable[str]) -> str:
-    """Return the call that computes what a class of captum does, "" for another name.
+    """Return our call for a class or function of captum, "" for another name.
 
     Most names differ in spelling alone: `LayerDeepLift` is `deep_lift(..., wrt=)`.
     """

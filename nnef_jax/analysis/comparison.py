@@ -17,7 +17,7 @@ from nnef_jax.analysis.differences import Array, difference, kind_of
 from nnef_jax.analysis.layer_tensors import layers_of
 from nnef_jax.analysis.matching import Pair, TensorKind, match
 from nnef_jax.analysis.question import bound
-from nnef_jax.calls.arguments import Input, arguments_of
+from nnef_jax.calls.arguments import Input, Params, State, arguments_of
 from nnef_jax.errors import InputError, NnefError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import numpy_of, require, require_flags, shown, word_pairs
@@ -255,7 +255,7 @@ def compare(
 
 
 def _tensors(
-    side: str, source: Any, other: Any, inputs: tuple[Any, ...]
+    side: str, source: Run, other: Run, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
     """Return the arrays of one side by name, in order, and their kinds.
 
@@ -263,7 +263,7 @@ def _tensors(
     """
     if isinstance(source, Model):
         return _tensors_of_model(source, inputs)
-    returned = source
+    returned: Any = source
     output_names = [spec.name for spec in other.outputs] if isinstance(other, Model) else []
     if not isinstance(source, Mapping):
         if not callable(source):
@@ -294,7 +294,7 @@ def _tensors(
 
 
 def _tensors_of_model(
-    model: Model, inputs: tuple[Any, ...]
+    model: Model, inputs: tuple[Input, ...]
 ) -> tuple[dict[str, Array], dict[str, TensorKind]]:
     values = bound(model, inputs)
     graph = graph_for(model, values)
@@ -311,7 +311,7 @@ def _tensors_of_model(
 
 def _isolated(
     model: Model,
-    inputs: tuple[Any, ...],
+    inputs: tuple[Input, ...],
     pairs: list[Pair],
     arrays_a: Mapping[str, Array],
     arrays_b: Mapping[str, Array],
@@ -332,10 +332,12 @@ def _isolated(
     cycle = cycle_of(model)
 
     @jax.jit
-    def run(params: Any, state: Any, values: Any, replacements: Any) -> dict[str, Any]:
-        computed: dict[str, Any] = {}
+    def run(
+        params: Params, state: State, values: list[jax.Array], replacements: Mapping[str, jax.Array]
+    ) -> dict[str, jax.Array]:
+        computed: dict[str, jax.Array] = {}
 
-        def replace(name: str, x: Any) -> Any:
+        def replace(name: str, x: jax.Array) -> jax.Array:
             computed[name] = x
             return replacements[name]
 

@@ -28,7 +28,7 @@ from nnef_jax.analysis.layer_tensors import (
 )
 from nnef_jax.analysis.question import bound, require_model
 from nnef_jax.analysis.tensor_statistics import TensorStatistics, measure, products
-from nnef_jax.calls.arguments import Params, Sample, over_samples
+from nnef_jax.calls.arguments import Input, Params, Sample, over_samples
 from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, require_flags, require_samples
 from nnef_jax.results import Axes, Result, Table, axes, literally, table_of
@@ -201,8 +201,8 @@ def gradient_statistics(
         if remaining is not None and not target:
             raise InputError("there are fewer targets than batches")
         require_gradients(model, graph_for(model, values), layers, chosen)
-        added = zeros_at(model, values, list(layers))
-        inside, of_params = _gradients(model, chosen, values, target, added, loss=loss)
+        zeros = zeros_at(model, values, list(layers))
+        inside, of_params = _gradients(model, chosen, values, target, zeros, loss=loss)
         # A label may also be the name of a tensor.
         return inside | {f"{n} (parameter)" if n in inside else n: x for n, x in of_params.items()}
 
@@ -212,20 +212,20 @@ def gradient_statistics(
 @partial(jax.jit, static_argnames="loss")
 def _gradients(
     model: Model,
-    chosen: Mapping[str, Any],
-    inputs: list[Any],
-    target: tuple[Any, ...],
-    added: Mapping[str, Any],
+    chosen: Mapping[str, Array],
+    inputs: list[Array],
+    target: tuple[Sample, ...],
+    zeros: Mapping[str, Array],
     *,
     loss: Loss,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    def value(added: Mapping[str, Any], chosen: Mapping[str, Any]) -> Array:
-        def of(outputs: Any) -> Any:
-            return loss(outputs, *target)
+    """Return the gradients at tensors and at parameters."""
 
-        return loss_of(model, {**model.params, **chosen}, inputs, of, added)[0]
+    def loss_at(added: Mapping[str, Array], chosen: Mapping[str, Array]) -> Array:
+        params = {**model.params, **chosen}
+        return loss_of(model, params, inputs, lambda outputs: loss(outputs, *target), added)[0]
 
-    return jax.grad(value, (0, 1))(added, chosen)
+    return jax.grad(loss_at, (0, 1))(zeros, chosen)
 
 
 def _over(
@@ -239,7 +239,7 @@ def _over(
     """Return the statistics of the tensors that a function computes from each batch's inputs."""
     require_samples("batches", batches)
 
-    def run(batch: tuple[Any, ...]) -> Any:
+    def run(batch: tuple[Input, ...]) -> Any:
         values = bound(model, batch)
         layers = layers_of(graph_for(model, values), names)
         layers = real_layers(layers) if of == "gradients" and layers else layers

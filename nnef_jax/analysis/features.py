@@ -188,7 +188,7 @@ def lime(
 
 
 def _features(
-    function: str, model: Model, inputs: tuple[Any, ...], options: Mapping[str, Any]
+    function: str, model: Model, inputs: tuple[Input, ...], options: Mapping[str, Any]
 ) -> _Features:
     """Return the features for the arguments of a function."""
     keywords = {**options}

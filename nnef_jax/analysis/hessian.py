@@ -187,8 +187,13 @@ def hessian_eigenvalues(
 
 
 def _arguments(
-    model: Any, inputs: Any, loss: Any, labels: Any, params: Any, key: Any
-) -> tuple[Any, ...]:
+    model: Model,
+    inputs: Sequence[Input],
+    loss: Loss,
+    labels: Sequence[str] | None,
+    params: Params | None,
+    key: Array | None,
+) -> tuple[Model, dict[str, Array], list[Array], Array]:
     """Return the model, the chosen parameters, the inputs and the key, checked."""
     require_model(model)
     require_callable("loss", loss, "a function of the outputs")
@@ -201,7 +206,7 @@ def _arguments(
 
 
 def _gradient(
-    model: Model, inputs: Sequence[Any], loss: Loss
+    model: Model, inputs: Sequence[Array], loss: Loss
 ) -> Callable[[Params], dict[str, Array]]:
     """Return the gradient of the loss as a function of the chosen parameters."""
 
@@ -213,7 +218,13 @@ def _gradient(
 
 @partial(jax.jit, static_argnames=("loss", "samples"))
 def _trace(
-    model: Model, chosen: Any, inputs: Any, key: Array, *, loss: Loss, samples: int
+    model: Model,
+    chosen: Mapping[str, Array],
+    inputs: Sequence[Array],
+    key: Array,
+    *,
+    loss: Loss,
+    samples: int,
 ) -> dict[str, Array]:
     _, product = jax.linearize(_gradient(model, inputs, loss), chosen)
 
@@ -229,8 +240,8 @@ def _trace(
 @partial(jax.jit, static_argnames=("loss", "k", "steps"))
 def _eigenvalues(
     model: Model,
-    chosen: Any,
-    inputs: Any,
+    chosen: Mapping[str, Array],
+    inputs: Sequence[Array],
     key: Array,
     *,
     loss: Loss,

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from lowering.extents import show
 from nnef_jax.analysis.attribution import sums
 from nnef_jax.analysis.layer_tensors import (
+    Loss,
     chosen_params,
     require_callable,
     require_gradients,
@@ -158,7 +159,7 @@ def _gradients(
     model: Model,
     inputs: tuple[Array, ...],
     answers: Array,
-    loss: Callable[[Any, Any], Any],
+    loss: Loss,
     labels: tuple[str, ...],
 ) -> Array:
     """Return the gradient of each item's loss, [item, parameter entry]."""

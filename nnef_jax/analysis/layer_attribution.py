@@ -213,7 +213,7 @@ def _along(
     return attributed(question, method, total / steps, question.at(x), tensor, of=name)
 
 
-def _require_layer(question: Question, layer: Any) -> None:
+def _require_layer(question: Question, layer: str) -> None:
     value = tensor_named(question.graph, "layer", layer)
     if not is_float(value.type.dtype) or not value.type.shape:
         raise InputError(f"layer: '{layer}' is {value.type}", hint="name a real tensor with axes")

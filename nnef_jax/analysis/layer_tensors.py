@@ -16,7 +16,7 @@ from lowering.graph import Graph, Operation, Value, is_float, values_of
 from lowering.ops import rules
 from nnef_jax import Model
 from nnef_jax.analysis.question import array_from, bound, require_derivatives
-from nnef_jax.calls.arguments import Params
+from nnef_jax.calls.arguments import Params, Sample
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Probe
 from nnef_jax.options import names_of, shown
@@ -51,7 +51,7 @@ class LayerTensor:
 
 
 def on_one_device(
-    model: Model, inputs: Sequence[Any], params: Params | None
+    model: Model, inputs: Sequence[Sample], params: Params | None
 ) -> tuple[Model, list[Any]]:
     """Return the model with the parameters, on the default device, and the inputs in graph order.
 
@@ -145,7 +145,7 @@ def real_layers(layers: Mapping[str, LayerTensor]) -> dict[str, LayerTensor]:
     return real
 
 
-def chosen_params(params: Mapping[str, Any], labels: Iterable[str] | None) -> dict[str, Any]:
+def chosen_params(params: Mapping[str, Array], labels: Iterable[str] | None) -> dict[str, Array]:
     """Return the real parameters; all, or those of some labels or patterns of `fnmatch`.
 
     Raises TypeError unless `labels` is a list of strings, InputError for a label without a real
@@ -178,14 +178,14 @@ def require_callable(name: str, value: object, expected: str) -> None:
         raise TypeError(f"{name} must be {expected}, it is {shown(value)}")
 
 
-def zeros_at(model: Model, inputs: Sequence[Any], names: Sequence[str]) -> dict[str, Array]:
+def zeros_at(model: Model, inputs: Sequence[Array], names: Sequence[str]) -> dict[str, Array]:
     """Return arrays of zeros by name, with the shape and dtype of each tensor."""
     types = {name: graph_for(model, inputs).values[name].type for name in names}
     return {name: jnp.zeros([int(n) for n in t.shape], t.dtype) for name, t in types.items()}
 
 
 def loss_of(
-    model: Model, params: Arrays, inputs: Sequence[Any], loss: Callable[[Any], Any], added: Arrays
+    model: Model, params: Arrays, inputs: Sequence[Array], loss: Loss, added: Arrays
 ) -> tuple[Array, dict[str, Any]]:
     """Return the loss after arrays are added to tensors, and these tensors, by name."""
     edits = {name: lambda x, y=y: x + y for name, y in added.items()}

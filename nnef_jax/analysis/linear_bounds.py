@@ -82,7 +82,8 @@ class Walk:
             self._values.update(zip(equation.outvars, results, strict=True))
             self.makers.update((v, equation) for v in equation.outvars)
             if linear and any(map(varies, results)):
-                self._steps.append((equation, self._step(equation, results)))
+                step = self._step(equation, [*map(interval, results)])
+                self._steps.append((equation, step))
         self.results = [*map(self.read, closed.jaxpr.outvars)]
         if linear:
             for v in closed.jaxpr.outvars:

@@ -163,7 +163,7 @@ def _maximised(
     )
 
 
-def _blank(model: Model, target: Any, bounds: Bounds | None) -> tuple[Any, ...]:
+def _blank(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ...]:
     """Return an input of the declared shape, in the middle of the bounds."""
     require_model(model)
     names = [spec.name for spec in model.inputs]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -298,9 +298,9 @@ class _Copies:
         function: str,
         model: Model,
         method: Method,
-        inputs: tuple[Any, ...],
+        inputs: tuple[Input, ...],
         key: Array,
-        options: dict[str, Any],
+        options: dict[str, object],
     ) -> None:
         _require_order(function, model, method)
         require_key(key)

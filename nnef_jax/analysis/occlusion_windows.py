@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import jax
 import jax.numpy as jnp
@@ -88,7 +88,7 @@ def _occlusion(
     return attributed(question, "occlusion", values, scores, x)
 
 
-def _extents(name: str, value: Any, rank: int) -> tuple[int, ...]:
+def _extents(name: str, value: int | Sequence[int], rank: int) -> tuple[int, ...]:
     extents = [value] * rank if isinstance(value, int | np.integer) else value
     require(name, extents, list | tuple, "an integer or a tuple of integers")
     return tuple([require_count(name, n) for n in extents])

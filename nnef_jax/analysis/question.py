@@ -18,7 +18,7 @@ from lowering.extents import Shape, show
 from lowering.graph import Graph, Operation, Value, is_float
 from lowering.ops import FAMILIES
 from nnef_jax.analysis.captum_names import KEYWORDS
-from nnef_jax.calls.arguments import Params, arguments_of, is_key
+from nnef_jax.calls.arguments import Params, Sample, arguments_of, is_key
 from nnef_jax.errors import InputError
 from nnef_jax.execution.probe import Edits, hint_for
 from nnef_jax.model import Model
@@ -75,7 +75,7 @@ class Question:
             return jnp.asarray(self.inputs[self.position])
         return self.model(*self.inputs, capture=[self.wrt])[1][self.wrt]
 
-    def start(self, baseline: Any) -> Array:
+    def start(self, baseline: ArrayLike) -> Array:
         """Return the tensor `wrt` at a baseline.
 
         The baseline replaces the real inputs from which the tensor is computed. It replaces the
@@ -94,7 +94,7 @@ class Question:
         """Return `output`, or all outputs, and captured tensors; `x` replaces the tensor `wrt`."""
         inputs, edits = list(self.inputs), dict(edit or {})
         if self.position is None:
-            change: Any = edits.get(self.wrt, lambda x: x)
+            change: Any = edits.get(self.wrt, lambda x: x)  # an edit of `wrt` applies to `x`
             edits[self.wrt] = change(x)
         else:
             inputs[self.position] = x
@@ -193,7 +193,9 @@ class Question:
         return _batch_of(self.graph.values[self.wrt])
 
 
-def ask(function: str, model: Model, inputs: Sequence[Any], options: Mapping[str, Any]) -> Question:
+def ask(
+    function: str, model: Model, inputs: Sequence[Sample], options: Mapping[str, Any]
+) -> Question:
     """Return the question for the arguments of an analysis; `options` are `QuestionOptions`.
 
     Raises TypeError for arguments of wrong types. Raises InputError for names that the graph lacks,
@@ -279,7 +281,7 @@ def _differentiable(graph: Graph, kinds: Sequence[str]) -> set[Value]:
     return reached
 
 
-def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
+def bound(model: Model, inputs: Sequence[Sample]) -> list[Any]:
     """Return the inputs of a call in graph order; they come in order, or as one dict by name."""
     args, kwargs = arguments_of(inputs)
     spare = [x for x in args[len(model.inputs) :] if isinstance(x, int)]
@@ -289,7 +291,7 @@ def bound(model: Model, inputs: Sequence[Any]) -> list[Any]:
     return bind(model, args, kwargs)
 
 
-def tensor_named(graph: Graph, argument: str, name: Any) -> Value:
+def tensor_named(graph: Graph, argument: str, name: str) -> Value:
     """Return the input or computed tensor with the name; `argument` is for errors."""
     require(argument, name, str, "a name of a tensor")
     tensor = graph.values.get(name)
@@ -347,7 +349,7 @@ def array_from(name: str, returned: object) -> Array:
     return jnp.asarray(returned)
 
 
-def broadcast(argument: str, array: Any, tensor: str, shape: Shape) -> Array:
+def broadcast(argument: str, array: Array, tensor: str, shape: Shape) -> Array:
     """Return an argument's array in the shape of a tensor. Raises InputError if it does not fit."""
     try:
         return jnp.broadcast_to(array, [int(n) for n in shape])
@@ -356,7 +358,7 @@ def broadcast(argument: str, array: Any, tensor: str, shape: Shape) -> Array:
         raise InputError(message, hint="give a number, or an array that broadcasts") from None
 
 
-def _filled(name: str, baseline: Any, x: Any) -> Array:
+def _filled(name: str, baseline: ArrayLike, x: Array) -> Array:
     return broadcast("baseline", jnp.asarray(baseline, x.dtype), name, x.shape)
 
 
@@ -442,7 +444,7 @@ def _classes_of(value: Value) -> int:
     return int(shape[1]) if len(shape) > 1 else 1
 
 
-def _classes(target: Any, batch: int, count: int, output: str) -> Array | None:
+def _classes(target: object, batch: int, count: int, output: str) -> Array | None:
     if target is None:
         return None
     message = f"target must be a class, one for each item, or a function; it is {shown(target)}"

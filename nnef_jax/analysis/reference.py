@@ -76,7 +76,7 @@ def deep_lift_shap(
     return _deep_lift(question, several("baselines", baselines), "DeepLift SHAP")
 
 
-def several(name: str, value: Any) -> Any:
+def several(name: str, value: object) -> Any:
     """Return an array whose first axis has one or more items. Raises InputError for others."""
     array = array_of(name, value)
     if not array.ndim or not len(array):
@@ -105,7 +105,7 @@ def _deep_lift(question: Question, baselines: Array, method: str) -> Attribution
     return attributed(question, method, total, scores, x, gap)
 
 
-def _middle(a: Any, b: Any) -> Any:
+def _middle(a: Array, b: Array) -> Array:
     return (a + b) / 2 if jnp.issubdtype(a.dtype, jnp.floating) else a
 
 

@@ -184,7 +184,7 @@ def sensitivity(
 @partial(jax.jit, static_argnames=("names", "loss", "bits", "dtypes", "per_channel"))
 def _sensitivity(
     model: Model,
-    inputs: list[Any],
+    inputs: list[Array],
     *,
     names: tuple[str, ...],
     loss: Loss,
@@ -234,7 +234,7 @@ def _sensitivity(
     return losses[-1], scores, increases
 
 
-def _weights(layer: LayerTensor, params: Mapping[str, Any]) -> tuple[str, ...]:
+def _weights(layer: LayerTensor, params: Mapping[str, Array]) -> tuple[str, ...]:
     """Return the labels of a layer's real weights with two axes or more."""
     arrays = {label: params[label] for label in layer.weights}
     return tuple(
@@ -244,7 +244,7 @@ def _weights(layer: LayerTensor, params: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _scores(
     model: Model,
-    inputs: list[Any],
+    inputs: list[Array],
     layers: Mapping[str, LayerTensor],
     loss: Loss,
 ) -> dict[str, Array]:
@@ -252,7 +252,9 @@ def _scores(
     params = model.params
     real = {x: p for x, p in params.items() if jnp.issubdtype(p.dtype, jnp.floating)}
 
-    def loss_at(added: Params, real: Params) -> tuple[Array, dict[str, Any]]:
+    def loss_at(
+        added: Mapping[str, Array], real: Mapping[str, Array]
+    ) -> tuple[Array, dict[str, Any]]:
         return loss_of(model, {**params, **real}, inputs, loss, added)
 
     zeros = zeros_at(model, inputs, list(layers))

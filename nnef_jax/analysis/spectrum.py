@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.core import Tracer
+from numpy.typing import ArrayLike
 
 from lowering.extents import show
 from lowering.graph import is_float
 from nnef_jax import Model
-from nnef_jax.analysis.krylov import singular_triplets
+from nnef_jax.analysis.krylov import Map, singular_triplets
 from nnef_jax.analysis.layer_tensors import on_one_device
 from nnef_jax.analysis.question import Question, ask, require_count, require_key, require_model
 from nnef_jax.calls.arguments import Input, Params
@@ -142,7 +143,7 @@ def jacobian_spectrum(
     )
 
 
-def _all(outputs: Any) -> Any:
+def _all(outputs: ArrayLike) -> ArrayLike:
     """Stand in for a score: the spectrum is of the output itself."""
     return outputs
 
@@ -166,7 +167,7 @@ def _spectrum(
         raise InputError(message, hint=hint)
     columns, rows = x.size // batch, y.size // batch
 
-    def by_column(product: Any, like: Array) -> Any:
+    def by_column(product: Callable[[Array], Array], like: Array) -> Map:
         """Return a product with a tensor as a product with a block [batch, size, columns]."""
 
         def block_product(block: Array) -> Array:
@@ -189,7 +190,7 @@ def _spectrum(
     return jnp.where(is_valid, values, jnp.nan), directions, residuals, mixed
 
 
-def _mixes(product: Any, vectors: Array, rounding: float) -> Array:
+def _mixes(product: Map, vectors: Array, rounding: float) -> Array:
     """Tell whether an item of a linear map's result depends on another item.
 
     If it does not, a change of an item's sign changes the sign of the same item of the result.

@@ -7,6 +7,7 @@ from math import ceil
 from typing import Any
 
 import numpy as np
+from jax import Array
 from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.results import Axes, axes, plotting
@@ -17,7 +18,7 @@ _GAP = 0.12  # tile widths
 _MAP = "RdBu_r"
 
 
-def heat_maps(ax: Axes | None, values: Any, x: Any, titles: Sequence[str]) -> Axes:
+def heat_maps(ax: Axes | None, values: Array, x: Array, titles: Sequence[str]) -> Axes:
     """Draw maps of values as tiles in rows, each over an item of `x`; return the axes."""
     under = [grey(item) for item in x]
     if under and np.quantile(under, 0.25) < 0.02:  # mostly empty: draw dark ink on white paper
