@@ -158,13 +158,13 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
         if not all(walk.is_affine_in(v, x) for v in (under, over)):
             return None
         place = jnp.broadcast_to(threshold, out.shape)
-
-        def at(v: Atom, here: Array) -> Array:
-            return ends(walk.at(v, {x: here}))[0]  # affine in x alone, so known
-
-        first, second, distance = at(under, place), at(over, place), 1 + jnp.abs(place)
-        before = (first - at(under, place - distance)) / distance
-        after = (at(over, place + distance) - second) / distance
+        distance = 1 + jnp.abs(place)
+        points = (under, place), (over, place), (under, place - distance), (over, place + distance)
+        values = [walk.at(v, {x: point}) for v, point in points]
+        if any(map(varies, values)):  # more equations than `at` follows
+            return None
+        first, second, left, right = (ends(value)[0] for value in values)
+        before, after = (first - left) / distance, (right - second) / distance
         return _Kink(x, place, first, before, after, first == second)
     slopes = {"max": (0, 1), "min": (1, 0), "abs": (-1, 1)}
     varying = [i for i, x in enumerate(operands) if varies(x)]
