@@ -107,7 +107,7 @@ def line_from(question: Question, baseline: Array) -> tuple[Array, Question, Arr
 METHODS = ("riemann_left", "riemann_middle", "riemann_right", "riemann_trapezoid", "gausslegendre")
 
 
-def places(method: str, steps: int, x: Array) -> tuple[Array, Array]:
+def quadrature(method: str, steps: int, x: Array) -> tuple[Array, Array]:
     """Return the points and the weights of a quadrature rule on the interval from 0 to 1."""
     points, weights = (np.arange(steps) + 0.5) / steps, np.full(steps, 1 / steps)
     if method == "riemann_left":

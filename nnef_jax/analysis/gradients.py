@@ -14,7 +14,7 @@ from nnef_jax.analysis.attribution import (
     array_of,
     attributed,
     line_from,
-    places,
+    quadrature,
     require_method,
     sums,
     zeros,
@@ -117,7 +117,7 @@ def _integrated_gradients(
         gradient = question.gradient(x0 + share * (x - x0))[1]
         return total + weight * gradient.astype(total.dtype), None
 
-    total, _ = lax.scan(add, zeros(x), places(method, steps, x))
+    total, _ = lax.scan(add, zeros(x), quadrature(method, steps, x))
     values = total * (x - x0).astype(total.dtype)
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)

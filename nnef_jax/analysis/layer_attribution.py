@@ -17,7 +17,7 @@ from nnef_jax.analysis.attribution import (
     array_of,
     attributed,
     line_from,
-    places,
+    quadrature,
     sums,
     zeros,
 )
@@ -122,7 +122,7 @@ def _layer_conductance(
         after = values_at(share + half)
         return (total + (gradient * (after - before)).astype(total.dtype), after), None
 
-    first, (shares, _) = values_at(jnp.zeros((), x.dtype)), places("riemann_middle", steps, x)
+    first, (shares, _) = values_at(jnp.zeros((), x.dtype)), quadrature("riemann_middle", steps, x)
     (values, last), _ = lax.scan(add, (zeros(first), first), shares)
     scores = question.at(x)
     gap = sums(values) - (scores - question.at(x0)).astype(values.dtype)
@@ -208,7 +208,7 @@ def _along(
         return total + gradient.astype(total.dtype), None
 
     tensor, name = (layer_at(x), layer) if unit is None else (x, None)
-    total, _ = lax.scan(add, zeros(tensor), places("riemann_middle", steps, x)[0])
+    total, _ = lax.scan(add, zeros(tensor), quadrature("riemann_middle", steps, x)[0])
     method = "internal influence" if unit is None else f"conductance by {layer}{list(unit)}"
     return attributed(question, method, total / steps, question.at(x), tensor, of=name)
 
