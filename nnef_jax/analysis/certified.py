@@ -215,5 +215,5 @@ def _located(question: Question, error: NoBounds) -> UnsupportedError:
         return UnsupportedError(f"no rule bounds {described(equation)}")
     (operation,) = operations
     message = f"no rule bounds '{operation.kind}', which computes '{equation.primitive.name}'"
-    hint = f"bound what it reads: output='{next(operation.reads()).name}'"
+    hint = f"bound its operand: output='{next(operation.reads()).name}'"
     return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)

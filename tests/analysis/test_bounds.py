@@ -290,6 +290,22 @@ def first_of_each_operation() -> list[Any]:
     return list(found.values())
 
 
+def test_a_selection_with_a_long_case_is_bounded() -> None:
+    def function(x: Any) -> Any:
+        y = x
+        for _ in range(7):  # 14 equations: more than are followed to x
+            y = y * np.float32(1.25) - np.float32(0.5)
+        return jnp.where(x > 0, y, x)
+
+    x = jnp.linspace(-1, 1, 9)
+    closed = jaxprs.inlined(jax.make_jaxpr(function)(x))
+    (result,) = Walk(closed, [Interval(x - 0.5, x + 0.5)], linear=True, sharp=True).results
+    for change in (-0.5, 0.1, 0.5):
+        y = function(x + change)
+        assert jnp.all((result.low <= y) & (y <= result.high))
+    assert jnp.all(jnp.isfinite(result.high - result.low))
+
+
 def moved(case: Any) -> tuple[list[Any], list[Any]] | None:
     """The inputs of a case with an interval around the first of real numbers, and points in it."""
     given = [np.asarray(x) for x in op_cases.inputs(case)]
@@ -411,7 +427,7 @@ def test_what_is_not_bounded_is_told() -> None:
     with pytest.raises(UnsupportedError, match="no rule bounds 'logarithmic_quantize'") as caught:
         analysis.bounds(model_of(text), X, epsilon=0.1)
     assert caught.value.span is not None and caught.value.span.line == 6
-    assert caught.value.hint == "bound what it reads: output='h'"
+    assert caught.value.hint == "bound its operand: output='h'"
     half = model_of(document(body + "y = copy(h);\n"), dtype="bfloat16")
     with pytest.raises(UnsupportedError, match="is of bfloat16, bounds are computed in 32 bits"):
         analysis.bounds(half, jnp.asarray(X, jnp.bfloat16), epsilon=0.1)
