@@ -98,8 +98,8 @@ def widened(x: Interval, error: Array | float) -> Interval:
     """
     if not epsilon(x.low):
         return x
-    error = error + jnp.finfo(x.low.dtype).tiny  # smaller numbers may be flushed to 0
-    low, high = x.low - error, x.high + error
+    margin = error + jnp.finfo(x.low.dtype).tiny  # smaller numbers may be flushed to 0
+    low, high = x.low - margin, x.high + margin
     return Interval(
         jnp.where(jnp.isnan(low), -jnp.inf, low), jnp.where(jnp.isnan(high), jnp.inf, high)
     )

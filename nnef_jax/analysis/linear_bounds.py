@@ -306,7 +306,7 @@ def _scanned(equation: Equation, operands: Sequence[Bounded]) -> list[Bounded]:
     """Bound a loop. A carry that varies after any step is an interval from the start."""
     closed = equation.params["jaxpr"]
     constants, start, stacks = jaxprs.scan_parts(equation, operands)
-    is_varying = [varies(x) for x in operands]
+    is_varying: list[bool] = [varies(x) for x in operands]
     carries = slice(len(constants), len(constants) + len(start))
     for _ in start:  # Each step may reach one carry more.
         depends = jaxprs.depending(closed, is_varying)[: len(start)]

@@ -171,7 +171,7 @@ def _blank(model: Model, target: Target, bounds: Bounds | None) -> tuple[Any, ..
         message = f"the network has inputs {', '.join(names)}, one alone has a default"
         raise InputError(message, hint="give them all; the input `wrt` is the start")
     (spec,) = model.inputs
-    batch = 1 if callable(target) else max(1, int(np.size(target)))
+    batch = 1 if target is None or callable(target) else max(1, int(np.size(target)))
     first, *item_shape = spec.shape or (None,)
     extents = [extent for extent in item_shape if extent is not None]
     if len(extents) < len(item_shape):
