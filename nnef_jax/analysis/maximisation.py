@@ -31,7 +31,7 @@ from nnef_jax.results import Axes, Result, Table, result, static, table_of
 
 @result
 class Maximised(Result):
-    """Inputs that excite units most.
+    """The inputs with the largest activations of units.
 
     Args:
         x: the inputs, [batch, ...].
