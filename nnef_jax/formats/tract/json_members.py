@@ -140,8 +140,8 @@ class SafetensorsFile:
                 raise DataError(f"{name}: the data of tensors have a gap or overlap at byte {end}")
             end = after
         if end != len(self._data):
-            data = f"{len(self._data)} bytes of data"
-            raise DataError(f"{name}: the file has {data}, its tensors take {end}")
+            size = f"{len(self._data)} bytes of data"
+            raise DataError(f"{name}: the file has {size}, its tensors take {end}")
 
     def _entry(self, label: str, entry: object) -> Mapping[str, Any]:
         match entry:
