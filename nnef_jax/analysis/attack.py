@@ -1,4 +1,4 @@
-"""Steps that attacks share: margins, gradients, and moves within a norm and bounds."""
+"""The common parts of attacks: margins, gradients, and moves within a norm and bounds."""
 
 from __future__ import annotations
 
