@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from nnef_jax.cli.batch_results import Parts
     from nnef_jax.reading.network import Network
 
-_PER_DEVICE = 32
+_PER_DEVICE = 32  # items
 _SHOWN = 10  # failures that are printed
 
 
@@ -34,8 +34,8 @@ def batch(
         typer.Option(
             "--out",
             "-o",
-            help="A folder of its own for the results. What is there of an earlier run is not "
-            "computed again.",
+            help="The folder for the results, and for nothing else. Results in it of an earlier "
+            "run are not computed again.",
             show_default=False,
         ),
     ],
@@ -44,42 +44,41 @@ def batch(
         typer.Argument(
             metavar="IN...",
             help="Files, folders, and patterns such as 'scans/**/*.png' in quotes. Each file is an "
-            "item: .npy, .dat, .png, .jpg, or .npz, with an array for each input if they are "
-            "several.",
+            "item: .npy, .dat, .png, .jpg, or a .npz with an array for each input.",
             show_default=False,
         ),
     ] = None,
     listed: Annotated[
         Path | None,
-        typer.Option("--list", help="A text file of further files, one a line."),
+        typer.Option("--list", help="A text file with the names of further files, one a line."),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help=f"Items that are computed at once, on all devices: {_PER_DEVICE} for each by "
-            "default, or what the document declares.",
+            help="Items that are computed at once on all devices; by default the batch that the "
+            f"document declares, or {_PER_DEVICE} on each device.",
         ),
     ] = None,
     part_size: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Items of a file of results: by default 1024, or what makes 64 MB."
+            min=1, help="Items in a file of results; by default 64 MB of them, at most 1024."
         ),
     ] = None,
     shard: Annotated[
         str,
         typer.Option(
             metavar="I/N",
-            help="Take every N-th item from the I-th on, counted from 0: each of N machines runs "
-            "with an I of its own. Results are in a folder in that of --out.",
+            help="Take every N-th item, starting at item I. I counts from 0: N machines take 0/N, "
+            "1/N and so on. Results are in a subfolder of --out.",
             show_default=False,
         ),
     ] = "0/1",
     on_error: Annotated[
         Literal["skip", "stop"],
         typer.Option(
-            help="After a file that cannot be read: skip it and tell at the end, or stop."
+            help="skip: report files that cannot be read at the end; stop: stop at the first one."
         ),
     ] = "skip",
     pixels: option.Pixels = option.Pixels(),
@@ -87,9 +86,9 @@ def batch(
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Run a network on a dataset of any size, an item a file, and go on where a run ended.
+    """Run a network on a dataset, one item in each file; continue a run that was interrupted.
 
-    --shape is that of an item, such as x=1,3,224,224.
+    --shape gives the shape of one item, such as x=1,3,224,224.
     """
     first, count = _shard(shard)
     keywords = reading.keywords
@@ -111,8 +110,8 @@ def batch(
             from nnef_jax.cli.streaming import computing, groups_of, results_of
 
             devices, declared = jax.local_devices(), _declared(network)
-            usual = declared if declared > 1 else _PER_DEVICE * len(devices)
-            size = batch_size or usual
+            default_size = declared if declared > 1 else _PER_DEVICE * len(devices)
+            size = batch_size or default_size
             devices = devices[: math.gcd(size, len(devices))]
             options = {"progress": progress, "cache_dir": folder, "measure": bool(folder)}
             model = _load(source, specs, size, declared, **keywords, **options)
@@ -138,10 +137,11 @@ def batch(
 def _shard(text: str) -> tuple[int, int]:
     """Return the numbers in I/N."""
     if not re.fullmatch("[0-9]{1,9}/[0-9]{1,9}", text):
-        raise typer.BadParameter(f"{text!r:.60} is no I/N as 0/4", param_hint="--shard")
+        message = f"{text!r:.60} is not of the form I/N, such as 0/4"
+        raise typer.BadParameter(message, param_hint="--shard")
     first, count = map(int, text.split("/"))
     if first >= count:
-        message = f"{text}: of {count} there is none that is {first}, the first is 0"
+        message = f"{text}: the first number counts from 0, and must be less than the second"
         raise typer.BadParameter(message, param_hint="--shard")
     return first, count
 
@@ -155,7 +155,7 @@ def _folder(out: Path, first: int, count: int) -> Path:
 
 
 def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[TensorSpec, ...]:
-    """Return the inputs of one item; raise InputError for no batch axis or an open shape."""
+    """Return the inputs of one item; raise InputError for an open shape or without a batch axis."""
     from lowering.extents import is_known, show
     from nnef_jax import InputError, TensorSpec
     from nnef_jax.wording.similar import did_you_mean, listed
@@ -170,19 +170,19 @@ def _item_specs(network: Network, item_shapes: Mapping[str, Any]) -> tuple[Tenso
     specs: list[TensorSpec] = []
     for name, type in inputs.items():
         if not type.shape:
-            raise InputError(f"input '{name}' is a single number, it has no axis for a batch")
+            raise InputError(f"input '{name}' is a single number, without an axis for a batch")
         shape = item_shapes.get(name, (1, *type.shape[1:]))
         if len(shape) != len(type.shape) or shape[0] != 1:
             raise InputError(
-                f"--shape: {show(shape)} is no item of input '{name}', "
-                f"which has {show(type.shape)}",
-                hint="an item has as many axes, the first one, its batch, being 1",
+                f"--shape: {show(shape)} is no shape of an item of input '{name}', "
+                f"whose shape is {show(type.shape)}",
+                hint="an item has the same number of axes, and its first extent is 1",
             )
         if not is_known(shape):
             extents = show(shape)[1:-1].replace("?", "224")
             raise InputError(
-                f"the shape of an item of input '{name}' is not known, it is {show(shape)}",
-                hint=f"give it: --shape {name}={extents}",
+                f"the shape of an item of input '{name}' has open extents: {show(shape)}",
+                hint=f"give all extents: --shape {name}={extents}",
             )
         specs.append(TensorSpec(name, shape, type.dtype))
     if not specs:
@@ -206,13 +206,15 @@ def _load(
     from nnef_jax import InputError, NnefError, load
     from nnef_jax.errors import raise_all
 
-    fits = declared and declared != size
-    hint = f"the document declares {declared}: --batch-size {declared}" if fits else ""
+    hint = ""
+    if declared and declared != size:
+        hint = f"the document declares batches of {declared}: give --batch-size {declared}"
     shapes = {spec.name: (size, *spec.shape[1:]) for spec in specs}
     try:
         model = load(source, input_shapes=shapes, **options)
     except NnefError as error:
-        raise_all([*error.errors, InputError(f"no batches of {size} can be computed", hint=hint)])
+        message = f"the network cannot compute batches of {size} items"
+        raise_all([*error.errors, InputError(message, hint=hint)])
         raise
     for spec in model.outputs:
         if spec.shape[:1] != (size,):
@@ -238,13 +240,13 @@ def _report(parts: Parts, count: int, computed: int, devices: int) -> None:
     from nnef_jax import DataError
 
     failures = parts.write_failures()
-    spread = f"{devices} device{'s' if devices > 1 else ''}"
+    places = f"{devices} device{'s' if devices > 1 else ''}"
     earlier = f", {count - computed} by an earlier run" if computed < count else ""
-    damaged = [f"{path}: not as it was written, its part is made again" for path in parts.damaged]
-    done = f"{count} files: {computed} on {spread}{earlier}"
-    print_result(*damaged, done, f"saved {parts.folder}")
+    damaged = [f"{path}: damaged, its items were computed again" for path in parts.damaged]
+    counts = f"{count} files: {computed} on {places}{earlier}"
+    print_result(*damaged, counts, f"saved {parts.folder}")
     if failures:
         for _, text in parts.failures[:_SHOWN]:
             report_error(*text.split("\n"))
-        many = f"{len(parts.failures)} of {count} files failed"
-        raise DataError(many, hint=f"{failures} lists them, which --list takes")
+        message = f"{len(parts.failures)} of {count} files failed"
+        raise DataError(message, hint=f"{failures} lists them, as --list reads them")

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,7 +30,8 @@ from nnef_jax.cli.terminal import message_of
 from nnef_jax.storage import files, protected_files
 from nnef_jax.wording.printable import printable
 
-_SETTINGS, _FAILURES = "batch.json", "failures.txt"
+_SETTINGS, _FAILURES, _PART_SIZE = "batch.json", "failures.txt", "--part-size"
+_OTHER_FOLDER = "give another folder to --out"
 _CHECKSUM = "sha256"
 _PART = re.compile(r"part-(\d{5,})\.jsonl")
 _BYTES, _MOST = 64 << 20, 1024  # bytes and items of a part, by default
@@ -79,14 +81,14 @@ class Parts:
             arrays[spec.name] = np.stack(rows) if rows else np.zeros(shape, spec.dtype)
         save_npz(self._path(part, "npz"), arrays, overwrite=True)
         lines: list[dict[str, Any]] = []
-        row = 0
+        row_numbers = count()
         for result in results:
             line = asdict(result.item)
             if isinstance(result.outcome, Exception):
                 line["error"] = reason(result.outcome)
                 self.failures.append((line["file"], line["error"]))
             else:
-                line["row"], row = row, row + 1
+                line["row"] = next(row_numbers)
             lines.append(line)
         lines[-1] |= {_CHECKSUM: self._checksum(part, lines)}
         with files.replacing(self._path(part, "jsonl"), overwrite=True) as file:
@@ -104,96 +106,86 @@ class Parts:
         return ""
 
     def _settle(self, settings: Mapping[str, Any], size: int | None) -> int:
-        """Create the folder, or compare its settings; return the number of items of a part."""
-        path = str(self.folder / _SETTINGS)
+        """Write the settings, or compare them with an earlier run's; return the size of a part."""
         with suppress(FileExistsError):
             self.folder.mkdir()
         if not self.folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(self.folder))
-        try:
-            with protected_files.unnoted(), files.open_regular(path, DataError) as file:
-                earlier = json.loads(file.read())
-            old = earlier.pop("--part-size")
-            if type(old) is not int or old < 1:
-                raise ValueError
-        except FileNotFoundError:
-            earlier, old = None, 0
-        except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
-            hint = "give another folder to --out"
-            raise DataError(f"{path}: not as it was written", hint=hint) from None
+        path = str(self.folder / _SETTINGS)
+        earlier = _read_settings(path)
         if earlier is None:
             present = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             if present:
                 raise InputError(
-                    f"'{self.folder}' holds other files, '{min(present)}' for one",
-                    hint="give a folder of its own",
+                    f"'{self.folder}' holds other files, such as '{min(present)}'",
+                    hint="give an empty or a new folder to --out",
                 )
             size = size or self._default_size()
             with files.replacing(path, overwrite=True) as file:
-                file.write(json.dumps({**settings, "--part-size": size}).encode())
+                file.write(json.dumps({**settings, _PART_SIZE: size}).encode())
             return size
-        new = json.loads(json.dumps(settings))
-        if size and size != old:
-            earlier["--part-size"], new["--part-size"] = old, size
-        for name in sorted(earlier.keys() | new.keys()):
-            was, now = earlier.get(name), new.get(name)
-            if was != now:
-                what = (
-                    "by another network"
-                    if name == "network"
-                    else f"with {name} {_shown(was)}, now it is {_shown(now)}"
-                )
-                raise InputError(
-                    f"'{self.folder}' was made {what}", hint="give another folder to --out"
-                )
-        return old
+        size = size or earlier[_PART_SIZE]
+        current = json.loads(json.dumps({**settings, _PART_SIZE: size}))
+        for name in sorted(earlier.keys() | current.keys()):
+            before, now = earlier.get(name), current.get(name)
+            if before != now:
+                origin = "of another network"
+                if name != "network":
+                    origin = f"with {name} {_shown(before)}, now it is {_shown(now)}"
+                raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
+        return size
 
     def _default_size(self) -> int:
-        row = sum(
+        bytes_per_item = sum(
             np.dtype(spec.dtype).itemsize * int(np.prod([extent or 1 for extent in spec.shape[1:]]))
             for spec in self._outputs
         )
-        return max(1, min(_MOST, _BYTES // max(row, 1)))
+        return max(1, min(_MOST, _BYTES // max(bytes_per_item, 1)))
 
     def _check(self) -> list[int]:
         """Return the parts that are missing or damaged, or have a failure of a changed file."""
-        count = -(-len(self._items) // self._size)
+        part_count = -(-len(self._items) // self._size)
         names = os.listdir(self.folder)
         present = {int(match[1]) for name in names if (match := _PART.fullmatch(name))}
-        if present and max(present) >= count:
+        if present and max(present) >= part_count:
             raise self._other_inputs(f"there were more than {len(self._items)}")
         pending: list[int] = []
-        for part in range(count):
+        for part in range(part_count):
             if part not in present or not os.path.exists(self._path(part, "npz")):
                 pending.append(part)
                 continue
             lines, items = self._read(part), self.items_of(part)
             if lines is None:
                 self.damaged.append(self._path(part, "jsonl"))
-            if lines is None or self._needs_another(part, lines, items):
+            if lines is None or self._is_outdated(part, lines, items):
                 pending.append(part)
             else:
                 self.failures += [(x["file"], x["error"]) for x in lines if "row" not in x]
         return pending
 
-    def _needs_another(
+    def _is_outdated(
         self, part: int, lines: Sequence[dict[str, Any]], items: Sequence[Item]
     ) -> bool:
+        """Tell whether items were added, or a file that failed has changed.
+
+        Raises InputError if another file has changed, or if the items are other ones.
+        """
         if len(lines) > len(items):
             raise self._other_inputs(f"there were more than {len(self._items)}")
-        retried = False
+        changed = False
         for line, item in zip(lines, items, strict=False):
             if line["file"] != item.file:
                 raise self._other_inputs(f"'{line['file']}' was where '{item.file}' is now")
             if line != {**line, **asdict(item)}:
                 if "error" not in line:
                     raise InputError(
-                        f"'{item.file}' has changed since '{self.folder}' was made of it",
-                        hint="give another folder to --out; to make its part again, remove "
+                        f"'{item.file}' has changed since its results in '{self.folder}' were "
+                        "computed",
+                        hint="give another folder to --out, or compute its part again: remove "
                         f"{self._path(part, 'jsonl')}",
                     )
-                retried = True
-        return retried or len(lines) < len(items)
+                changed = True
+        return changed or len(lines) < len(items)
 
     def _read(self, part: int) -> list[dict[str, Any]] | None:
         """Return the records of a part's items, None if the part is damaged."""
@@ -221,12 +213,26 @@ class Parts:
 
     def _other_inputs(self, what: str) -> InputError:
         return InputError(
-            f"'{self.folder}' was made of other inputs: {what}",
+            f"'{self.folder}' has results for other inputs: {what}",
             hint="give another folder to --out, or the inputs in their former order",
         )
 
     def _path(self, part: int, suffix: str) -> str:
         return str(self.folder / f"part-{part:05}.{suffix}")
+
+
+def _read_settings(path: str) -> dict[str, Any] | None:
+    """Return the settings of an earlier run, None if there was none; DataError if damaged."""
+    try:
+        with protected_files.unnoted(), files.open_regular(path, DataError) as file:
+            settings = json.loads(file.read())
+        if not (type(settings[_PART_SIZE]) is int and settings[_PART_SIZE] >= 1):
+            raise ValueError
+        return settings
+    except FileNotFoundError:
+        return None
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise DataError(f"{path}: damaged", hint=_OTHER_FOLDER) from None
 
 
 def reason(error: Exception) -> str:

@@ -35,7 +35,7 @@ def bounded_folder(cache_dir: str | None) -> Generator[str | None]:
 
 
 @contextmanager
-def filled(cache_dir: str | None) -> Generator[str]:
+def required_folder(cache_dir: str | None) -> Generator[str]:
     """Yield the folder as `bounded_folder` does; raise InputError if it cannot be used."""
     if cache_dir is None:
         folder = cache_folder.users_folder()
@@ -45,8 +45,10 @@ def filled(cache_dir: str | None) -> Generator[str]:
         yield folder
 
 
-def shown(*, clear: bool, as_json: bool) -> str:
-    """Return a report of the user's folder: its path, and the files in it or removed from it.
+def cache_report(*, clear: bool, as_json: bool) -> str:
+    """Return the path of the user's folder, and the number and size of its files, as text or JSON.
+
+    With `clear` remove the files first. The number and size are then those of the removed files.
 
     Raises InputError if the folder cannot be used.
     """
@@ -69,5 +71,5 @@ def _require(folder: str, objection: str) -> None:
     if objection:
         raise InputError(
             f"the cache folder '{folder}' cannot be used: {objection}",
-            hint="--cache-dir names another one",
+            hint="give another folder to --cache-dir",
         )

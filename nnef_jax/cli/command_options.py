@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _SOURCE = typer.Argument(
     metavar="SOURCE",
-    help="The network: a folder, a graph.nnef, .xml, .onnx or .tflite, a tar or zip archive.",
+    help="The network: a folder, a graph.nnef, .xml, .onnx or .tflite file, a tar or zip archive.",
     show_default=False,
 )
 _SUFFIXES = (".nnef", ".tar", ".tgz", ".gz", ".xz", ".bz2", ".zip", ".xml", ".onnx", ".tflite")
@@ -45,14 +45,15 @@ Output = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="Save the outputs: a .npz, .npy or .dat, else a folder with a .dat for each.",
+        help="Save the outputs in this .npz, .npy or .dat file, or in a folder of .dat files.",
     ),
 ]
 Top = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Print only so many entries, the largest of each row (last axis longer than 1).",
+        help="Print only this many entries of each row, the largest. Rows run along the last axis "
+        "that is longer than 1.",
     ),
 ]
 # A string: an empty string is an error, whereas Path("") is the working directory.
@@ -60,14 +61,13 @@ CacheDir = Annotated[
     str | None,
     typer.Option(
         metavar="PATH",
-        help="A folder to keep what is compiled in, and to find it in again, instead of the "
-        "user's own (`nnef-jax cache`). It holds machine code: nobody else should be able to "
-        "write to it.",
+        help="The folder of compiled networks, instead of the user's own (`nnef-jax cache`). It "
+        "holds machine code: nobody else should be able to write to it.",
         show_default=False,
     ),
 ]
 NoCache = Annotated[
-    bool, typer.Option("--no-cache", help="Keep nothing that is compiled, look for nothing.")
+    bool, typer.Option("--no-cache", help="Neither read nor store compiled networks.")
 ]
 _DIALECTS = ("auto", *FORMATS)
 
@@ -84,7 +84,7 @@ Dialect = Annotated[
     typer.Option(
         callback=_known_dialect,
         metavar=f"[{'|'.join(_DIALECTS)}]",
-        help="The format to read the network by; auto goes by the network.",
+        help="The format of the network; auto recognises it.",
     ),
 ]
 
@@ -93,11 +93,12 @@ PrintAfter = Annotated[
     list[str] | None,
     typer.Option(
         metavar="PASS",
-        help="Print the program after a pass, or after all; can be repeated. Nothing is kept then.",
+        help="Print the program after this pass, or after each pass (all); can be repeated. "
+        "Compiled networks are neither read nor stored then.",
         show_default=False,
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -134,7 +135,8 @@ class Reading:
         str | None,
         typer.Option(
             metavar="FILE",
-            help="The file of weights, where it is not beside the network: a .bin of OpenVINO's.",
+            help="The file of weights, if it is not beside the network: OpenVINO's .bin, or a "
+            "safetensors file for NNEF.",
             show_default=False,
         ),
     ] = None
@@ -153,8 +155,8 @@ class Reading:
         typer.Option(
             "--shape",
             metavar="NAME=EXTENTS",
-            help="The shape of an input instead of the document's, such as x=?,3,224,224, where ? "
-            "is an open extent, or an open extent by its name, such as batch=8; can be repeated.",
+            help="The shape of an input instead of the document's, such as x=?,3,224,224 (? is an "
+            "open extent), or the value of a named open extent, such as batch=8; can be repeated.",
             show_default=False,
         ),
     ] = None
@@ -186,17 +188,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Pixels:
-    """How a picture becomes an input, as text."""
+    """Options for converting pictures to inputs, as texts."""
 
     mean: Annotated[
-        str, typer.Option(help="Subtract from pixels of 0 to 255: one number, or one a channel.")
+        str, typer.Option(help="Subtract this from pixels (0 to 255): a number, or one a channel.")
     ] = "0"
     scale: Annotated[
-        str, typer.Option(help="Multiply pixels with after --mean: one number, or one a channel.")
+        str, typer.Option(help="Then multiply pixels by this: a number, or one a channel.")
     ] = "1"
     layout: Annotated[
         Literal["nchw", "nhwc", "chw", "hwc", "nhw", "hw"],
-        typer.Option(help="Axes of a picture's input: n batch, c channels, h height, w width."),
+        typer.Option(help="Axes of the input: n batch, c channels, h height, w width."),
     ] = "nchw"
     resize: Annotated[
         bool, typer.Option("--resize", help="Scale pictures to the size of the input (bilinear).")
@@ -210,7 +212,7 @@ class Pixels:
         options = PictureOptions(*numbers, self.layout, self.resize)
         if options != PictureOptions() and not any(map(is_picture, inputs or ())):
             raise typer.BadParameter(
-                "--mean, --scale, --layout and --resize are for pictures, none is given"
+                "--mean, --scale, --layout and --resize are for pictures, and none is given"
             )
         return options
 
@@ -236,7 +238,7 @@ def _numbers(text: str, option: str) -> tuple[float, ...]:
         numbers = tuple(map(float, text.split(",")))
         if all(map(math.isfinite, numbers)):
             return numbers
-    message = f"{text!r} is no number, nor a list such as 0.5,0.5,0.5"
+    message = f"{text!r} is neither a number nor a list of numbers such as 0.5,0.5,0.5"
     raise typer.BadParameter(message, param_hint=option)
 
 

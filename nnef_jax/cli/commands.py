@@ -18,7 +18,7 @@ import typer
 
 from nnef_jax import NnefError, __version__
 from nnef_jax.cli import command_options as option
-from nnef_jax.cli.cache import filled, shown
+from nnef_jax.cli.cache import cache_report, required_folder
 from nnef_jax.cli.programs import printed_after
 from nnef_jax.cli.terminal import message_of, print_result, report_error, report_usage, status
 from nnef_jax.storage import protected_files
@@ -74,7 +74,7 @@ def summary(
 
 @app.command()
 def machine(as_json: option.Json = False) -> None:
-    """Print how fast this machine computes, and what is chosen by it; measure it if needed."""
+    """Print this machine's rates and the decisions by them; measure the rates if needed."""
     with status("measuring this machine"):
         from nnef_jax.cli.description import machine_lines
 
@@ -87,7 +87,8 @@ def machine(as_json: option.Json = False) -> None:
 def check(source: option.Source, reading: option.Reading = option.Reading()) -> None:
     """Read a network and report every error in it.
 
-    Nothing runs. `summary` shows what is in it, `compare` and `diff` compare it with another one.
+    The network does not run. `summary` shows its contents; `compare` and `diff` compare it with
+    another network.
     """
     network = reading.read(source)
     graph = network.graph
@@ -106,7 +107,8 @@ def convert_network(
         Path | None,
         typer.Argument(
             metavar="OUTPUT",
-            help="What to make: a folder, or .tar, .tgz, .tar.xz. Without it the text is printed.",
+            help="The folder or archive (.tar, .tgz, .tar.xz) to write. Without it the document is "
+            "printed.",
             show_default=False,
         ),
     ] = None,
@@ -115,19 +117,19 @@ def convert_network(
     ] = False,
     expand: Annotated[
         Literal["auto", "all"],
-        typer.Option(help="all: flat, and of primitives alone; auto: as the network runs."),
+        typer.Option(help="all: a flat graph of primitives; auto: the document's operations."),
     ] = "auto",
     keep: Annotated[
         bool,
         typer.Option(
             "--keep",
-            help="Write what NNEF does not have as custom operations, which nnef-jax reads again.",
+            help="Write operations that NNEF lacks as custom operations, which nnef-jax can read.",
         ),
     ] = False,
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
 ) -> None:
-    """Write a network as its format is written today, one of OpenVINO or ONNX as NNEF 1.0."""
+    """Write a network in its format's current version; write OpenVINO and ONNX as NNEF 1.0."""
     with status(f"reading {source}"):
         from nnef_jax import convert
 
@@ -146,7 +148,7 @@ def run(
     overwrite: option.Overwrite = False,
     top: option.Top = None,
     labels: Annotated[
-        Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
+        Path | None, typer.Option(help="With --top: a text file with a name for each entry.")
     ] = None,
     reading: option.Reading = option.Reading(),
     cache_dir: option.CacheDir = None,
@@ -178,31 +180,31 @@ def run(
 @option.grouped
 def export_function(
     source: option.Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="The file to make.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
     entry: Annotated[
         Literal["apply", "step", "scan"],
-        typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
+        typer.Option(help="apply: a call; step: a cycle with its state; scan: many cycles."),
     ] = "apply",
     platforms: Annotated[
-        str, typer.Option(metavar="NAMES", help="Where it can run, with commas between.")
+        str, typer.Option(metavar="NAMES", help="The platforms to export for, comma-separated.")
     ] = "cpu,cuda,rocm,tpu",
     batch: Annotated[
-        str, typer.Option(metavar="NAME", help="What jax calls the open extent of first axes.")
+        str, typer.Option(metavar="NAME", help="The name of the open extent of first axes.")
     ] = "b",
     constraints: Annotated[
         list[str] | None,
         typer.Option(
             "--constraint",
-            help="What holds of open extents, such as 'x_2 >= 8'; can be repeated.",
+            help="A condition that open extents meet, such as 'x_2 >= 8'; can be repeated.",
             show_default=False,
         ),
     ] = None,
     vjp_order: Annotated[
-        int, typer.Option(min=0, max=2, help="How often it can be differentiated.")
+        int, typer.Option(min=0, max=2, help="The highest order of derivatives in the file.")
     ] = 0,
     params: Annotated[
         Literal["inside", "beside"],
-        typer.Option(help="inside: a .npz with the weights; beside: without, a jax.export file."),
+        typer.Option(help="inside: a .npz with the weights; beside: a jax.export file without."),
     ] = "inside",
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
@@ -235,11 +237,8 @@ def compile_ahead(
     """Compile a network ahead, for processes that load it with the same cache folder."""
     if print_after and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
-    where = nullcontext() if print_after else filled(cache_dir)
-    with (
-        printed_after(print_after or ()) as programs,
-        where as folder,
-    ):
+    cached = nullcontext() if print_after else required_folder(cache_dir)
+    with printed_after(print_after or ()) as programs, cached as folder:
         model = reading.load(source, cache_dir=folder)
         with status(f"compiling {source}"):
             _run_on_zeros(model)
@@ -251,12 +250,12 @@ def compile_ahead(
 @app.command()
 def cache(
     clear: Annotated[
-        bool, typer.Option("--clear", help="Remove what is kept, and nothing else.")
+        bool, typer.Option("--clear", help="Remove the compiled networks, and nothing else.")
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Show where `run`, `batch` and `compile` keep what is compiled, and how much it is."""
-    print_result(*shown(clear=clear, as_json=as_json).split("\n"))
+    """Show the folder of compiled networks that commands share, and its size."""
+    print_result(*cache_report(clear=clear, as_json=as_json).split("\n"))
 
 
 def _run_on_zeros(model: Model) -> None:

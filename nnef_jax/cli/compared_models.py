@@ -24,14 +24,21 @@ Inputs = Annotated[
     typer.Argument(
         metavar="[NAME=]FILE...",
         help="The inputs by name, or in the order of the graph: .npy, .npz, .dat, pictures. "
-        "Without any they are random, of the declared shapes.",
+        "Without files the inputs are random, in the declared shapes.",
         show_default=False,
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Of random inputs.")]
+Seed = Annotated[int, typer.Option(min=0, help="The seed of random inputs.")]
+RelativeTolerance = Annotated[
+    float,
+    typer.Option(min=0, help="Tolerance relative to a value, or to its tensor's rms if larger."),
+]
+AbsoluteTolerance = Annotated[
+    float, typer.Option(min=0, help="Absolute tolerance, added to the relative one.")
+]
 Entry = Annotated[
     Literal["apply", "step", "scan"],
-    typer.Option(help="apply: a call; step, scan: one cycle or many, with the state."),
+    typer.Option(help="apply: a call; step: a cycle with its state; scan: many cycles."),
 ]
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -57,7 +64,8 @@ def arrays_of(
 
     calls = calls_of(model, files, pictures)
     if len(calls) > 1:
-        raise InputError(f"the files are {len(calls)} calls, one is taken", hint="give one picture")
+        message = f"the files are inputs of {len(calls)} calls, this command runs one"
+        raise InputError(message, hint="give one picture")
     return [calls[0][spec.name] for spec in model.inputs]
 
 
@@ -76,7 +84,7 @@ class Shown:
         typer.Option(
             "--plot",
             metavar="FILE",
-            help="Save a picture: .png, .svg, .pdf. It needs matplotlib.",
+            help="Draw the result into a .png, .svg or .pdf file; this needs matplotlib.",
             show_default=False,
         ),
     ] = None
@@ -92,7 +100,7 @@ class Shown:
         from nnef_jax.storage import files
 
         if self.plot.suffix.lower() not in _PICTURES:
-            raise InputError(f"{self.plot}: a picture is a {', a '.join(_PICTURES)}")
+            raise InputError(f"--plot {self.plot}: the suffix must be {', '.join(_PICTURES)}")
         files.check_target(str(self.plot), overwrite=self.overwrite)
         plotting("pyplot").switch_backend("Agg")  # Agg needs no screen.
 
@@ -103,12 +111,12 @@ class Shown:
         if self.plot is not None:
             from nnef_jax.storage import files
 
-            drawn = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+            axes = result.plot()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
             try:
                 with files.replacing(str(self.plot), overwrite=self.overwrite) as file:
-                    drawn.figure.savefig(file, format=self.plot.suffix[1:].lower(), dpi=120)
+                    axes.figure.savefig(file, format=self.plot.suffix[1:].lower(), dpi=120)
             finally:
-                plotting("pyplot").close(drawn.figure)
+                plotting("pyplot").close(axes.figure)
         if self.as_json:
             print_result(json.dumps(result.to_dict(), allow_nan=False))
             return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nnef_jax import Model
     from nnef_jax.cli.pictures import PictureOptions
 
-_SIDE = "a network, a .npz of tensors that were recorded, or a .onnx, which onnxruntime runs"
+_SIDE = "a network, a .npz of recorded tensors, or an .onnx file, which onnxruntime runs"
 
 
 @app.command()
@@ -27,60 +27,60 @@ def compare(
     a: Annotated[
         str, typer.Argument(metavar="A", help=f"The reference: {_SIDE}.", show_default=False)
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help=f"The other: {_SIDE}.", show_default=False)],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="The other side, as A.", show_default=False)
+    ],
     inputs: compared_models.Inputs = None,
     names: Annotated[
         list[str] | None,
         typer.Option(
             "--name",
             metavar="A=B",
-            help="A tensor of A and the one of B that is the same, where no name tells; can be "
-            "repeated.",
+            help="A tensor of A and the same tensor of B, if their names differ; can be repeated.",
             show_default=False,
         ),
     ] = None,
-    rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 1e-3,
-    atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 1e-5,
+    rtol: compared_models.RelativeTolerance = 1e-3,
+    atol: compared_models.AbsoluteTolerance = 1e-5,
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Tell which layers of B differ by themselves.")
+        bool, typer.Option("--isolate", help="Also run each layer of B by itself on A's tensors.")
     ] = False,
     outputs: Annotated[
-        bool,
-        typer.Option("--outputs", help="Outputs alone, in order: where other names mislead."),
+        bool, typer.Option("--outputs", help="Compare only outputs, in order instead of by name.")
     ] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Show all tensors, not those alone that differ.")
+        bool, typer.Option("--all", help="Show all tensors, not only those that differ.")
     ] = False,
     seed: compared_models.Seed = 0,
     pixels: option.Pixels = option.Pixels(),
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Run two networks and show where their values part.
+    """Run two networks on the same inputs, and compare them tensor by tensor.
 
-    Both get the same inputs, and are compared tensor by tensor. Of two .onnx B is run here. To
-    compare two documents' graphs and weights use `diff`, which runs neither.
+    If both are .onnx files, nnef-jax runs B. `diff` compares graphs and weights, and runs neither.
 
-    The status is 0 where all are within the tolerance, 1 where some are not, or for an error.
+    The status is 0 if all tensors are within the tolerance, 1 if not, or for an error.
     """
     pictures = pixels.options(inputs)
     shown.check()
     compared_models.check_tolerance(rtol, atol)
-    both = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
+    are_onnx = Path(a).suffix.lower() == Path(b).suffix.lower() == ".onnx"
     sides: list[Any] = [
         _side(a, reading, inside=not outputs),
-        reading.load(b) if both else _side(b, reading, inside=not outputs),
+        reading.load(b) if are_onnx else _side(b, reading, inside=not outputs),
     ]
     if isolate and (outputs or not _is_model(sides[1])):
-        raise typer.BadParameter("needs a network as B, and tensors inside", param_hint="--isolate")
+        message = "needs a network as B, and does not go with --outputs"
+        raise typer.BadParameter(message, param_hint="--isolate")
     arrays = _inputs(sides, inputs, seed, pictures)
     pairs = dict(_pair(text) for text in names or ())
     if outputs:
         sides = [_outputs_of(side) if _is_model(side) else side for side in sides]
     with status("comparing"):
-        from nnef_jax.analysis import compare as compared
+        from nnef_jax import analysis
 
-        comparison = compared(
+        comparison = analysis.compare(
             sides[0], sides[1], arrays, names=pairs, rtol=rtol, atol=atol, isolate=isolate
         )
     shown.show(comparison, None if every else comparison.table(differing=True))
@@ -96,14 +96,14 @@ def diff(
 ) -> None:
     """Show how two documents' graphs and weights differ.
 
-    Neither runs. To compare what they compute use `compare`, which runs both.
+    Neither network runs. `compare` runs both, and compares the tensors that they compute.
 
-    The status is 0 where nothing differs, 1 where something does, or for an error.
+    The status is 0 if nothing differs, 1 if something does, or for an error.
     """
     with status("comparing"):
-        from nnef_jax import diff as compared
+        import nnef_jax
 
-        difference = compared(a, b)
+        difference = nnef_jax.diff(a, b)
     compared_models.Shown(as_json=as_json).show(difference)
     if not difference.same:
         raise typer.Exit(1)
@@ -118,13 +118,13 @@ def weight_statistics(
 ) -> None:
     """Show statistics of the stored weights.
 
-    Nothing runs. `activation-statistics` has those of the tensors that a run computes.
+    The network does not run. `activation-statistics` shows statistics of the tensors in a run.
     """
     shown.check()
     network = reading.read(source)
-    from nnef_jax import weight_statistics as statistics
+    import nnef_jax
 
-    shown.show(statistics(network.data))
+    shown.show(nnef_jax.weight_statistics(network.data))
 
 
 @app.command()
@@ -137,7 +137,7 @@ def activation_statistics(
         typer.Option(
             "--name",
             metavar="PATTERN",
-            help="Tensors, such as 'relu*', all by default; can be repeated.",
+            help="Show only these tensors, such as 'relu*'; can be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -145,20 +145,19 @@ def activation_statistics(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Run a network and show statistics of its tensors.
+    """Run a network and show statistics of its tensors over all inputs.
 
-    They are over all inputs that are given. `weight-statistics` has those of the weights, and needs
-    no inputs.
+    `weight-statistics` shows statistics of the weights, and needs no inputs.
     """
     pictures = pixels.options(inputs)
     shown.check()
     model = reading.load(source)
     batches = compared_models.calls_of(model, inputs or (), pictures)
     with status("running"):
-        from nnef_jax.analysis import activation_statistics as statistics
+        from nnef_jax import analysis
 
-        tensors = statistics(model, batches, names=names or None)
-    shown.show(tensors)
+        statistics = analysis.activation_statistics(model, batches, names=names or None)
+    shown.show(statistics)
 
 
 def _outputs_of(model: Model) -> Callable[..., tuple[Any, ...]]:
@@ -194,7 +193,7 @@ def _inputs(
     models = [side for side in sides if _is_model(side)]
     if not models:
         if files or not all(isinstance(side, Mapping) for side in sides):
-            raise InputError("one of both has to be a network, to tell what its inputs are")
+            raise InputError("one side must be a network, which declares the inputs")
         return {}
     if files:
         arrays = compared_models.arrays_of(models[0], files, pictures)
@@ -217,5 +216,5 @@ def _is_model(side: object) -> bool:
 def _pair(text: str) -> tuple[str, str]:
     a, equals, b = text.partition("=")
     if not (a and equals and b):
-        raise typer.BadParameter(f"{text!r} is no A=B", param_hint="--name")
+        raise typer.BadParameter(f"{text!r} is not of the form A=B", param_hint="--name")
     return a, b

@@ -23,13 +23,13 @@ from nnef_jax.cli.pictures import PICTURES, PictureOptions, is_picture, read_pic
 from nnef_jax.errors import extra_missing
 from nnef_jax.storage import files
 
-_TOGETHER = 16  # files that a thread reads in one turn
+_CHUNK = 16  # files that a thread reads in one turn
 _SUFFIXES = (*ARRAYS, *PICTURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A file, its size in bytes, and its time of change in nanoseconds; None if it is missing."""
+    """A file, its size in bytes, and its time of change in ns; both None if it is missing."""
 
     file: str
     size: int | None
@@ -52,17 +52,18 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
     paths: list[str] = []
     for argument in arguments:
         if os.path.isdir(argument):
-            named, what = _below(argument), f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
+            candidates = [*_below(argument)]
+            absence = f"no {', '.join(_SUFFIXES)} file is below '{argument}'"
         elif glob.has_magic(argument) and not os.path.lexists(argument):
-            named = filter(os.path.isfile, sorted(glob.iglob(argument, recursive=True)))
-            what = f"no file matches '{argument}'"
+            matches = sorted(glob.iglob(argument, recursive=True))
+            candidates = [*filter(os.path.isfile, matches)]
+            absence = f"no file matches '{argument}'"
         else:
             os.stat(argument)
-            named, what = iter([argument]), ""
-        all_named = [*named]
-        inputs = [file for file in all_named if not is_output(file)]
+            candidates, absence = [argument], ""
+        inputs = [file for file in candidates if not is_output(file)]
         if not inputs:
-            raise InputError(f"'{argument}' is in the output folder" if all_named else what)
+            raise InputError(f"'{argument}' is in the output folder" if candidates else absence)
         paths += inputs
     if listed and is_output(str(listed)):
         raise InputError(f"'{listed}' is in the output folder", hint="give another one to --out")
@@ -71,7 +72,7 @@ def find_items(arguments: Sequence[str], listed: Path | None, output: Path) -> l
         raise InputError("no inputs are given", hint="give files, folders, patterns or --list FILE")
     broken = [file for file in paths if "\n" in file or file.endswith("\r")]
     if broken:
-        raise InputError(f"{broken[0]!r}: a name with a line break, which no list of files holds")
+        raise InputError(f"{broken[0]!r}: a file must not have a line break in its name")
     return [_item(file) for file in paths]
 
 
@@ -122,8 +123,8 @@ class ItemReader:
                 )
             arrays = read_members(path)
             if arrays.keys() != set(names):
-                held = ", ".join(arrays) or "nothing"
-                raise InputError(f"{file} holds {held}, the graph takes {', '.join(names)}")
+                members = ", ".join(arrays) or "nothing"
+                raise InputError(f"{file} holds {members}, the graph takes {', '.join(names)}")
         elif is_picture(path):
             arrays = {names[0]: read_picture(path, self.specs[0], self.pictures)}
         else:
@@ -153,9 +154,10 @@ class ItemArrays:
 def reading_ahead(
     read: Callable[[str], dict[str, Array]],
 ) -> Callable[[Sequence[Item], int], Iterator[ItemArrays]]:
-    """Return a function that reads a number of items ahead, in order, in threads of grain.
+    """Return a function that reads items in order, a number of them ahead, in grain's threads.
 
-    Decoders release the GIL. Processes of grain would outlive a killed command.
+    Threads suffice, since decoders release the GIL. Grain's processes would outlive a killed
+    command.
 
     Raises UnsupportedError if grain is not installed.
     """
@@ -173,15 +175,16 @@ def reading_ahead(
             return ItemArrays(item, InputError(f"{item.file}: {error}"))
 
     def stream(items: Sequence[Item], ahead: int) -> Iterator[ItemArrays]:
-        # For each element grain checks all elements ahead, which takes 0.2 ms for 1000 of them.
+        # Elements are chunks of items: grain checks its whole buffer at each element, which takes
+        # 0.2 ms for 1000 elements.
         threads = min(ahead, 2 * (os.cpu_count() or 1))
-        count = min(_TOGETHER, ahead // threads)
-        several = [items[i : i + count] for i in range(0, len(items), count)]
-        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // count)
-        here = copy_context()  # The context records which files are read.
-        streamed = grain.MapDataset.source(several).map(
-            lambda each: here.copy().run(lambda: list(map(attempt, each)))
+        size = min(_CHUNK, ahead // threads)
+        chunks = [items[i : i + size] for i in range(0, len(items), size)]
+        options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead // size)
+        context = copy_context()  # The context records which files are read.
+        dataset = grain.MapDataset.source(chunks).map(
+            lambda chunk: context.copy().run(lambda: list(map(attempt, chunk)))
         )
-        return chain.from_iterable(streamed.to_iter_dataset(options))
+        return chain.from_iterable(dataset.to_iter_dataset(options))
 
     return stream

@@ -38,7 +38,8 @@ def machine_lines(*, as_json: bool) -> list[str]:
         return [
             json.dumps({"file": path or None, **asdict(profile), "decisions": profile.decisions()})
         ]
-    lines = [("file", path or "none: the shipped rates hold"), ("threads", str(profile.threads))]
+    lines = [("file", path or "none: the shipped rates are used")]
+    lines.append(("threads", str(profile.threads)))
     for part in (profile, profile.costs):
         lines += [(name, _rate(name, getattr(part, name))) for name in part.names()]
     decisions = profile.decisions().items()

@@ -27,10 +27,10 @@ ProfileName = Annotated[
     Literal["openvx-16bit", "openvx-8bit"],
     typer.Option(help="openvx-16bit: int16, Q7.8; openvx-8bit: int8."),
 ]
-Unsigned = Annotated[bool, typer.Option("--unsigned", help="uint8 instead of int8.")]
+Unsigned = Annotated[bool, typer.Option("--unsigned", help="Use uint8 instead of int8.")]
 Semantics = Annotated[
     Literal["spec", "khronos"],
-    typer.Option(help="spec: the text of the extension; khronos: the published C code."),
+    typer.Option(help="spec: as the OpenVX extension says; khronos: as Khronos's C code computes."),
 ]
 
 
@@ -41,15 +41,15 @@ class FixedPoint:
     profile: ProfileName = "openvx-16bit"
     unsigned: Unsigned = False
     overflow: Annotated[
-        Literal["saturate", "wrap"], typer.Option(help="What becomes of results beyond the type.")
+        Literal["saturate", "wrap"], typer.Option(help="Treatment of results beyond the type.")
     ] = "saturate"
-    rounding: Annotated[Literal["nearest_even", "to_zero"], typer.Option(help="Of results.")] = (
-        "nearest_even"
-    )
+    rounding: Annotated[
+        Literal["nearest_even", "to_zero"], typer.Option(help="Rounding of results.")
+    ] = "nearest_even"
     semantics: Semantics = "spec"
     on_unfit: Annotated[
         Literal["error", "float"],
-        typer.Option(help="float: compute in real numbers what does not fit, between integers."),
+        typer.Option(help="float: compute operations that do not fit in real numbers."),
     ] = "error"
 
     def lower(self, model: Model) -> Lowered:
@@ -79,13 +79,13 @@ def check_profile(
 ) -> None:
     """Tell which layer of OpenVX computes each operation, or why none does.
 
-    The status is 0 where all operations fit, 1 where one does not, or for an error.
+    The status is 0 if all operations fit, 1 if one does not, or for an error.
     """
     dtype = _dtype(profile, unsigned)
     model = reading.load(source)
-    from nnef_jax.openvx import check_profile as checked
+    from nnef_jax.openvx import check_profile as check
 
-    report = checked(model, profile, dtype=dtype, semantics=semantics)
+    report = check(model, profile, dtype=dtype, semantics=semantics)
     compared_models.Shown(as_json=as_json).show(report)
     if not report.fits:
         raise typer.Exit(1)
@@ -97,7 +97,9 @@ def run(
     source: option.Source,
     inputs: option.Files = None,
     arithmetic: FixedPoint = FixedPoint(),
-    raw: Annotated[bool, typer.Option("--raw", help="Show the raw integers of outputs.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Keep outputs as raw integers, without conversion.")
+    ] = False,
     pixels: option.Pixels = option.Pixels(),
     output: option.Output = None,
     overwrite: option.Overwrite = False,
@@ -128,17 +130,17 @@ def stats(
     source: option.Source,
     inputs: compared_models.Inputs = None,
     arithmetic: FixedPoint = FixedPoint(),
-    rtol: Annotated[float, typer.Option(min=0, help="Of a number, or of a tensor's scale.")] = 0.1,
-    atol: Annotated[float, typer.Option(min=0, help="In addition.")] = 0.0,
+    rtol: compared_models.RelativeTolerance = 0.1,
+    atol: compared_models.AbsoluteTolerance = 0.0,
     isolate: Annotated[
-        bool, typer.Option("--isolate", help="Also tell the SNR of each layer by itself.")
+        bool, typer.Option("--isolate", help="Show the signal-to-noise ratio of each layer alone.")
     ] = False,
     pixels: option.Pixels = option.Pixels(),
     seed: compared_models.Seed = 0,
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Compare a network in fixed point with itself in real numbers, tensor by tensor."""
+    """Compare a network in fixed point with the same network in real numbers, by tensor."""
     pictures = pixels.options(inputs)
     shown.check()
     compared_models.check_tolerance(rtol, atol)
@@ -150,8 +152,8 @@ def stats(
         arrays = list(random_inputs(model, seed).values())
     lowered = arithmetic.lower(model)
     with status("comparing"):
-        compared = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
-    shown.show(compared)
+        comparison = lowered.stats(*arrays, rtol=rtol, atol=atol, isolate=isolate)
+    shown.show(comparison)
 
 
 def _dtype(profile: str, unsigned: bool) -> str | None:

@@ -29,42 +29,43 @@ def formats(
         str | None,
         typer.Argument(
             metavar="[FORMAT|OPERATOR]",
-            help=f"A format, {', '.join(FORMATS)}, or an operator, of which all is shown.",
+            help=f"A format ({', '.join(FORMATS)}), or an operator, to show its attributes too.",
             show_default=False,
         ),
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Show which operators each format has, in which versions, and what they become.
+    """Show the operators of each format, their versions, and the kinds that they become.
 
-    An operator becomes operations of some of the kinds that are named.
+    An operator with several kinds becomes operations of some of them.
     """
+    is_format = name is None or name in FORMATS
     with status("reading the operators"):
         tables = {x: list(operators_of(x)) for x in ([name] if name in FORMATS else FORMATS)}
-        if name is not None and name not in FORMATS:
-            tables = _of_name(name, tables)
+        if name is not None and not is_format:
+            tables = _entries_of(name, tables)
     if as_json:
         print_result(json.dumps({x: [asdict(y) for y in table] for x, table in tables.items()}))
-    elif name is None or name in FORMATS:
-        print_result(*_apart(_table(x, table) for x, table in tables.items()))
+    elif is_format:
+        print_result(*_separated(_table(x, table) for x, table in tables.items()))
     else:
-        print_result(*_apart(_block(x, y) for x, table in tables.items() for y in table))
+        print_result(*_separated(_block(x, y) for x, table in tables.items() for y in table))
 
 
-def _of_name(
+def _entries_of(
     name: str, tables: Mapping[str, list[OperatorEntry]]
 ) -> dict[str, list[OperatorEntry]]:
-    """Return the entries of an operator in any case, with or without the prefix of a registry.
+    """Return the entries of an operator, by format; case and prefixes of registries do not count.
 
-    Raises InputError where no format has it.
+    Raises InputError if no format has the operator.
     """
 
-    def is_meant(entry: OperatorEntry) -> bool:
+    def has_name(entry: OperatorEntry) -> bool:
         return f"_{entry.name}".lower().endswith(f"_{name}".lower())
 
-    shown = {x: [*filter(is_meant, table)] for x, table in tables.items()}
-    if any(shown.values()):
-        return {x: table for x, table in shown.items() if table}
+    matches = {x: [*filter(has_name, table)] for x, table in tables.items()}
+    if any(matches.values()):
+        return {x: table for x, table in matches.items() if table}
     from nnef_jax.wording.similar import did_you_mean
 
     names = dict.fromkeys(y.name for table in tables.values() for y in table)
@@ -72,7 +73,7 @@ def _of_name(
     raise InputError(f"no format and no operator is called {name!r}", hint=hint)
 
 
-def _apart(blocks: Iterable[Iterable[str]]) -> list[str]:
+def _separated(blocks: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of blocks, with an empty line between blocks."""
     return [line for block in blocks for line in ("", *block)][1:]
 
@@ -112,7 +113,7 @@ def becomes(entry: OperatorEntry) -> str:
 def attribute(entry: AttributeEntry) -> str:
     """Return an attribute as a text: its name, type and default."""
     type = " | ".join(entry.words) or entry.type
-    default: Any = entry.default
-    shown = "" if default is None or entry.words else f" = {json.dumps(default)}"
+    value: Any = entry.default
+    default = "" if value is None or entry.words else f" = {json.dumps(value)}"
     required = ", required" if entry.is_required else ""
-    return f"{entry.name}: {type}{shown}{required}"
+    return f"{entry.name}: {type}{default}{required}"

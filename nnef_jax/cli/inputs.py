@@ -62,8 +62,8 @@ def read_inputs(
                     f"{count} picture{'s are' if count > 1 else ' is'} given for input "
                     f"'{spec.name}', which takes a batch of {extent}"
                 )
-            same = len({picture.shape for picture in pictures}) == 1
-            stacks = count == 1 or (same and extent != 1)
+            is_uniform = len({picture.shape for picture in pictures}) == 1
+            stacks = count == 1 or (is_uniform and extent != 1)
             batches.append(_Batch(spec.name, input_paths, pictures, stacks))
         elif input_paths:
             arrays[spec.name] = read_array(input_paths[0], spec.name)
@@ -121,22 +121,23 @@ def _assign(
     if len(free) == 1 and unnamed:
         paths[free[0]] = unnamed
     elif len(unnamed) > len(free):
-        left = f", of which {len(free)} are left" if len(free) < len(names) else ""
+        free_count = f", of which {len(free)} have no file yet" if len(free) < len(names) else ""
         raise InputError(
-            f"{len(unnamed)} files are given without a name, the graph's inputs are {shown}{left}",
+            f"{len(unnamed)} files are given without a name, "
+            f"the graph's inputs are {shown}{free_count}",
             hint="NAME=FILE says which input a file is for",
         )
     else:
         paths.update((name, [path]) for name, path in zip(free, unnamed, strict=False))
     missing = [name for name in free if name not in paths]
     if missing:
-        lacking = ", ".join(map(repr, missing))
-        raise InputError(f"no file is given for input {lacking}, the graph takes {shown}")
+        missing_names = ", ".join(map(repr, missing))
+        raise InputError(f"no file is given for input {missing_names}, the graph takes {shown}")
     for name, input_paths in paths.items():
         if len(input_paths) > 1 and not all(map(is_picture, input_paths)):
             raise InputError(
                 f"{len(input_paths)} files are given for input '{name}', "
-                "only pictures can be several",
+                "only pictures may be several",
                 hint="put the arrays of a batch into one file",
             )
     return arrays, paths
@@ -163,7 +164,7 @@ def read_array(path: Path, name: str) -> Array:
             return stored.array
         case _:
             raise InputError(
-                f"{path}: not a kind of file that inputs are read from", hint=f"take {_KINDS}"
+                f"{path}: inputs are not read from this kind of file", hint=f"give {_KINDS}"
             )
 
 

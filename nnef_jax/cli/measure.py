@@ -27,14 +27,14 @@ def profile(
     entry: compared_models.Entry = "apply",
     calls: Annotated[
         int | None,
-        typer.Option(min=1, help="Calls that are recorded; by default for a second, 5 at least."),
+        typer.Option(min=1, help="Recorded calls; by default a second of them, at least 5."),
     ] = None,
     shown: compared_models.Shown = compared_models.Shown(),
     trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Save all events, named by operations, for https://ui.perfetto.dev: a .json.gz.",
+            help="Save all events, named by operations, as a .json.gz for https://ui.perfetto.dev.",
             show_default=False,
         ),
     ] = None,
@@ -45,9 +45,9 @@ def profile(
     model = reading.load(source)
     arrays = compared_models.arrays_of(model, inputs)
     with status("measuring"):
-        from nnef_jax import profile as measured
+        import nnef_jax
 
-        times = measured(
+        times = nnef_jax.profile(
             model, *arrays, entry=entry, calls=calls, trace=trace, overwrite=shown.overwrite
         )
     shown.show(times, saved=trace)
@@ -63,7 +63,7 @@ def measure_latency(
         typer.Option(
             "--batch",
             metavar="SIZES",
-            help="Sizes of the batch, the first axis of inputs, with commas between: 1,8,32.",
+            help="Batch sizes (extents of the inputs' first axis), comma-separated, as 1,8,32.",
         ),
     ] = "",
     entry: compared_models.Entry = "apply",
@@ -71,15 +71,18 @@ def measure_latency(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The same network for onnxruntime, and for openvino if it is installed.",
+            help="Also run this .onnx file of the same network in onnxruntime, and in openvino if "
+            "it is installed.",
             show_default=False,
         ),
     ] = None,
-    tract: Annotated[
-        bool, typer.Option("--tract", help="Also run the network in tract, as it is.")
-    ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each batch and engine.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0, help="Of timed calls in a turn.")] = 0.2,
+    tract: Annotated[bool, typer.Option("--tract", help="Also run the network in tract.")] = False,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="The number of turns of each batch and engine.")
+    ] = 5,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="The duration of a turn's timed calls.")
+    ] = 0.2,
     seed: compared_models.Seed = 0,
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
@@ -87,7 +90,7 @@ def measure_latency(
     """Measure how long calls take, by batch size, and against other engines."""
     shown.check()
     if entry != "apply" and (batches or onnx or tract):
-        message = "step and scan go without --batch and other engines"
+        message = "step and scan do not go with --batch, --onnx and --tract"
         raise typer.BadParameter(message, param_hint="--entry")
     sizes = [_size(text) for text in batches.split(",")] if batches else []
     model = reading.load(source)
@@ -103,9 +106,9 @@ def measure_latency(
     if tract:
         engines["tract"] = source
     with status("measuring"):
-        from nnef_jax import benchmark
+        import nnef_jax
 
-        timings = benchmark(
+        timings = nnef_jax.benchmark(
             model,
             *arrays,
             entry=entry,
@@ -124,7 +127,7 @@ def cost(
     source: option.Source,
     platform: Annotated[
         Literal["cpu", "cuda", "rocm", "tpu"] | None,
-        typer.Option(help="What to lower for; by default where jax runs.", show_default=False),
+        typer.Option(help="The platform to lower for; by default jax's.", show_default=False),
     ] = None,
     topology: Annotated[
         str | None,
@@ -171,7 +174,7 @@ def cost(
     if batch is not None:
         model = _with_open_batch(model, source, reading, parameters=parameters)
     with status("compiling"):
-        from nnef_jax import cost as expected
+        import nnef_jax
         from nnef_jax.measure.examples import declared_types
 
         types = declared_types(model, batch)
@@ -179,7 +182,7 @@ def cost(
         if topology is not None or axes is not None:
             keywords |= {"topology": topology, "mesh": axes}
             keywords |= {"batch": batch_axis, "params": params_axis}
-        estimate = expected(model, *types, **keywords)
+        estimate = nnef_jax.cost(model, *types, **keywords)
     compared_models.Shown(as_json=as_json).show(estimate)
 
 
@@ -196,7 +199,7 @@ def _axes(text: str) -> dict[str, int]:
 
 
 def _with_open_batch(model: Model, source: str, reading: option.Reading, **options: Any) -> Model:
-    """Load a network again; open each first extent that equals that of the first input."""
+    """Load a network again, with open batches: first extents that equal the first input's."""
     keywords = reading.keywords
     shapes = keywords.pop("input_shapes")
     open_shapes = {spec.name: list(shapes.get(spec.name, spec.shape)) for spec in model.inputs}
@@ -205,13 +208,13 @@ def _with_open_batch(model: Model, source: str, reading: option.Reading, **optio
         if shape and shape[0] == first:
             shape[0] = None
     with status(f"reading {source}"):
-        from nnef_jax import load
+        import nnef_jax
 
-        return load(source, input_shapes=open_shapes, **keywords, **options)
+        return nnef_jax.load(source, input_shapes=open_shapes, **keywords, **options)
 
 
 def _size(text: str) -> int:
     if not text.strip().isdecimal() or not int(text):
-        message = f"{text!r} is no number of items; give some as in 1,8,32"
+        message = f"{text!r} is not a batch size; sizes are numbers as in 1,8,32"
         raise typer.BadParameter(message, param_hint="--batch")
     return int(text)

@@ -173,8 +173,8 @@ def check_labels(top: Top, results: Sequence[CallOutputs]) -> None:
     """Raise InputError if no output has as many entries in a row as there are labels."""
     lengths = {name: _row_shape(array)[-1] for name, array in results[0].outputs.items()}
     if top.labels and len(top.labels) not in lengths.values():
-        shown = ", ".join(f"of '{name}' {length}" for name, length in lengths.items())
-        raise InputError(f"there are {len(top.labels)} labels, rows have other lengths: {shown}")
+        rows = ", ".join(f"rows of '{name}' have {n} entries" for name, n in lengths.items())
+        raise InputError(f"there are {len(top.labels)} labels, but {rows}")
 
 
 def _top_lines(array: Array, top: Top) -> list[str]:
@@ -200,14 +200,15 @@ def check_output(path: Path, names: Sequence[str], overwrite: bool) -> None:
     if suffix in (".npz", ".npy", ".dat"):
         files.check_target(str(path), overwrite=overwrite)
     elif path.exists() and not path.is_dir():
-        raise InputError(f"{path} is no folder", hint="files of results are .npz, .npy or .dat")
+        raise InputError(f"{path} is no folder", hint="a file of outputs is a .npz, .npy or .dat")
     else:
         check_folder(str(path), [*map(member_of, names)], overwrite=overwrite)
 
 
 def save_results(path: Path, results: Sequence[CallOutputs], overwrite: bool) -> list[str]:
     """Save outputs; several results are joined along axis 0 or a new axis. Return file names."""
-    arrays = {name: _together([r.outputs[name] for r in results]) for name in results[0].outputs}
+    names = results[0].outputs
+    arrays = {name: _joined([result.outputs[name] for result in results]) for name in names}
     first = next(iter(arrays.values()))
     match path.suffix.lower():
         case ".npz":
@@ -230,7 +231,7 @@ def save_npz(path: str, arrays: Mapping[str, Array], *, overwrite: bool) -> None
         write_npz(archive, arrays)
 
 
-def _together(arrays: Sequence[Array]) -> Array:
+def _joined(arrays: Sequence[Array]) -> Array:
     if len(arrays) == 1:
         return arrays[0]
     shapes = sorted({array.shape for array in arrays})

@@ -21,7 +21,7 @@ PICTURES = (".png", ".jpg", ".jpeg")
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _BYTES_PER_CHANNEL = 6  # bytes of a pixel during conversion: 2 octets and a float32
 _SCAN = b"\xff\xda"  # marker of a scan: a pass over all pixels of a JPEG
-_PIXELS_PER_STEP = 256
+_PIXELS_PER_STEP = 256  # pixels of a scan that count as one step of decoding
 
 Array = NDArray[Any]
 
@@ -69,9 +69,9 @@ def read_picture(path: Path, spec: TensorSpec, options: PictureOptions) -> Array
                 f"{option} has {len(numbers)} numbers, "
                 f"input '{spec.name}' has {pixels.shape[2]} channels"
             )
-    pixels -= np.array(options.mean, np.float32)  # in place: pictures may be large
-    pixels *= np.array(options.scale, np.float32)
     values = pixels
+    values -= np.array(options.mean, np.float32)  # in place: pictures may be large
+    values *= np.array(options.scale, np.float32)
     if spec.dtype.startswith("int") and np.array_equal(values, np.round(values)):
         values = values.astype(np.int32)
     axes = [axis for axis in layout if axis != "n"]
@@ -105,25 +105,25 @@ def _pixels(path: Path, name: str, extents: dict[str, int | None], resize: bool)
 
 def _open_picture(path: Path, channels: int) -> Any:
     """Return a decoded picture; raise DataError, or LimitError before decoding."""
-    most = _image_module().MAX_IMAGE_PIXELS
+    limit = _image_module().MAX_IMAGE_PIXELS
     from PIL import ImageOps, JpegImagePlugin, PngImagePlugin
 
     with files.within_limits(str(path)) as (data, meter):
         content = bytes(data)
         if content.startswith(b"\x89PNG"):
-            kind = PngImagePlugin.PngImageFile
+            decoder = PngImagePlugin.PngImageFile
         elif content.startswith(b"\xff\xd8"):
-            kind = JpegImagePlugin.JpegImageFile
+            decoder = JpegImagePlugin.JpegImageFile
         else:
             raise DataError(f"{path}: neither a PNG nor a JPEG picture")
         try:
             # Image.open would warn of large pictures, and threads share the filters of warnings.
-            image = kind(io.BytesIO(content))
+            image = decoder(io.BytesIO(content))
             count = image.width * image.height
-            if most and count > most:
-                raise DataError(f"{path}: a picture of {count} pixels exceeds limit of {most}")
-            sizes = len(image.getbands()) + _BYTES_PER_CHANNEL * channels
-            meter.expand(count * sizes, str(path))
+            if limit and count > limit:
+                raise DataError(f"{path}: a picture of {count} pixels, the limit is {limit}")
+            bytes_per_pixel = len(image.getbands()) + _BYTES_PER_CHANNEL * channels
+            meter.expand(count * bytes_per_pixel, str(path))
             meter.spend(count * content.count(_SCAN) // _PIXELS_PER_STEP, str(path))
             image.load()
             return ImageOps.exif_transpose(image)

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 @contextmanager
 def printed_after(names: Sequence[str]) -> Generator[list[str]]:
-    """Yield a list, to which the lines of programs after these passes are added; "all" is all.
+    """Yield a list that receives the lines of the program after each named pass.
+
+    The name "all" stands for all passes.
 
     Raises BadParameter for a pass that the default device's target does not have.
     """

@@ -23,26 +23,31 @@ def serve(
         list[str],
         typer.Argument(
             metavar="[NAME=]SOURCE...",
-            help="The networks, each by a name in URLs: that of its file without one.",
+            help="The networks. NAME is used in URLs; by default it is the name of the file.",
             show_default=False,
         ),
     ],
     host: Annotated[
         str, typer.Option(help="The address to listen at; 0.0.0.0 lets other machines in.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="The port to listen at; 0 takes a free one.")
+    ] = 8080,
     sizes: Annotated[
-        str, typer.Option(metavar="NUMBERS", help="Of batches, with commas between.")
+        str, typer.Option(metavar="NUMBERS", help="Batch sizes to compile for, comma-separated.")
     ] = "1,2,4,8,16,32",
     delay: Annotated[
-        float, typer.Option(min=0, help="Seconds that a request waits for others.")
+        float, typer.Option(min=0, help="Seconds that a request waits for others in its batch.")
     ] = 0.002,
     timeout: Annotated[
         float,
         typer.Option(min=0.001, help="Seconds that a request may take."),
     ] = 30.0,
-    body: Annotated[int, typer.Option(min=1, help="Bytes of the largest request.")] = 64 << 20,
-    queue: Annotated[int, typer.Option(min=1, help="Requests that wait for a network.")] = 256,
+    body: Annotated[int, typer.Option(min=1, help="The largest size of a request, in bytes.")] = 64
+    << 20,
+    queue: Annotated[
+        int, typer.Option(min=1, help="The most requests that may wait for a network.")
+    ] = 256,
     log_level: Annotated[
         Literal["info", "warning", "error"],
         typer.Option(help="What is written to stderr: info has a line for each request."),
@@ -53,14 +58,15 @@ def serve(
 ) -> None:
     """Serve networks by the Open Inference Protocol 2, until SIGINT or SIGTERM.
 
-    Of several networks a shape or a value is for one by NETWORK:NAME=..., for all without it.
+    --shape and --value apply to all networks, or to one of them by NETWORK:NAME=...
     """
-    named = dict(map(_named, sources))
+    named = dict(map(_name_and_source, sources))
     if len(named) < len(sources):
         raise typer.BadParameter("two networks have the same name", param_hint="SOURCE")
     numbers = [int(x) for x in sizes.split(",") if x.strip().isdecimal()]
     if len(numbers) != len(sizes.split(",")):
-        raise typer.BadParameter(f"{sizes!r} are no numbers as in 1,8,32", param_hint="--sizes")
+        message = f"{sizes!r} is not a list of numbers such as 1,8,32"
+        raise typer.BadParameter(message, param_hint="--sizes")
     logging.basicConfig(format="%(asctime)s %(levelname)s: %(message)s", level=logging.WARNING)
     logging.getLogger("nnef_jax").setLevel(log_level.upper())
     with option.caching(cache_dir, no_cache) as folder:
@@ -75,7 +81,7 @@ def serve(
             options: dict[str, Any] = {"cache_dir": folder, "measure": bool(folder)}
             options["progress"] = progress
             models = {
-                name: load(source, **options, **_of(name, named, reading).keywords)
+                name: load(source, **options, **_reading_of(name, named, reading).keywords)
                 for name, source in named.items()
             }
         limits = ServingLimits(delay=delay, timeout=timeout, body=body, queue=queue)
@@ -93,9 +99,8 @@ def serve(
                 _tell(f"listening at {url}: {', '.join(models)}")
 
             application = app(models, sizes=numbers, limits=limits, progress=ready)
-            if hasattr(
-                signal, "SIGPIPE"
-            ):  # SIGPIPE would end the process when a client disconnects.
+            # SIGPIPE would end the process when a client disconnects. Windows has none.
+            if hasattr(signal, "SIGPIPE"):
                 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
             Server(application, host, port, timeout, listening).run(sockets)
 
@@ -106,21 +111,23 @@ def _tell(text: str) -> None:
         print_result(text)
 
 
-def _of(name: str, named: Collection[str], reading: option.Reading) -> option.Reading:
+def _reading_of(name: str, names: Collection[str], reading: option.Reading) -> option.Reading:
     """Return the reading options for one network: options for it alone, and for all networks."""
 
     def for_network(texts: Sequence[str] | None) -> list[str]:
-        split = [(text, *text.partition(":")) for text in texts or ()]
-        return [
-            part if before in named else text
-            for text, before, _, part in split
-            if before not in named or before == name
-        ]
+        selected: list[str] = []
+        for text in texts or ():
+            network, _, remainder = text.partition(":")
+            if network not in names:
+                selected.append(text)
+            elif network == name:
+                selected.append(remainder)
+        return selected
 
     return replace(reading, shapes=for_network(reading.shapes), values=for_network(reading.values))
 
 
-def _named(text: str) -> tuple[str, str]:
+def _name_and_source(text: str) -> tuple[str, str]:
     """Return the name and the source in [NAME=]SOURCE."""
     name, equals, source = text.partition("=")
     if equals and "/" not in name:

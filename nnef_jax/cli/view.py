@@ -20,25 +20,26 @@ def view(
     source: option.Source,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The file to make, NAME.html by default."),
+        typer.Option("--output", "-o", help="The file to write, NAME.html by default."),
     ] = None,
     profile: Annotated[
         Path | None,
-        typer.Option(help="Colour by time: what `nnef-jax profile --json` printed."),
+        typer.Option(help="Colour by time, from the output of `nnef-jax profile --json`."),
     ] = None,
     compare: Annotated[
         Path | None,
-        typer.Option(help="Colour by error: what `nnef-jax compare --json` printed."),
+        typer.Option(help="Colour by error, from the output of `nnef-jax compare --json`."),
     ] = None,
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print what the page shows as one JSON object.")
+        bool, typer.Option("--json", help="Print the page's data as one JSON object.")
     ] = False,
 ) -> None:
-    """Make a page that shows a network: its graph, shapes, weights, work.
+    """Write a page that shows a network: its graph, shapes, weights and work.
 
-    NAME is that of the network's file or folder. With --json nothing is made unless asked for.
+    NAME is the name of the network's file or folder. With --json a page is written only if
+    --output is given.
     """
     if output is None and not as_json:
         output = Path(f"{option.name_of(source) or 'network'}.html")
@@ -65,7 +66,7 @@ def _json_in(path: Path | None) -> Any:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
-        raise DataError(f"{path}: no JSON") from None
+        raise DataError(f"{path}: not JSON") from None
     if not isinstance(document, dict):
-        raise DataError(f"{path}: no JSON object")
+        raise DataError(f"{path}: not a JSON object")
     return document

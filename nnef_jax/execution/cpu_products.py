@@ -24,17 +24,18 @@ def in_integers(
 def remarks(definition: Definition, graph: Graph) -> list[str]:
     """Return a line for each type whose products jax's default device computes in float32."""
     target = definition.target(default_platform())
-    if (names := target.in_integers) is None or (rates := target.rates) is None:
+    integer_operations, rates = target.in_integers, target.rates
+    if integer_operations is None or rates is None:
         return []
-    bfloat16 = _is_bfloat16(definition) and not rates.multiplies_bfloat16
-    codes = not rates.multiplies_bytes and names(graph, True) > names(graph, False)
-    kinds = [name for name, is_so in (("bfloat16", bfloat16), ("8 bits", codes)) if is_so]
-    lines = [
-        f"products of {kind} are computed in float32: by this machine's profile they gain nothing"
-        for kind in kinds
-    ]
-    if bfloat16 and definition.options.precision is None:
-        lines.append("weights are kept in bfloat16, and widened in each call")
+    remark = "products of {} are computed in float32, which this machine's profile says is as fast"
+    lines: list[str] = []
+    if _is_bfloat16(definition) and not rates.multiplies_bfloat16:
+        lines.append(remark.format("bfloat16"))
+        if definition.options.precision is None:
+            lines.append("weights are stored in bfloat16, and widened in each call")
+    with_bytes, without = integer_operations(graph, True), integer_operations(graph, False)
+    if with_bytes > without and not rates.multiplies_bytes:
+        lines.append(remark.format("8 bits"))
     return lines
 
 

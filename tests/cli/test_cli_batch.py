@@ -118,7 +118,7 @@ def test_pictures():
 def test_an_open_extent_needs_the_shape_of_an_item():
     through(Path("open"), "[0, 0]")
     err = fails("batch", "open", "data", "-oout")
-    assert "the shape of an item of input 'x' is not known, it is [1,?]" in err
+    assert "the shape of an item of input 'x' has open extents: [1,?]" in err
     ok("batch", "open", "data", "-oout", "--shape=x=1,4")
     np.testing.assert_array_equal(rows(), X)
 
@@ -130,8 +130,9 @@ def test_what_the_document_declares_is_the_batch():
     ok("batch", "five", "data", "-oout")
     np.testing.assert_array_equal(rows(), X.reshape(-1, 2, 2))
     err = fails("batch", "five", "data", "-oother", "--batch-size=3")
-    assert "[3,4] cannot be reshaped" in err and "error: no batches of 3 can be computed" in err
-    assert "hint: the document declares 5: --batch-size 5" in err
+    assert "[3,4] cannot be reshaped" in err
+    assert "error: the network cannot compute batches of 3 items" in err
+    assert "hint: the document declares batches of 5: give --batch-size 5" in err
 
 
 # Which files
@@ -178,7 +179,7 @@ def test_a_failure_is_skipped_told_and_tried_again_when_the_file_has_changed(bro
         "error: data/04.npy: no .npy file",
         "error: data/07.npy has shape [5], an item of input 'x' has [1,4] or [4]",
         "error: data/09.npy has dtype int32, the graph declares float32",
-        "error: 3 of 11 files failed\n  hint: out/failures.txt lists them, which --list takes",
+        "error: 3 of 11 files failed\n  hint: out/failures.txt lists them, as --list reads them",
     )
     for computed in (11, 0):
         code, out, err = call(*command)
@@ -354,7 +355,7 @@ def test_a_part_that_is_not_as_it_was_written_is_made_again():
         damage()
         told = call(*command)
         wanted = (
-            "out/part-00001.jsonl: not as it was written, its part is made again\n"
+            "out/part-00001.jsonl: damaged, its items were computed again\n"
             "11 files: 4 on 2 devices, 7 by an earlier run\nsaved out\n"
         )
         mended = {path: path.read_bytes() for path in Path("out").iterdir()} == complete
@@ -388,21 +389,21 @@ def _changed():
 
 
 OTHERS = [
-    (_other_bias, [], "was made by another network"),
-    (_other_text, [], "was made by another network"),
-    (_changed, [], "'data/07.npy' has changed since 'out' was made of it"),
+    (_other_bias, [], "has results of another network"),
+    (_other_text, [], "has results of another network"),
+    (_changed, [], "'data/07.npy' has changed since its results in 'out' were computed"),
     (lambda: os.unlink("data/10.npy"), [], "other inputs: there were more than 10"),
     (lambda: os.unlink("data/00.npy"), [], "'data/00.npy' was where 'data/01.npy' is now"),
-    (None, ["--part-size=3"], "was made with --part-size 4, now it is 3"),
-    (None, ["--dialect=nnef"], "was made with --dialect auto, now it is nnef"),
-    (lambda: Path("out/batch.json").write_text("{"), [], "batch.json: not as it was written"),
+    (None, ["--part-size=3"], "has results with --part-size 4, now it is 3"),
+    (None, ["--dialect=nnef"], "has results with --dialect auto, now it is nnef"),
+    (lambda: Path("out/batch.json").write_text("{"), [], "batch.json: damaged"),
     (
         lambda: Path("out/batch.json").write_text("[]"),
         [],
-        "batch.json: not as it was written\n  hint: give another folder",
+        "batch.json: damaged\n  hint: give another folder",
     ),
-    (lambda: _of_size("0"), [], "batch.json: not as it was written"),
-    (lambda: _of_size("Infinity"), [], "batch.json: not as it was written"),
+    (lambda: _of_size("0"), [], "batch.json: damaged"),
+    (lambda: _of_size("Infinity"), [], "batch.json: damaged"),
     (lambda: os.unlink("out/batch.json"), [], "'out' holds other files, 'part-00000"),
 ]
 
@@ -441,13 +442,16 @@ def test_results_of_something_else_are_not_mixed(tmp_path_factory, monkeypatch):
         ("net empty -oout", "no .npy, .npz, .dat, .png, .jpg, .jpeg file is below 'empty'"),
         ("none data -oout", "none: No such file"),
         ("net data -onone/out", "none/out: No such file"),
-        ("net data -onet", "'net' holds other files, 'bias.dat' for one"),
+        ("net data -onet", "'net' holds other files, such as 'bias.dat'"),
         ("net data -olist", "list: Not a directory"),
         ("net data -oout --shape y=1,4", "no input 'y', its inputs are x"),
-        ("net data -oout --shape x=2,4", "[2,4] is no item of input 'x', which has [?,4]"),
-        ("net data -oout --shape x=4", "[4] is no item of input 'x'"),
+        (
+            "net data -oout --shape x=2,4",
+            "[2,4] is no shape of an item of input 'x', whose shape is [?,4]",
+        ),
+        ("net data -oout --shape x=4", "[4] is no shape of an item of input 'x'"),
         ("net data -oout --shape x=1,5", "graph.nnef:"),
-        ("single data -oout", "input 'x' is a single number, it has no axis for a batch"),
+        ("single data -oout", "input 'x' is a single number, without an axis for a batch"),
         ("empty_net data -oout", "has no inputs"),
         ("total data -oout", "has no axis for a batch of 64 items"),
     ],
@@ -475,10 +479,10 @@ def test_what_is_wrong_is_told_before_anything_is_made(arguments, message):
         ("-oout --batch-size=0", "Invalid value for '--batch-size'"),
         ("-oout --on-error=ask", "'skip', 'stop'"),
         ("-oout --shape=x", "is not a name and extents"),
-        ("-oout --shard=2", "'2' is no I/N as 0/4"),
-        ("-oout --shard=-1/2", "'-1/2' is no I/N as 0/4"),
-        ("-oout --shard=2/2", "2/2: of 2 there is none that is 2, the first is 0"),
-        ("-oout --shard=0/0", "0/0: of 0 there is none that is 0"),
+        ("-oout --shard=2", "'2' is not of the form I/N, such as 0/4"),
+        ("-oout --shard=-1/2", "'-1/2' is not of the form I/N, such as 0/4"),
+        ("-oout --shard=2/2", "2/2: the first number counts from 0, and must be less than"),
+        ("-oout --shard=0/0", "0/0: the first number counts from 0, and must be less than"),
     ],
 )
 def test_wrong_usage(options, message):

@@ -49,7 +49,7 @@ def test_a_picture(scores, tmp_path):
         f"saved {path}\n"
     )
     assert path.read_bytes().startswith(b"\x89PNG")
-    assert "a picture is a .png" in fails(
+    assert "the suffix must be .png" in fails(
         "weight-statistics", scores, "--plot", tmp_path / "profile.txt"
     )
     assert "No such file" in fails(
@@ -75,7 +75,7 @@ def test_inputs_of_any_name(tmp_path):
     ok("profile", net, tmp_path / "x.npz", "--calls", 1)
     ok("benchmark", net, tmp_path / "x.npz", "--rounds", 1, "--seconds", 0)
     ok("compare", net, net, tmp_path / "x.npz", "--outputs")
-    assert "go without --batch" in call("benchmark", net, "--entry", "step", "--batch", "1")[2]
+    assert "not go with --batch" in call("benchmark", net, "--entry", "step", "--batch", "1")[2]
 
 
 def test_a_fixed_batch_is_opened(tmp_path):
@@ -182,7 +182,7 @@ def test_wrong_usage(scores, x, tmp_path):
         code, _, err = call(*arguments)
         assert code == 2 and err
     np.savez(tmp_path / "a.npz", y=X)
-    assert "one of both has to be a network" in fails(
+    assert "one side must be a network" in fails(
         "compare", tmp_path / "a.npz", tmp_path / "a.npz", x
     )
     assert call("compare", scores, tmp_path / "a.npz", x, "--isolate")[0] == 2

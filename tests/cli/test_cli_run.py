@@ -127,7 +127,7 @@ def test_file_names_may_hold_equals_signs(scores, x, expected, tmp_path, monkeyp
         ("a={0}/a.npy a={0}/b.npy {0}/b.npy", "only pictures"),
         ("{0}/both.npz a={0}/a.npy", "by name and by a .npz"),
         ("{0}/both.npz {0}/both.npz", "two .npz"),
-        ("{0}/both.npz {0}/a.npy", "of which 0 are left"),
+        ("{0}/both.npz {0}/a.npy", "of which 0 have no file yet"),
         ("{0}/other.npz", "holds 'z'"),
         ("a={0}/three.npz {0}/b.npy", "no 'a'"),
         ("{0}/a.npy {0}/none.npy", "none.npy: No such file"),
@@ -137,7 +137,7 @@ def test_file_names_may_hold_equals_signs(scores, x, expected, tmp_path, monkeyp
         ("{0}/text.npz", "text.npz: no .npz file"),
         ("{0}/a.npy {0}/text.dat", "text.dat"),
         ("{0}/a.npy {0}/quantized.dat", "quantised"),
-        ("{0}/a.npy {0}/b.txt", "not a kind of file"),
+        ("{0}/a.npy {0}/b.txt", "not read from this kind of file"),
         ("{0}/a.npy {0}/folder.npy", "is a folder"),
         ("{0}/a.npy {0}/wrong.npy", "shape [3,2], the graph declares [2,3]"),
         ("{0}/a.npy {0}/int.npy", "dtype int64"),
@@ -197,7 +197,7 @@ def test_wrong_labels(scores, x, tmp_path):
     (tmp_path / "two.txt").write_text("one\ntwo\n")
     (tmp_path / "latin.txt").write_bytes(b"fa\xe7ade\n")
     options = ("run", scores, x, "--top", 1, "--labels")
-    assert "2 labels, rows have other lengths: of 'y' 3" in fails(*options, tmp_path / "two.txt")
+    assert "2 labels, but rows of 'y' have 3 entries" in fails(*options, tmp_path / "two.txt")
     assert "latin.txt: no UTF-8" in fails(*options, tmp_path / "latin.txt")
     assert "none.txt" in fails(*options, tmp_path / "none.txt")
     code, _, err = call("run", scores, x, "--labels", tmp_path / "two.txt")

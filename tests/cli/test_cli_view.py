@@ -62,9 +62,9 @@ def test_view_colours_by_files(scores, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("[1]", "no JSON object"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[1]", "not a JSON object"),
         ("{}", "the profile is not as"),
         ('{"operations": [{"name": "z", "seconds": 1}]}', "names no operation of 'scores'"),
     ],

@@ -180,7 +180,9 @@ FILES = [(c, end) for c, end in CASES if end]
 def test_an_input_is_never_replaced(command, end, kind):
     target = same_file(end, kind)
     before = tree()
-    assert "is read by the same command, kept" in fails(*line(command, target, "--overwrite"))
+    assert "is read by the same command, and is not replaced" in fails(
+        *line(command, target, "--overwrite")
+    )
     assert tree() == before
 
 
@@ -269,7 +271,7 @@ def test_other_files_that_a_command_reads_stay():
             os.link("labels.png", "labels.npz")
             before = tree()
         told = fails(*command.split(), "--overwrite")
-        assert "is read by the same command, kept" in told
+        assert "is read by the same command, and is not replaced" in told
         assert tree() == before
 
 

@@ -25,8 +25,10 @@ from tests.machines import RECORDS, profile_of, with_units
 
 HOST = replace(profile_of(RECORDS["AMX"]), threads=host_profile.threads())
 
-REMARK = "products of bfloat16 are computed in float32: by this machine's profile they gain nothing"
-WIDENED = "weights are kept in bfloat16, and widened in each call"
+REMARK = (
+    "products of bfloat16 are computed in float32, which this machine's profile says is as fast"
+)
+WIDENED = "weights are stored in bfloat16, and widened in each call"
 
 # 16.8 million multiply-adds, and 4096.
 LARGE, SMALL = (
@@ -305,7 +307,7 @@ def test_the_command_shows_it(
     assert found["int8"] == HOST.int8 and len(measurements) == 1
     assert "removed 1 files" in ok("cache", "--clear") and not files(home)
     monkeypatch.setenv("NNEF_JAX_MEASURE", "0")
-    assert ok("machine").splitlines()[0].endswith("none: the shipped rates hold")
+    assert ok("machine").splitlines()[0].endswith("none: the shipped rates are used")
     assert json.loads(ok("machine", "--json"))["file"] is None
 
 
