@@ -90,7 +90,7 @@ def moved(name: str, dtype: str) -> str:
         pairs = ((label, x, place(label)) for label, x in arrays.items())
         return {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for n, x, s in pairs}
 
-    places = layout.divided_places()
+    places = layout.divided_shardings()
     opened = jax.eval_shape(layout.with_axes, {label: model.params[label] for label in places})
     params = typed(model.params, layout.of_parameter)
     given = Prepared(params, typed(opened, places.__getitem__), definition)

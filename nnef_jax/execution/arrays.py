@@ -165,8 +165,10 @@ class Arrays:
         if layout := self.definition.layout:
             return layout.place
         place = self._place
-        if place is None or not place.is_committed:
-            return place and place_of(inputs)
+        if place is None:
+            return None
+        if not place.is_committed:
+            return place_of(inputs)
         shardings = {x.sharding for x in inputs if isinstance(x, jax.Array) and x.committed}
         return place if all(x.device_set == {place.where} for x in shardings) else None
 
@@ -195,8 +197,8 @@ class Arrays:
         if self.are_traced:
             return None
         arrays = list(self._all.values())
-        homes = {device for x in arrays if x.committed for device in x.sharding.device_set}
-        return place_of(arrays) if len(homes) < 2 else None
+        devices = {device for x in arrays if x.committed for device in x.sharding.device_set}
+        return place_of(arrays) if len(devices) < 2 else None
 
     @cached_property
     def _all(self) -> dict[str, Any]:
@@ -207,6 +209,7 @@ class Arrays:
         return {label: _array(x) for label, x in bound.items()}
 
     def _at(self, where: Where | None, part: int) -> dict[str, Any]:
+        """Return the parameters (part 0) or the initial state (part 1), on a device."""
         if not self.are_given:
             where = default_device() if where is None else where
 

@@ -48,9 +48,9 @@ def digest_of_graph(graph: Graph) -> str:
 
 
 def described(graph: Graph, numbers: dict[Value, int] | None = None) -> Iterator[str]:
-    """Yield texts of everything in a graph that affects results, and of names: profiles show these.
+    """Yield texts of everything in a graph that affects results, and of names in profiles.
 
-    `numbers` are the numbers of the values of the graph that contains this one.
+    `numbers` numbers the values of the graph that contains this one.
     """
     numbers = {} if numbers is None else numbers
 

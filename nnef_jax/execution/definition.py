@@ -27,7 +27,7 @@ from nnef_jax.limits import Meter
 from nnef_jax.reading.network import Network
 
 Arrays = Mapping[str, Any]  # arrays, tracers or types
-Inputs = Sequence[Any]  # the same
+Inputs = Sequence[Any]  # arrays, tracers or types, in graph order
 # The outputs in order, the next state by label, and the captured tensors by name.
 Results = tuple[Any, dict[str, Any], dict[str, Any]]
 Function = Callable[..., Results]
@@ -101,20 +101,20 @@ class Definition:
         return bind_inputs(self.network, inputs, kwargs, abstract=True)
 
     def check_params(self, params: Any, *, all: bool = False, stored: bool = False) -> Any:
-        """Return the parameters that the network needs, or `all`, checked and on the mesh.
+        """Return checked parameters: those that the network needs, or with `all` every one.
 
-        `stored` leaves them where they are, and without prepared values. Raises InputError if they
-        do not fit the graph.
+        They are put on the mesh, unless `stored`. Prepared values are dropped with `all` or
+        `stored`. Raises InputError if the parameters do not fit the graph.
         """
         is_prepared = isinstance(params, Prepared)
-        raw = params.of(self).params if is_prepared else params
+        raw = params.checked_for(self).params if is_prepared else params
         bound = bind_variables("params", raw, self.parameters, self.needed)
         if is_prepared:
-            return bound if all or stored else params.on(bound)
+            return bound if all or stored else params.with_params(bound)
         if not stored and self.layout:
             bound = self.layout.put_params(bound)
-        unused = len(bound) - len(self.needed)
-        return {x: bound[x] for x in self.needed} if unused and not all else bound
+        has_unused = len(bound) > len(self.needed)
+        return {x: bound[x] for x in self.needed} if has_unused and not all else bound
 
     def check_state(self, state: object, labels: Iterable[str] | None = None) -> dict[str, Any]:
         """Return the checked arrays of all state variables, or of these labels.
@@ -124,7 +124,8 @@ class Definition:
         variables = self.variables
         states = {x: variables[x] for x in (variables if labels is None else labels)}
         bound = bind_variables("state", state, states, list(states))
-        arrays = ((label, bound[label]) for label in states)  # jnp.asarray takes 1 us of any array
+        arrays = ((label, bound[label]) for label in states)
+        # jnp.asarray would take 1 us for each jax.Array, too.
         return {n: x if isinstance(x, jax.Array) else jnp.asarray(x) for n, x in arrays}
 
     @cached_property
@@ -145,10 +146,11 @@ class Definition:
     def cycle(self, params: Arrays, state: Arrays, inputs: Inputs, probe: Probe) -> Results:
         """Run one cycle."""
         graph, results = self._results(inputs, probe, state)
-        labels = self._read(graph, results) if probe.capture else ()
+        labels = self._labels_read(graph, results) if probe.capture else ()
         if missing := [*filterfalse(params.__contains__, labels)]:
-            hint = "load(..., unused=True) has those that outputs do not need in model.params"
-            raise InputError(f"captures need {', '.join(map(repr, missing))} of params", hint=hint)
+            message = f"captures need {', '.join(map(repr, missing))}, which params does not have"
+            hint = "after load(..., unused=True) model.params has all parameters of the graph"
+            raise InputError(message, hint=hint)
         values = self.tensors(graph, params, state, inputs, results, probe.edited(graph))
         captures = {n: jnp.asarray(values[value]) for n, value in probe.captured(graph).items()}
         if not probe.results:
@@ -175,9 +177,9 @@ class Definition:
 
     def labels_read(self, inputs: Inputs, probe: Probe, state: Arrays) -> list[str]:
         """Return the labels of the parameters that a run on these inputs reads."""
-        return self._read(*self._results(inputs, probe, state))
+        return self._labels_read(*self._results(inputs, probe, state))
 
-    def _read(self, graph: Graph, results: list[Value]) -> list[str]:
+    def _labels_read(self, graph: Graph, results: list[Value]) -> list[str]:
         needed = graph.dependencies(results)
         return [p.label for p in graph.parameters if p.value in needed]
 
@@ -214,7 +216,7 @@ class Definition:
             raise at_operation(error) from None
 
     def _results(self, inputs: Inputs, probe: Probe, state: Arrays) -> tuple[Graph, list[Value]]:
-        """Return the graph for such inputs, and the values that a run computes."""
+        """Return the graph for the shapes of inputs and state, and the values a run computes."""
         graph = self.specialised(state, inputs)
         updates = map(attrgetter("update"), graph.states)
         results = [*graph.outputs, *updates] if probe.results else []

@@ -72,12 +72,11 @@ class DiskCache:
     ) -> tuple[jax.stages.Compiled, Preparing]:
         """Return the compiled call of a split, and the part that prepares parameters for it.
 
-        Both are loaded from the folder, or compiled for the device and stored there. The device
-        must be the default one.
+        Both are loaded from the folder, or compiled and stored there.
 
         Args:
             key: digest of everything that the executables depend on.
-            device: where they run.
+            device: the device where they run; it must be the default one.
             parameters: the model's arrays.
             arguments: arrays, or their types, of a call.
             tree: the structure of the call's result.
@@ -204,12 +203,12 @@ def _write(
 ) -> None:
     first, count = None, parts.sources.count(None)
     if count and not parts.is_by_numpy(parameters):
-        first = _stored(parts.compiled(range(count), parameters))
-    content = pickle.dumps((parts.sources, parts.recipe, first, _stored(call)))
+        first = _serialized(parts.compiled(range(count), parameters))
+    content = pickle.dumps((parts.sources, parts.recipe, first, _serialized(call)))
     checked_file.write_checked(path, [content])
 
 
-def _stored(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
+def _serialized(part: jax.stages.Compiled) -> tuple[bytes, _Tree]:
     """Return the code of an executable and the tree of its arguments, to be pickled."""
     code, arguments, _ = serialize_executable.serialize(part)
     return code, arguments

@@ -110,10 +110,10 @@ class Entry:
         """Return the function of a model's arrays, listed by these labels, and of `arguments`."""
 
         def function(arrays: Inputs, inputs: Inputs, states: Inputs = ()) -> Any:
-            named = dict(zip(labels, arrays, strict=True))
-            before = {**named, **dict(zip(self.labels, states, strict=True))}
-            state = self.definition.state_of(before)
-            return self.result(self.function(named, state, list(inputs), NOTHING))
+            by_label = dict(zip(labels, arrays, strict=True))
+            state = {**by_label, **dict(zip(self.labels, states, strict=True))}
+            state = self.definition.state_of(state)
+            return self.result(self.function(by_label, state, list(inputs), NOTHING))
 
         return function
 
@@ -124,7 +124,7 @@ class Entry:
         return self.definition.specialised(state, inputs, self.time_axes)
 
     def tree(self, graph: Graph) -> Any:
-        """Return the tree structure of the result of a call, for which `graph` is specialised."""
+        """Return the tree structure of a call's result; `graph` is specialised for the call."""
         outputs, after = [0] * len(graph.outputs), {s.label: 0 for s in graph.states}
         return jax.tree.structure(self.result((outputs, after, {})))
 
@@ -147,18 +147,19 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     index = {value: i for i, value in reversed([*enumerate(graph.outputs)])}
     aliases = {name: index[value] for name, value in graph.aliases.items() if value in index}
     aliases |= {value.name: i for value, i in index.items()}
-    return _type(names, tuple(sorted((x, i) for x, i in aliases.items() if x not in names)))._make
+    pairs = sorted((name, i) for name, i in aliases.items() if name not in names)
+    return _namedtuple(names, tuple(pairs))._make
 
 
 @cache
-def _type(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
-    """Return the namedtuple of these names; its instances can be pickled.
+def _namedtuple(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
+    """Return the namedtuple class with these fields; its instances can be pickled.
 
-    Items can be taken by name, `outputs["y"]`, and by an alias, which comes with an index.
+    Items can also be taken by name, `outputs["y"]`, or by alias. An alias comes with its index.
     """
     type: Any = namedtuple("Outputs", names, rename=True)  # pyright: ignore[reportUntypedNamedTuple]
     index = {**dict(aliases), **{name: i for i, name in enumerate(names)}}
-    type.__getitem__ = lambda self, key: tuple.__getitem__(self, _position(index, names, key))
+    type.__getitem__ = lambda self, key: tuple.__getitem__(self, _index(index, names, key))
     type.__reduce__ = lambda self: (_unpickled, (names, aliases, tuple(self)))
     type._asdict = lambda self: dict(zip(names, self, strict=True))
     return type
@@ -167,13 +168,14 @@ def _type(names: tuple[str, ...], aliases: tuple[tuple[str, int], ...]) -> Any:
 def _unpickled(
     names: tuple[str, ...], aliases: tuple[tuple[str, int], ...], values: tuple[object, ...]
 ) -> Any:
-    return _type(names, aliases)._make(values)
+    return _namedtuple(names, aliases)._make(values)
 
 
-def _position(index: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
+def _index(index: Mapping[str, int], names: tuple[str, ...], key: object) -> Any:
+    """Return the index for a name or an alias; other keys, such as slices, are unchanged."""
     if not isinstance(key, str):
         return key
     if key not in index:
-        similar = did_you_mean(key, index)
-        raise KeyError(f"there is no output '{key}', they are {listed(names)}. {similar}".rstrip())
+        hint = did_you_mean(key, index)
+        raise KeyError(f"no output is '{key}', the outputs are {listed(names)}. {hint}".rstrip())
     return index[key]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 _TIME = 1.0  # seconds for timing all candidates of compiler options
-_RUNS = 20  # of each candidate at most
+_RUNS = 20  # most timed runs of a candidate
 
 
 @dataclass(eq=False)
@@ -131,7 +131,7 @@ class Executables:
     def options(self, platform: str) -> dict[str, str]:
         """Return compiler options for a user's functions that call `outputs`.
 
-        They are those of a call with an example's extents.
+        They are the options of a call whose open extents are those of the network's example.
         """
         definition, layout = self.definition, self.definition.layout
 
@@ -184,15 +184,15 @@ class Executables:
             return held[-1]
 
         def make() -> tuple[Any, Preparing]:
-            parts_and_jit = partial(self._in_parts, entry, arrays, arguments, place)
+            split_and_jit = partial(self._split_and_jit, entry, arrays, arguments, place)
             if disk := self._disk_for(place):
                 graph = entry.specialised(arrays, arguments)
                 name, tree = self._key(entry, graph, arrays, arguments, place), entry.tree(graph)
                 return disk.get(
-                    name, place.device, parameters, arguments, tree, parts_and_jit, values_of
+                    name, place.device, parameters, arguments, tree, split_and_jit, values_of
                 )
-            parts, run = parts_and_jit()
-            if not is_traced():  # compiled here once: several threads would each compile it
+            parts, run = split_and_jit()
+            if not is_traced():  # compiled here once; otherwise several threads would compile it
                 run.lower(values_of(parts), *arguments).compile()
             return run, parts
 
@@ -240,7 +240,7 @@ class Executables:
 
         return or_else(by_passes, lambda: (unprepared(function, len(parameters)), function))
 
-    def _in_parts(
+    def _split_and_jit(
         self,
         entry: Entry,
         arrays: Arrays,
@@ -298,7 +298,7 @@ def _by_trial(
 
 
 def fastest(runs: Sequence[Callable[[], object]]) -> int:
-    """Return the index of the function whose shortest call is the shortest; they are alternated."""
+    """Return the index of the function with the shortest call. The functions take turns."""
     for run in runs:
         jax.block_until_ready(run())
     best = [math.inf] * len(runs)
@@ -314,7 +314,7 @@ def fastest(runs: Sequence[Callable[[], object]]) -> int:
 
 
 def _in_trace_only(run: Callable[..., object], name: str) -> Callable[..., object]:
-    """Return a function with a name that raises RuntimeError outside of a trace.
+    """Return `run`, named, such that it raises RuntimeError outside of a trace.
 
     To find a NaN, and under `jax.disable_jit`, jax runs the primitives of a jitted function one by
     one. The network as written must be run then, whose operations have names.

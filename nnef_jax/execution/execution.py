@@ -61,7 +61,7 @@ class Execution:
         self.network = definition.network
         self.bind, self.types = definition.bind, definition.types
         self.check_params, self.check_state = definition.check_params, definition.check_state
-        self._within = Once()  # functions for use in a caller's trace, by entry
+        self._in_trace = Once()  # functions for use in a caller's trace, by entry
         # Bound executables, by entry, place and shapes, and again by the types of inputs.
         self._recent = Once(definition.options.max_executables)
 
@@ -82,7 +82,7 @@ class Execution:
 
     @property
     def scan(self) -> Entry:
-        """Return the entry of successive cycles from a state, for items along the first axis."""
+        """Return the entry of successive cycles from a state: the inputs' first axis is time."""
         return Entry(self.definition, "scan")
 
     @cached_property
@@ -160,7 +160,8 @@ class Execution:
         entry, place = self.outputs, self.arrays.place(inputs)
         if place is not None:
             arguments = entry.arguments({}, inputs)
-            if self.executables.is_on_disk(entry, self._read_by(entry, place), arguments, place):
+            arrays = self._arrays_read(entry, place)
+            if self.executables.is_on_disk(entry, arrays, arguments, place):
                 return self
         graph = self.network.specialise([x.shape for x in inputs])
         return self if total(graph) > _LONG else self.literal()
@@ -209,17 +210,17 @@ class Execution:
         if forks.is_without_threads:
             forks.refuse()
         if params is None and probe is not NOTHING:
-            params = self._captured(entry, state, inputs, probe)
+            params = self._params_for_captures(entry, state, inputs, probe)
         if params is not None:
-            return self._computed(entry, params, state, inputs, probe)
+            return self._run_jitted(entry, params, state, inputs, probe)
         arguments = entry.arguments(state, inputs)
         arrays = [*chain(*arguments)]
         place = self._place(arrays)
         if place is None or is_explicit(place.where):
-            if any(isinstance(x, Tracer) for x in arrays) and self._is_inside():
-                return self._inside(entry, state, inputs)
+            if any(isinstance(x, Tracer) for x in arrays) and self._is_in_callers_trace():
+                return self._run_in_trace(entry, state, inputs)
             params = self.arrays.for_calls(place and place.where)
-            return self._computed(entry, params, state, inputs)
+            return self._run_jitted(entry, params, state, inputs)
         executable = self._executable(entry, arguments, place)
         if not entry.takes_state and all(
             isinstance(x, jax.Array) or type(x) is np.ndarray for x in arrays
@@ -230,17 +231,17 @@ class Execution:
         except ValueError:  # within a trace jax refuses functions with compiler options
             if not is_traced():
                 raise
-            return self._inside(entry, state, inputs)
+            return self._run_in_trace(entry, state, inputs)
 
-    def _is_inside(self) -> bool:
+    def _is_in_callers_trace(self) -> bool:
         """Tell whether jax traces now, and the model's arrays are not tracers."""
         return is_traced() and not self.arrays.are_traced
 
-    def _inside(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
+    def _run_in_trace(self, entry: Entry, state: ByLabel, inputs: Inputs) -> Any:
         """Run an entry in the caller's trace; parameters are prepared where it is lowered."""
         for_calls = self.arrays.for_calls
-        run = self._within.get(entry.name, lambda: entry.jitted(None, lambda _: for_calls()))
-        return run(None, self._before(entry, state), inputs, NOTHING)
+        run = self._in_trace.get(entry.name, lambda: entry.jitted(None, lambda _: for_calls()))
+        return run(None, self._state_before(entry, state), inputs, NOTHING)
 
     def compiled(self, entry: Entry, state: ByLabel, inputs: Inputs) -> jax.stages.Compiled:
         """Return jax's compiled program of a call with such arrays."""
@@ -248,7 +249,7 @@ class Execution:
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
             params = self.arrays.for_calls(place and place.where)
-            run, before = self.executables.alone(entry), self._before(entry, state)
+            run, before = self.executables.alone(entry), self._state_before(entry, state)
             return run.lower(params, before, inputs, NOTHING).compile()
         executable = self._executable(entry, arguments, place)
         call: Any = executable.func
@@ -294,29 +295,29 @@ class Execution:
         key = entry.name, place, tuple([x.shape for x in chain(*arguments)])
         executable = self._recent.values.get(key)
         if executable is None:
-            arrays, keeps = self._read_by(entry, place), not self.arrays.are_given
+            arrays, is_from_file = self._arrays_read(entry, place), not self.arrays.are_given
             executable = self.executables.get(
-                entry, arrays, arguments, place, key, keeps_values=keeps
+                entry, arrays, arguments, place, key, keeps_values=is_from_file
             )
         return self._recent.keep(key, executable)
 
-    def _read_by(self, entry: Entry, place: Place) -> dict[str, Any]:
+    def _arrays_read(self, entry: Entry, place: Place) -> dict[str, Any]:
         # The initial state is an argument too: no data of the network are part of an executable.
         params = self.arrays.parameters(place.where)
         return params if entry.takes_state else params | self.arrays.initial_state(place.where)
 
-    def _before(self, entry: Entry, state: ByLabel) -> ByLabel:
+    def _state_before(self, entry: Entry, state: ByLabel) -> ByLabel:
         return state if entry.takes_state else self.arrays.initial_state()
 
-    def _captured(
+    def _params_for_captures(
         self, entry: Entry, state: ByLabel, inputs: Inputs, probe: Probe
     ) -> dict[str, Any]:
-        """Return the parameters that a run reads, including those for captured tensors only."""
+        """Return the parameters that a run reads, also those that only captured tensors need."""
         items = [jax.ShapeDtypeStruct(x.shape[entry.time_axes :], x.dtype) for x in inputs]
-        labels = self.definition.labels_read(items, probe, self._before(entry, state))
+        labels = self.definition.labels_read(items, probe, self._state_before(entry, state))
         return self.arrays.select(labels)
 
-    def _computed(
+    def _run_jitted(
         self,
         entry: Entry,
         params: Params,
@@ -329,7 +330,7 @@ class Execution:
         Without jit, jax would compile each primitive by itself: 236 for ResNet-18 in 15 s, instead
         of 7 s for the network as a whole. Within a caller's trace it is a call, which XLA inlines.
         """
-        arguments = params, self._before(entry, state), inputs, probe
+        arguments = params, self._state_before(entry, state), inputs, probe
         run, alone = self.executables.jitted(entry), self.executables.alone(entry)
         if alone is not run and not is_traced():  # the test adds an equation to a trace
             run = alone
@@ -337,32 +338,32 @@ class Execution:
             return run(*arguments)
         except FloatingPointError as error:
             raw = params.params if isinstance(params, Prepared) else params
-            blamed = self._arrays_to_blame(raw, arguments[1], inputs)
-            for name in blamed:
-                error.add_note(f"{name} has one already")
-            if entry.time_axes and not blamed:
+            culprits = self._not_finite(raw, arguments[1], inputs)
+            for name in culprits:
+                error.add_note(f"{name} has one before the network runs")
+            if entry.time_axes and not culprits:
                 with jax.disable_jit():  # otherwise jax does not look into a scan
                     self.executables.jitted(entry)(*arguments)
             raise
 
-    def _arrays_to_blame(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
-        """Return the names of arrays that contain a NaN or infinity before the network runs."""
+    def _not_finite(self, params: ByLabel, state: ByLabel, inputs: Inputs) -> list[str]:
+        """Return the names of arguments that contain a NaN or infinity, as jax's settings ask."""
         config: Any = jax.config
-        signs = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
+        switches = {jnp.isnan: config.jax_debug_nans, jnp.isinf: config.jax_debug_infs}
+        tests = [test for test, is_on in switches.items() if is_on]
         names = [value.name for value in self.network.graph.inputs]
         kinds = {"input": dict(zip(names, inputs, strict=True)), "state": state, "params": params}
         return [
             f"{kind} '{name}'"
             for kind, arrays in kinds.items()
             for name, x in arrays.items()
-            if not isinstance(x, Tracer)
-            and any(sign(x).any() for sign, is_on in signs.items() if is_on)
+            if not isinstance(x, Tracer) and any(test(x).any() for test in tests)
         ]
 
     def prepare(self, params: ByLabel, inputs: Inputs, before: ByLabel | None = None) -> Prepared:
         """Return parameters with the values that are prepared for a cycle on inputs of these types.
 
-        The cycle's state is `before`, by default the initial one.
+        `before` is the state before the cycle, by default the initial one.
         """
         if forks.is_without_threads:
             forks.refuse()
@@ -375,8 +376,9 @@ class Execution:
         functions = {definition.cycle: inputs}
         # The number of cycles does not affect prepared values.
         if state and inputs and not self.network.changing:
-            several = [jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs]
-            functions[definition.cycles] = several
+            functions[definition.cycles] = [
+                jax.ShapeDtypeStruct((2, *x.shape), x.dtype) for x in inputs
+            ]
         prepare, platform = definition.preparation, default_platform()
         values = {f.__name__: prepare(platform, f, params, state, x) for f, x in functions.items()}
         return Prepared(params, values, definition)

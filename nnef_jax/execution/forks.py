@@ -1,4 +1,4 @@
-"""Notes whether this process was forked after jax had run, and refuses to compute in such a one.
+"""Notes whether this process was forked after jax had run, and refuses computations in that case.
 
 The forked process lacks the threads of jax's runtime, and a computation may wait for them for ever.
 The package imports this module first, to observe every fork.

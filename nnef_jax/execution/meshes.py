@@ -76,7 +76,9 @@ class Layout:
         axis = self.axis + time_axes
         return next((shape[axis] for shape in shapes if len(shape) > axis), None)
 
-    def beside(self, extent: int | None, shape: Sequence[int], time_axes: int = 0) -> NamedSharding:
+    def sharding_for(
+        self, extent: int | None, shape: Sequence[int], time_axes: int = 0
+    ) -> NamedSharding:
         """Return the sharding of an array in a call whose batch has this extent."""
         axis = self.axis + time_axes
         has_batch = self.batch and shape[axis : axis + 1] == (extent,)
@@ -87,13 +89,13 @@ class Layout:
         """Return the sharding of a parameter."""
         return NamedSharding(self.mesh, self._specs.get(label, PartitionSpec()))
 
-    def put(self, what: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
+    def put(self, name: str, x: Any, sharding: NamedSharding, *, stays: bool = False) -> Any:
         """Put a global array on the mesh; return a tracer unchanged.
 
-        An array on the mesh in another sharding is returned unchanged if it `stays`. Of an array on
-        the host, as in a mapped file, only the shards of the host's own devices are read. On
-        devices that are not attached the result is the array's type. Raises InputError for an array
-        on devices of several hosts that are not those of the mesh.
+        If it `stays`, an array that is on the mesh keeps its sharding. If an array is on the host,
+        as in a mapped file, only the shards for the host's own devices are read. On devices that
+        are not attached the result is the array's type. Raises InputError for an array on devices
+        of several hosts that are not the mesh's devices.
         """
         if not self.is_attached and not isinstance(x, Tracer):
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
@@ -104,7 +106,7 @@ class Layout:
                 return jax.device_put(x, sharding)
             if not x.is_fully_addressable:
                 raise InputError(
-                    f"{what} lives on devices of several hosts, which are not those of the model",
+                    f"{name} is on devices of several hosts, and they are not the model's devices",
                     hint="jax.device_put(x, NamedSharding(model's mesh, ...)) moves it",
                 )
             if not self._has_hosts:
@@ -117,32 +119,30 @@ class Layout:
         return {x: self.put(f"params: '{x}'", v, self.of_parameter(x)) for x, v in params.items()}
 
     def divided(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters that calls take with a separate axis for the divided factor.
+        """Return parameters as calls take them: reshaped, with the divided factor as an axis.
 
-        Such an axis is needed if the factor is not the first of its axis. A parameter that is also
-        sharded along the batch's axes has none: it is gathered in each call.
+        Only parameters whose factor is not the first of its axis are reshaped and returned. If such
+        a parameter is also sharded along the batch's axes, each call gathers and reshapes it.
         """
-        places = {label: place for label, place in self.divided_places().items() if label in params}
-        if not places:
+        shardings = {x: place for x, place in self.divided_shardings().items() if x in params}
+        if not shardings:
             return {}
-        return jax.jit(self.with_axes, out_shardings=places)(
-            {label: params[label] for label in places}
-        )
+        return jax.jit(self.with_axes, out_shardings=shardings)({x: params[x] for x in shardings})
 
-    def divided_places(self) -> dict[str, NamedSharding]:
+    def divided_shardings(self) -> dict[str, NamedSharding]:
         """Return the shardings of the parameters that `with_axes` reshapes, by label."""
-        places: dict[str, NamedSharding] = {}
+        shardings: dict[str, NamedSharding] = {}
         for label, division in self.divisions:
             spec = self._specs.get(label, PartitionSpec())
             if division.before > 1 and not has_names(spec, self.batch):
                 names = PartitionSpec(*[None] * (division.axis + 1), self.along)
-                places[label] = NamedSharding(self.mesh, names)
-        return places
+                shardings[label] = NamedSharding(self.mesh, names)
+        return shardings
 
     def with_axes(self, params: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Return the parameters reshaped: the divided factor has a separate axis.
+        """Return the parameters reshaped: an axis of extent n becomes axes (before, n // before).
 
-        The axis of extent n = before * m becomes two, of extents before and m.
+        The second one is divided.
         """
         arrays: dict[str, jax.Array] = {}
         for label, x in params.items():
@@ -153,7 +153,7 @@ class Layout:
         return arrays
 
     def division(self, label: str, has_axis: bool) -> Division | None:
-        """Return the division of a parameter, or of its form `with_axes`; None if undivided."""
+        """Return the division of a parameter, or of its reshaped form if it `has_axis`."""
         division = self._divisions.get(label)
         if division is None or not has_axis:
             return division
@@ -164,7 +164,7 @@ class Layout:
     ) -> dict[str, Any]:
         """Put a state on the mesh, sharded as inputs of these shapes."""
         extent = self.extent(shapes)
-        pairs = ((label, x, self.beside(extent, x.shape)) for label, x in state.items())
+        pairs = ((label, x, self.sharding_for(extent, x.shape)) for label, x in state.items())
         return {x: self.put(f"state: '{x}'", v, place, stays=True) for x, v, place in pairs}
 
     def bind(
@@ -181,10 +181,9 @@ class Layout:
 
         Raises InputError if the batch does not divide into equal parts.
         """
-        several = self._has_hosts
         declared = network.graph.inputs
-        if several:
-            parts = tuple(map(self._opened, declared))
+        if self._has_hosts:
+            parts = tuple(map(self._with_open_batch, declared))
             network = replace(network, graph=replace(network.graph, inputs=parts))
         arrays = bind_inputs(network, args, kwargs, leading=time_axes)
         extent = self.extent([x.shape for x in arrays], time_axes)
@@ -199,10 +198,10 @@ class Layout:
                 )
         return arrays
 
-    def _opened(self, value: Value) -> Value:
+    def _with_open_batch(self, value: Value) -> Value:
         shape = value.type.shape
-        opened = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
-        return replace(value, type=replace(value.type, shape=opened[: len(shape)]))
+        open_shape = (*shape[: self.axis], UNKNOWN, *shape[self.axis + 1 :])
+        return replace(value, type=replace(value.type, shape=open_shape[: len(shape)]))
 
     def typed(
         self, values: Sequence[Value], inputs: Sequence[Any], time_axes: int
@@ -214,20 +213,20 @@ class Layout:
         extent = self.extent([x.shape for x in inputs], time_axes)
         types: list[jax.ShapeDtypeStruct] = []
         for value, x in zip(values, inputs, strict=True):
-            sharding = self.beside(extent, x.shape, time_axes)
+            sharding = self.sharding_for(extent, x.shape, time_axes)
             self._require_divides(value.name, extent if sharding.spec else 0, self.parts)
             types.append(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding))
         return types
 
     def _put_input(self, name: str, x: Any, extent: int | None, time_axes: int) -> Any:
-        sharding = self.beside(extent, x.shape, time_axes)
+        sharding = self.sharding_for(extent, x.shape, time_axes)
         if isinstance(x, jax.Array) and self._holds(x):
             return x
         if isinstance(x, Tracer):
             if not sharding.spec or jax.sharding.get_abstract_mesh().manual_axes:
                 return x  # within shard_map it is a shard already
             self._require_divides(name, extent, self.parts)
-            if self._is_typed:  # its type has the caller's sharding
+            if self._is_explicit:  # the tracer's type has the caller's sharding
                 return x
             axes = [_FREE if names is None else names for names in sharding.spec]
             axes += [_FREE] * (x.ndim - len(axes))
@@ -286,7 +285,7 @@ class Layout:
         return self.mesh if mesh.empty else mesh
 
     @property
-    def _is_typed(self) -> bool:
+    def _is_explicit(self) -> bool:
         types = {*self.mesh.axis_types, *jax.sharding.get_abstract_mesh().axis_types}
         return types != {AxisType.Auto}
 
@@ -325,8 +324,8 @@ def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:
 
 def _without(names: _Names, removed: Sequence[str]) -> _Names:
     axes: tuple[Any, ...] = names if isinstance(names, tuple) else (names,)
-    left = tuple(x for x in axes if x not in removed)
-    return left if len(left) > 1 else next(iter(left), None)
+    remaining = tuple(x for x in axes if x not in removed)
+    return remaining if len(remaining) > 1 else next(iter(remaining), None)
 
 
 def platform_of(mesh: AnyMesh) -> str:

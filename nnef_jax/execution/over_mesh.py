@@ -37,10 +37,10 @@ def over_mesh(
     sharded like that of the first input, and next states are sharded like the states.
     """
     arguments = params, state, inputs, probe
-    over = layout or _layout_of_types(arguments, time_axes)
-    if over is None or jax.sharding.get_abstract_mesh().manual_axes:
+    effective = layout or _layout_of_types(arguments, time_axes)
+    if effective is None or jax.sharding.get_abstract_mesh().manual_axes:
         return compute(*arguments)
-    extent = over.extent([x.shape for x in inputs], time_axes)
+    mesh, extent = effective.mesh, effective.extent([x.shape for x in inputs], time_axes)
 
     def run(params: Params, *arguments: Any) -> Any:
         used = layout.used(params) if layout else params
@@ -50,26 +50,26 @@ def over_mesh(
         def undivided() -> Any:
             return compute(raw, *arguments)
 
-        if not over.divisions or is_watched():
+        if not effective.divisions or is_watched():
             return undivided()
-        divided = partial(_divided, compute, over, time_axes, raw, prepared, *arguments)
+        divided = partial(_divided, compute, effective, time_axes, raw, prepared, *arguments)
         return or_else(divided, undivided)
 
     def shardings(results: object, time_axes: int = time_axes) -> Any:
-        return jax.tree.map(lambda x: over.beside(extent, x.shape, time_axes), results)
+        return jax.tree.map(lambda x: effective.sharding_for(extent, x.shape, time_axes), results)
 
-    if AxisType.Explicit not in over.mesh.axis_types:
+    if AxisType.Explicit not in mesh.axis_types:
         outputs, after, captures = results = run(*arguments)
         places = shardings(outputs), shardings(after, 0), shardings(captures)
         return with_sharding_constraint(results, places)
-    free: Any = partial(auto_axes, run, axes=over.mesh.explicit_axes)
-    replicated = NamedSharding(over.mesh, PartitionSpec())
-    outputs, after, captures = jax.eval_shape(free(out_sharding=replicated), *arguments)
+    on_auto_axes: Any = partial(auto_axes, run, axes=mesh.explicit_axes)
+    replicated = NamedSharding(mesh, PartitionSpec())
+    outputs, after, captures = jax.eval_shape(on_auto_axes(out_sharding=replicated), *arguments)
     states = shardings(after, 0)  # for states whose initial value is computed
     specs = {label: jax.typeof(x).sharding.spec for label, x in state.items() if label in after}
-    states |= {label: NamedSharding(over.mesh, spec) for label, spec in specs.items()}
+    states |= {label: NamedSharding(mesh, spec) for label, spec in specs.items()}
     places = shardings(outputs), states, shardings(captures)
-    return free(out_sharding=places)(*arguments)
+    return on_auto_axes(out_sharding=places)(*arguments)
 
 
 def _layout_of_types(arguments: tuple[Any, ...], time_axes: int) -> Layout | None:
@@ -95,19 +95,19 @@ def _divided(
     """Compute with parameters that are divided along a factor, and keep the tensors divided."""
     from lowering import Along, Divided, Division, differentiable, mesh_target, traced
 
-    def computed(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:
-        joined = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
-        return compute(joined, *arguments)
+    def compute_reshaped(arrays: Mapping[str, jax.Array], *arguments: Any) -> Any:
+        original = {label: x.reshape(params[label].shape) for label, x in arrays.items()}
+        return compute(original, *arguments)
 
     operands = {label: prepared.get(label, x) for label, x in params.items()}
-    program, arrays, tree = traced(computed, operands, state, inputs, probe)
+    program, arrays, tree = traced(compute_reshaped, operands, state, inputs, probe)
     if not program.has_items:  # extents that are not numbers
         return compute(params, state, inputs, probe)
     divisions = {i: layout.division(x, x in prepared) for i, x in enumerate(sorted(operands))}
     extent = layout.extent([x.shape for x in inputs], time_axes)
     batch: dict[int, Division] = {}
     for i, x in enumerate(arrays[len(operands) :], len(operands)):
-        if names := layout.beside(extent, x.shape, time_axes).spec:
+        if names := layout.sharding_for(extent, x.shape, time_axes).spec:
             batch[i] = Division(len(names) - 1)
     parameters = {i: division for i, division in divisions.items() if division}
     along = Along(layout.along, parameters), Along(layout.batch, batch)

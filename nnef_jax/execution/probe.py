@@ -18,7 +18,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.options import names_of, numpy_of, require, shown
 from nnef_jax.wording.similar import did_you_mean
 
-_READERS = 4  # named at most in a hint
+_READERS = 4  # most readers that a hint names
 Edit = Callable[[jax.Array], ArrayLike]
 Edits = Mapping[str, Edit | ArrayLike]
 
@@ -80,15 +80,15 @@ class Probe:
         """
         if not self.edits:
             return {}
-        chosen: dict[Value, tuple[bool, str, Edit]] = {}
+        edits: dict[Value, tuple[bool, str, Edit]] = {}
         for pattern, edit in self.edits:
-            function = edit or partial(_replaced, self.arrays[pattern])
-            exact = pattern in graph.values
+            function = edit or partial(_replacement, self.arrays[pattern])
+            is_exact = pattern in graph.values
             for name in _matches(graph, pattern):
                 value = graph.values[name]
-                if value not in chosen or (exact and not chosen[value][0]):
-                    chosen[value] = exact, name, function
-        return {value: _checked(name, edit) for value, (_, name, edit) in chosen.items()}
+                if value not in edits or (is_exact and not edits[value][0]):
+                    edits[value] = is_exact, name, function
+        return {value: _checked(name, edit) for value, (_, name, edit) in edits.items()}
 
 
 NOTHING = Probe()
@@ -119,7 +119,7 @@ def hint_for(pattern: str, graph: Graph, names: Collection[str]) -> str:
     return did_you_mean(pattern, names) or "model.summary() lists the names"
 
 
-def _replaced(array: ArrayLike, _: jax.Array) -> ArrayLike:
+def _replacement(array: ArrayLike, _: jax.Array) -> ArrayLike:
     return array
 
 

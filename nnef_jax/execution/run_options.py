@@ -62,19 +62,19 @@ class Prepared:
     values: Mapping[str, Any]
     definition: Any  # a Definition, whose module imports this one
 
-    def of(self, definition: object) -> Prepared:
+    def checked_for(self, definition: object) -> Prepared:
         """Return self if prepared for this definition; raise InputError for another network's."""
         if definition != self.definition:
             raise InputError(
                 "params are prepared for another network",
-                hint="give what prepare of this model returned",
+                hint="give params that this model's prepare returned",
             )
         return self
 
-    def on(self, params: Mapping[str, Any]) -> Prepared:
+    def with_params(self, params: Mapping[str, Any]) -> Prepared:
         """Replace the parameters by checked ones. If a dtype was converted, drop the values."""
-        same = all(x.dtype == self.params[label].dtype for label, x in params.items())
-        return Prepared(params, self.values if same else {}, self.definition)
+        keep_dtypes = all(x.dtype == self.params[label].dtype for label, x in params.items())
+        return Prepared(params, self.values if keep_dtypes else {}, self.definition)
 
     def __repr__(self) -> str:
         return f"<parameters prepared for {self.definition.network.graph.name}>"

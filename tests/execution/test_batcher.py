@@ -173,7 +173,7 @@ def test_what_is_compiled_is_found_again(tmp_path, monkeypatch) -> None:
         wanted = _model(batch, batch, cache_dir=tmp_path).batcher((2,))(x)
         again = _model(batch, batch, cache_dir=tmp_path).batcher((2,))
         with monkeypatch.context() as patch:
-            patch.setattr("nnef_jax.execution.executables.Executables._in_parts", _not_again)
+            patch.setattr("nnef_jax.execution.executables.Executables._split_and_jit", _not_again)
             np.testing.assert_array_equal(again(x), wanted)
 
 

@@ -43,7 +43,7 @@ for params in (None, "data"):
 with pytest.raises(InputError, match=r"over all hosts, the graph declares \\[8,6\\]"):
     sharded(xs[0])
 spread = jax.make_array_from_process_local_data(NamedSharding(mesh, P("data")), own[0])
-with pytest.raises(InputError, match="lives on devices of several hosts"):
+with pytest.raises(InputError, match="is on devices of several hosts"):
     model.shard(Mesh(np.array(jax.local_devices()), ("data",)), batch="data")(spread)
 assert_close(process_allgather(sharded(spread), tiled=True), wanted[0])
 for write in (sharded.export, lambda _: pickle.dumps(sharded)):

@@ -148,7 +148,7 @@ def test_captures_may_need_what_outputs_do_not(net: nnef_jax.Model) -> None:
     given = {**net.params, "apart": 2 * _APART}
     _, found = net.apply(given, X, capture=["aside"])
     np.testing.assert_array_equal(found["aside"], 6 * _APART)
-    with pytest.raises(nnef_jax.InputError, match="captures need 'apart' of params"):
+    with pytest.raises(nnef_jax.InputError, match="captures need 'apart', which params does not"):
         net.apply(net.params, X, capture=["aside"])
 
 
