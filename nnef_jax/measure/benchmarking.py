@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nnef_jax.errors import InputError, NnefError, first_line
-from nnef_jax.measure.difference import apart
+from nnef_jax.measure.difference import distances
 from nnef_jax.measure.engines import engine
 from nnef_jax.measure.examples import devices_of, random_inputs, subject_of
 from nnef_jax.model import Model
@@ -85,19 +85,19 @@ class Benchmark(Result):
 
     def table(self) -> Table:
         """Return a table: milliseconds by batch and engine."""
-        several = len({timing.engine for timing in self.timings}) > 1
+        has_others = len({timing.engine for timing in self.timings}) > 1
         rows = [
             [
                 *(x.batch, x.engine, *(_ms(s) for s in (x.first, x.p50, x.p90, x.p99))),
                 *(None if x.failure else round(100 * x.spread, 1), _short(x.throughput)),
-                *([x.failure or _difference(x)] if several else []),
+                *([x.failure or _difference(x)] if has_others else []),
             ]
             for x in self.timings
         ]
         head = ("batch", "engine", "first ms", "p50 ms", "p90 ms", "p99 ms", "spread %", "items/s")
         busy = f"; other processes used {self.elsewhere:.1f} cores" if self.elsewhere > 0.2 else ""
         title = f"{self.network} on {self.device}, {self.rounds} rounds{busy}"
-        return table_of(title, [*head, *(["difference"] if several else [])], rows)
+        return table_of(title, [*head, *(["difference"] if has_others else [])], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw the median latency by batch size, with a band up to p90; return the axes."""
@@ -105,11 +105,11 @@ class Benchmark(Result):
         names = list(dict.fromkeys(timing.engine for timing in self.timings))
         for name, color in zip(names, ("#1f4e79", "#c0392b", "#d68910", "#7d8a97"), strict=False):
             timings = [t for t in self.timings if t.engine == name and not t.failure]
-            places = [timing.batch or 1 for timing in timings]
-            middle = [1e3 * timing.p50 for timing in timings]
-            ax.plot(places, middle, "o-", color=color, label=name, markersize=4)
-            far = [1e3 * timing.p90 for timing in timings]
-            ax.fill_between(places, middle, far, color=color, alpha=0.15, lw=0)
+            batches = [timing.batch or 1 for timing in timings]
+            medians = [1e3 * timing.p50 for timing in timings]
+            ax.plot(batches, medians, "o-", color=color, label=name, markersize=4)
+            upper = [1e3 * timing.p90 for timing in timings]
+            ax.fill_between(batches, medians, upper, color=color, alpha=0.15, lw=0)
         ticks = sorted({timing.batch or 1 for timing in self.timings})
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
@@ -166,26 +166,26 @@ def benchmark(
     require("against", against, Mapping | None, "a dict of files by engine")
     sizes = [operator.index(size) for size in batches]
     if min([rounds, *sizes]) < 1:
-        raise ValueError("rounds and batches must be 1 at least")
+        raise ValueError("rounds and batches must be at least 1")
     if not 0 <= seconds < math.inf:
         raise ValueError(f"seconds must be 0 or more, and finite, it is {seconds}")
     if entry != "apply" and (sizes or against):
-        raise ValueError("batches and other engines go with entry 'apply' alone")
+        raise ValueError("batches and other engines need the entry 'apply'")
     if (inputs or named) and sizes:
-        raise InputError("inputs have a batch already: give them or batches, not both")
+        raise InputError("inputs have a batch already: give either inputs or batches")
     engines = {name: engine(name, path) for name, path in (against or {}).items()}
     cases: list[_Case] = []
     devices: set[str] = set()
     for batch_inputs in _batches(model, sizes, seed) or [inputs]:
         subject = subject_of(model, batch_inputs, named, entry, seed)
-        first, results = _first(subject.run)
+        first, results = _timed_call(subject.run)
         devices.add(devices_of(results))
         shapes = [x.shape for x in subject.arrays]
         batch = shapes[0][0] if entry == "apply" and shapes and shapes[0] else None
         cases.append(_Case(Timing(_OURS, batch, first), subject.run))
         for name, prepare in engines.items():
             arrays = dict(zip([x.name for x in model.inputs], subject.arrays, strict=True))
-            cases.append(_other(name, batch, prepare, arrays, results))
+            cases.append(_other_engine(name, batch, prepare, arrays, results))
     elsewhere = _measure([case for case in cases if case.run], rounds, seconds)
     timings = [timed(case.timing, case.rounds) for case in cases]
     device = ", ".join(sorted(devices))
@@ -203,29 +203,31 @@ def _batches(model: Model, sizes: Sequence[int], seed: int) -> list[tuple[Array,
     """Return random inputs for each size of a batch."""
     if sizes and not any(spec.shape[:1] == (None,) for spec in model.inputs):
         hint = "load it with input_shapes whose first extent is None"
-        raise InputError("no input has an open first extent, which would be the batch", hint=hint)
+        raise InputError("no input has an open first extent for the batch", hint=hint)
     return [tuple(random_inputs(model, seed, batch=size).values()) for size in sizes]
 
 
-def _other(
+def _other_engine(
     name: str,
     batch: int | None,
     prepare: Callable[[Mapping[str, Array]], Callable[[], Sequence[Any]]],
     inputs: Mapping[str, ArrayLike],
-    ours: object,
+    results: object,
 ) -> _Case:
-    """Return the case of another engine, after its first call."""
+    """Return the case of another engine, after its first call; `results` are nnef_jax's."""
     try:
         call = prepare({name: np.asarray(x) for name, x in inputs.items()})
-        first, outputs = _first(call)
-        pairs = [np.asarray(x) for x in jax.tree.leaves(ours)], [np.asarray(x) for x in outputs]
-        return _Case(Timing(name, batch, first, difference=_relative(*pairs)), call)
+        first, outputs = _timed_call(call)
+        reference = [np.asarray(x) for x in jax.tree.leaves(results)]
+        difference = _relative_difference(reference, [np.asarray(x) for x in outputs])
+        return _Case(Timing(name, batch, first, difference=difference), call)
     except Exception as error:  # The remaining engines are measured.
         reason = error.message if isinstance(error, NnefError) else first_line(error)
         return _Case(Timing(name, batch, failure=reason))
 
 
-def _first(call: Callable[[], Any]) -> tuple[float, Any]:
+def _timed_call(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the seconds that a call takes, and its results."""
     start = time.perf_counter()
     results = call()
     return time.perf_counter() - start, results
@@ -233,24 +235,24 @@ def _first(call: Callable[[], Any]) -> tuple[float, Any]:
 
 def _measure(cases: Sequence[_Case], rounds: int, seconds: float) -> float:
     """Add times of calls by round to each case; return the cores that other processes used."""
-    start, used = time.perf_counter(), _used_elsewhere()
+    start, used_before = time.perf_counter(), _used_elsewhere()
     for _ in range(rounds):
         for case in cases:
             assert case.run is not None
             time.sleep(min(_REST, seconds))
-            warm = time.perf_counter() + min(_WARM, seconds)
-            while time.perf_counter() < warm:
+            warm_until = time.perf_counter() + min(_WARM, seconds)
+            while time.perf_counter() < warm_until:
                 case.run()
-            taken: list[float] = []
-            while len(taken) < _FEWEST or sum(taken) < seconds:
-                taken.append(_first(case.run)[0])
-            case.rounds.append(taken)
-    return (_used_elsewhere() - used) / (time.perf_counter() - start)
+            times: list[float] = []
+            while len(times) < _FEWEST or sum(times) < seconds:
+                times.append(_timed_call(case.run)[0])
+            case.rounds.append(times)
+    return (_used_elsewhere() - used_before) / (time.perf_counter() - start)
 
 
 def timed(timing: Timing, rounds: Sequence[Sequence[float]]) -> Timing:
     """Return the timing with percentiles; `rounds` has the seconds of calls by round."""
-    calls = [seconds for taken in rounds for seconds in taken]
+    calls = [seconds for times in rounds for seconds in times]
     if not calls:
         return timing
     p50, p90, p99 = map(float, np.percentile(calls, (50, 90, 99)))
@@ -277,15 +279,15 @@ def _used_elsewhere() -> float:
     return used - time.process_time()
 
 
-def _relative(a: Sequence[Array], b: Sequence[Array]) -> float:
-    """Return the largest difference, relative to the largest finite number of the output in `a`."""
+def _relative_difference(a: Sequence[Array], b: Sequence[Array]) -> float:
+    """Return the largest difference of outputs, relative to the largest finite number in `a`'s."""
     if [x.shape for x in a] != [y.shape for y in b]:
         return math.inf
     differences = [0.0]
     for x, y in zip(a, b, strict=True):
         x, y = x.astype(np.float64), y.astype(np.float64)
         largest = float(np.abs(x[np.isfinite(x)]).max(initial=0)) or 1.0
-        differences.append(float(apart(x, y).max(initial=0)) / largest)
+        differences.append(float(distances(x, y).max(initial=0)) / largest)
     return max(differences)
 
 

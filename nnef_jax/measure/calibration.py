@@ -49,7 +49,7 @@ def calibrate(
         bits: the bits of a code, 2 to 16.
         signed: whether codes are signed.
         symmetric: whether codes reach as far below zero as above.
-        algorithm: the ranges of "zero_point_linear_quantize" include zero, which has a level.
+        algorithm: "zero_point_linear_quantize" widens ranges to include zero, and makes zero exact.
         per_channel: whether a weight has a range for each index along axis 0, instead of one range.
         percentile: above 50 and at most 100, such as 99.9. In each sample the range of an
             activation ends at this percentile, and starts at 100 minus it. Outliers then do not
@@ -80,7 +80,7 @@ def calibrate(
         raise ValueError(f"percentile must be above 50 and at most 100, it is {percentile}")
     network = network_of(model)
     identifiers = {x: key for key, x in network.frontend.identifiers(network.graph).items()}
-    activations, weights = _chosen(network, identifiers, names)
+    activations, weights = _tensors_to_quantise(network, identifiers, names)
     ranges = _ranges_of_runs(model, samples, activations, percentile)
     for name, label in weights.items():
         array = np.asarray(stored(model)[label], np.float32)
@@ -100,17 +100,17 @@ def calibrate(
     return "".join(lines)
 
 
-def _chosen(
-    network: Network, named: Iterable[str], names: Sequence[str] | None
+def _tensors_to_quantise(
+    network: Network, identifiers: Iterable[str], names: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
     """Return the names of the activations to quantise, and the labels of the weights by name."""
     if network.frontend.quantizes:
         raise InputError(
-            "the network is quantised already, its ranges would be those of rounded values",
+            "the network is quantised already: its ranges would be ranges of rounded values",
             hint="load it with quantization='ignore'",
         )
     values = network.graph.values
-    tensors = {name: values[name] for name in named}
+    tensors = {name: values[name] for name in identifiers}
     labels = {parameter.value: parameter.label for parameter in network.graph.parameters}
     if names is None:
         names = _by_default(network.graph, tensors)
@@ -119,7 +119,7 @@ def _chosen(
         raise InputError(f"the graph has no tensor {', '.join(map(repr, unknown))}")
     not_real = [name for name in names if not _is_real(tensors[name])]
     if not_real:
-        raise InputError(f"tensor {', '.join(map(repr, not_real))} does not hold scalars")
+        raise InputError(f"tensor {', '.join(map(repr, not_real))} does not hold real numbers")
     activations = [name for name in names if tensors[name] not in labels]
     return activations, {n: labels[tensors[n]] for n in names if tensors[n] in labels}
 
@@ -129,6 +129,7 @@ def _is_real(value: Value) -> bool:
 
 
 def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
+    """Return the names of real tensors, without constants and without variables but weights."""
     weights = {
         operand
         for operation in graph.operations
@@ -149,6 +150,8 @@ def _by_default(graph: Graph, tensors: Mapping[str, Value]) -> list[str]:
 def _ranges_of_runs(
     model: Runnable, samples: Iterable[Any], names: list[str], percentile: float | None
 ) -> dict[str, _Range]:
+    """Return the range of each tensor over all samples."""
+
     @jax.jit
     def extremes(arrays: Mapping[str, jax.Array]) -> dict[str, Any]:
         reals = {name: array.astype(jnp.float32) for name, array in arrays.items()}

@@ -95,13 +95,13 @@ class Cost(Result):
             ("code", self.code_bytes, "bytes"),
             ("loops", self.loops or None, "whose bodies are counted once"),
         ]
-        shown = [
+        cells = [
             (name, value if isinstance(value, str) else f"{int(value):,}", note)
             for name, value, note in rows
             if value is not None
         ]
-        how = "compiled" if self.compiled else "lowered"
-        table = table_of(f"{self.network}, {how} for {self.platform}", ("", "", ""), shown)
+        stage = "compiled" if self.compiled else "lowered"
+        table = table_of(f"{self.network}, {stage} for {self.platform}", ("", "", ""), cells)
         table.show_header = False
         table.columns[1].justify = "right"
         return table
@@ -178,19 +178,20 @@ def cost(
         raise ValueError("mesh needs a topology: topology='v5e:4x4'")
     require("model", model, Model, "a nnef_jax.Model; a function needs a topology")
     assert isinstance(model, Model)
-    present = _canonical(default_device())
+    default_platform = _platform_of(default_device())
     if platform is not None:
         require_choice("platform", platform, _PLATFORMS)
     examples = inputs or tuple([] if named else declared_types(model))
     types = types_of(model, examples, named)
     graph = graph_for(model, types)
     stage: jax.stages.Lowered | jax.stages.Compiled
-    if platform in (None, present):
+    is_default = platform in (None, default_platform)
+    if is_default:
         if has_arrays(model):
             arrays = bind(model, [jax.numpy.zeros(x.shape, x.dtype) for x in types])
             stage = compiled(model, "outputs", {}, arrays)
         else:
-            function, arguments = program_on(model, types, present)
+            function, arguments = program_on(model, types, default_platform)
             stage = model.jit(function).lower(*arguments).compile()
         memory, loops = stage.memory_analysis(), program_of(stage.as_text() or "", ()).loops
     else:
@@ -200,8 +201,8 @@ def cost(
     analysis: Any = stage.cost_analysis() or {}
     return Cost(
         graph.name,
-        platform or present,
-        platform in (None, present),
+        platform or default_platform,
+        is_default,
         total(graph),
         analysis.get("flops"),
         analysis.get("transcendentals"),
@@ -264,7 +265,7 @@ def _type(x: Any) -> Any:
     return x if isinstance(x, jax.ShapeDtypeStruct) else jax.typeof(x)
 
 
-def _canonical(device: Any) -> str:
+def _platform_of(device: Any) -> str:
     """Return the name of the device's platform in lowering: cuda or rocm instead of gpu."""
     if device.platform == "gpu":
         return "rocm" if "rocm" in device.client.platform_version else "cuda"

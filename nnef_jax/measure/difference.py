@@ -112,20 +112,20 @@ def diff(a: Model | Source, b: Model | Source) -> Difference:
 
     >>> print(nnef_jax.diff("before.nnef.tgz", "after.nnef.tgz"))
     """
-    (x, first), (y, second) = map(_parts, (a, b))
-    pairs = paired(x, y)
+    (graph_a, data_a), (graph_b, data_b) = map(_graph_and_data, (a, b))
+    pairs = paired(graph_a, graph_b)
     changes = [
-        *_values("input", _inputs(x), _inputs(y)),
-        *_values("output", _outputs(x), _outputs(y)),
-        *_operations(x, y, pairs),
-        *_states(x, y, pairs),
-        *_weights(first, second, pairs),
+        *_values("input", _inputs(graph_a), _inputs(graph_b)),
+        *_values("output", _outputs(graph_a), _outputs(graph_b)),
+        *_operations(graph_a, graph_b, pairs),
+        *_states(graph_a, graph_b, pairs),
+        *_weights(data_a, data_b, pairs),
     ]
-    sizes = (len(x.operations), len(y.operations)), (len(first), len(second))
-    return Difference(tuple(changes), *sizes)
+    operations = len(graph_a.operations), len(graph_b.operations)
+    return Difference(tuple(changes), operations, (len(data_a), len(data_b)))
 
 
-def _parts(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
+def _graph_and_data(source: Model | Source) -> tuple[Graph, dict[str, Any]]:
     """Return the graph, and the arrays of parameters and states by label."""
     if isinstance(source, Model):
         return source.graph, dict(stored(source))
@@ -143,7 +143,10 @@ def _outputs(graph: Graph) -> dict[str, str]:
 
 
 def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Change]:
-    """Yield differences of inputs or outputs, paired in order if both networks have as many."""
+    """Yield differences of inputs or outputs.
+
+    They are paired by name, or in order if as many have other names.
+    """
     if len(a) == len(b) and set(a) != set(b):
         pairs = list(zip(a, b, strict=True))
     else:
@@ -153,10 +156,10 @@ def _values(part: str, a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[C
             details = (f"{a[x]} -> {b[y]}",) if a[x] != b[y] else ()
             change = "changed" if details else "renamed"
             yield Change(part, change, x, a[x], y if x != y else None, details)
-    both = [[name for name in side if name in a and name in b] for side in (a, b)]
-    if len(a) == len(pairs) and both[0] != both[1]:
-        first, second = map(", ".join, both)
-        yield Change(part, "changed", both[0][0], "", details=(f"order: {first} -> {second}",))
+    order_a, order_b = ([name for name in side if name in a and name in b] for side in (a, b))
+    if len(a) == len(pairs) and order_a != order_b:
+        details = (f"order: {', '.join(order_a)} -> {', '.join(order_b)}",)
+        yield Change(part, "changed", order_a[0], "", details=details)
     yield from [Change(part, "removed", x, a[x]) for x in a if x not in {p[0] for p in pairs}]
     yield from [Change(part, "added", y, b[y]) for y in b if y not in {p[1] for p in pairs}]
 
@@ -165,7 +168,7 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
     first, second = named_operations(a), named_operations(b)
     for name, operation in first.items():
         if name not in pairs.operations:
-            yield Change("operation", "removed", name, operation.kind, details=_read(operation))
+            yield Change("operation", "removed", name, operation.kind, details=_operands(operation))
             continue
         other = second[pairs.operations[name]]
         details = tuple(_changes(operation, other, pairs))
@@ -176,10 +179,10 @@ def _operations(a: Graph, b: Graph, pairs: Pairs) -> Iterator[Change]:
     partners = set(pairs.operations.values())
     for name, operation in second.items():
         if name not in partners:
-            yield Change("operation", "added", name, operation.kind, details=_read(operation))
+            yield Change("operation", "added", name, operation.kind, details=_operands(operation))
 
 
-def _read(operation: Operation) -> tuple[str]:
+def _operands(operation: Operation) -> tuple[str]:
     return (f"of {', '.join(value.name for value in operation.reads())}",)
 
 
@@ -235,14 +238,14 @@ def _weights(a: Mapping[str, Any], b: Mapping[str, Any], pairs: Pairs) -> Iterat
 
 def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     """Return the distance of two arrays of one type as texts and as a number; None if equal."""
-    count, largest, squares, squares_of_a = 0, 0.0, 0.0, 0.0
+    count, largest, squares, squares_of_a = 0, 0.0, 0.0, 0.0  # sums over chunks
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     for x, y in zip(chunks(a, wide), chunks(b, wide), strict=True):
-        far = apart(x, y)
-        count += int(np.count_nonzero(far))
-        largest = max(largest, float(far.max()))
+        differences = distances(x, y)
+        count += int(np.count_nonzero(differences))
+        largest = max(largest, float(differences.max()))
         with np.errstate(over="ignore"):
-            squares += float(np.square(far).sum())
+            squares += float(np.square(differences).sum())
             squares_of_a += float(np.square(np.abs(x[np.isfinite(x)])).sum())
     if not count:
         return None
@@ -254,12 +257,12 @@ def _distance(a: Array, b: Array) -> tuple[tuple[str, ...], float] | None:
     return details, relative
 
 
-def apart(a: Array, b: Array) -> Array:
-    """Return how far numbers are from each other: 0 for two NaNs, infinity for one."""
+def distances(a: Array, b: Array) -> Array:
+    """Return the absolute difference of each pair of numbers: 0 for two NaNs, infinity for one."""
     with np.errstate(invalid="ignore", over="ignore"):
-        far = np.abs(b - a)
-    far = np.where(np.isnan(far), np.inf, far)
-    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, far)
+        differences = np.abs(b - a)
+    differences = np.where(np.isnan(differences), np.inf, differences)
+    return np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, differences)
 
 
 def _type(array: Array) -> str:

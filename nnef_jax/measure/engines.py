@@ -58,13 +58,13 @@ def onnx_tensors(
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     model = _with_all_outputs(path) if inside else path
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    takes = [value.name for value in session.get_inputs() if value.name not in values]
-    names = [value.name for value in session.get_outputs()]
+    inputs = [value.name for value in session.get_inputs() if value.name not in values]
+    outputs = [value.name for value in session.get_outputs()]
 
-    def run(*inputs: Any, **named: Any) -> Any:
-        arrays = named or dict(zip(takes, inputs, strict=False))
-        results = session.run(None, _typed(session, {**_in_order(arrays, takes), **values}))
-        return dict(zip(names, results, strict=True)) if inside else tuple(results)
+    def run(*arguments: Any, **named: Any) -> Any:
+        arrays = named or dict(zip(inputs, arguments, strict=False))
+        results = session.run(None, _typed(session, {**_in_order(arrays, inputs), **values}))
+        return dict(zip(outputs, results, strict=True)) if inside else tuple(results)
 
     return run
 
@@ -93,7 +93,7 @@ def _onnxruntime(module: Any, path: str) -> Callable[[Mapping[str, Any]], Call]:
 
 
 def _typed(session: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return inputs in the types that an ONNX file declares; in jax they may have fewer bits."""
+    """Return inputs in the types that an ONNX file declares; jax's types may have fewer bits."""
     types = {x.name: x.type.removeprefix("tensor(").removesuffix(")") for x in session.get_inputs()}
     dtypes = {"float": "float32", "double": "float64"}
     return {name: np.asarray(x, dtypes.get(types[name], types[name])) for name, x in inputs.items()}

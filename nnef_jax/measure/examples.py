@@ -54,13 +54,13 @@ def subject_of(
     graph = network_of(model).specialise([x.shape[len(cycles) :] for x in inputs])
     state = {} if entry == "apply" else model.init_state()
     arrays = [*[state[variable.label] for variable in graph.states if state], *inputs]
-    way, run = {
+    entry_name, run = {
         "apply": ("outputs", lambda: model(*inputs)),
         # A new state for each call, since a step may reuse the memory of its state.
         "step": ("step", lambda: model.step(model.init_state(), *inputs)),
         "scan": ("scan", lambda: model.scan(*inputs)),
     }[entry]
-    program = partial(compiled, model, way, state, inputs)
+    program = partial(compiled, model, entry_name, state, inputs)
     return Subject(lambda: jax.block_until_ready(run()), program, arrays, graph)
 
 

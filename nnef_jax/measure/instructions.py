@@ -40,7 +40,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     """
     by_path = {_without_empty_parts(name): name for name in names} | {name: name for name in names}
     slashes = max([name.count("/") for name in names], default=0)
-    computed: dict[str, set[str]] = {}  # by instruction
+    operations: dict[str, set[str]] = {}  # by instruction
     called: dict[str, list[str]] = {}  # computations by instruction
     members: dict[str, list[str]] = {}  # instructions by computation
     control: set[str] = set()
@@ -55,7 +55,7 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
             inside.append(name)
             path = _PATH.search(metadata)
             operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
-            computed[name] = {operation} if operation else set()
+            operations[name] = {operation} if operation else set()
             called[name] = [
                 n for group in _CALLED.findall(definition) for n in _NAME.findall(group)
             ]
@@ -65,10 +65,11 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     # Computations precede their callers, so that the operations of called ones are complete.
     for instructions in members.values():
         for name in instructions:
-            computed[name].update(*[computed[n] for c in called[name] for n in members.get(c, ())])
+            bodies = [members.get(computation, ()) for computation in called[name]]
+            operations[name].update(*[operations[n] for body in bodies for n in body])
     module = re.match(r"HloModule ([^,\s]+)", text)
-    operations = {name: frozenset(x) for name, x in computed.items()}
-    return HloProgram(module[1] if module else "", operations, frozenset(control), loops)
+    frozen = {name: frozenset(x) for name, x in operations.items()}
+    return HloProgram(module[1] if module else "", frozen, frozenset(control), loops)
 
 
 def _without_empty_parts(name: str) -> str:
@@ -84,10 +85,11 @@ def _unescaped(text: str) -> str:
 
 
 def _operation(path: str, names: Mapping[str, str], most: int) -> str | None:
-    """Return the outermost name in "jit(net)/conv1/transpose", but for the primitive's at the end.
+    """Return the operation of a path such as "jit(net)/conv1/transpose": its outermost name.
 
-    A name may hold `most` slashes itself. Derivatives have names such as "transpose(jvp(conv1))".
-    What is within an operation may have names of its own, of a loop's body.
+    The last part is the primitive, and is left out. A name contains `most` slashes at most. A
+    derivative has a part such as "transpose(jvp(conv1))". Inner parts may be other operations, as
+    in the body of a loop.
     """
     parts = path.split("/")[:-1]
     for start in range(len(parts)):
@@ -127,7 +129,7 @@ def _without_warnings_of_types() -> Generator[None]:
 
 @_without_warnings_of_types()
 def recorded(data: Any, module: str, call: str) -> tuple[list[Run], list[Run]]:
-    """Return the annotated calls, and the runs of a module's instructions, both in order.
+    """Return the annotated calls, and the runs of a module's instructions, each by start.
 
     Args:
         data: a `jax.profiler.ProfileData`.

@@ -35,14 +35,14 @@ class Pairs:
         if isinstance(a, Value):
             return self.values.get(a) is b
         if isinstance(a, Graph) and isinstance(b, Graph):  # the body of a loop
-            return _same(a, b)
+            return _are_equal(a, b)
         return not isinstance(b, Value) and (a == b or (a != a and b != b))  # two NaNs are equal
 
 
 def paired(a: Graph, b: Graph) -> Pairs:
-    """Pair the operations of two graphs, so that as few as possible differ.
+    """Pair the operations of two graphs by name, or by structure if fewer of them then differ.
 
-    Names are tried first. Names that are an exporter's numbers may mislead.
+    Names may mislead, if an exporter has numbered the tensors.
     """
     labels = {pair.a: pair.b for pair in match(_variables(a), _variables(b), {})}
     first, second = named_operations(a), named_operations(b)
@@ -50,12 +50,12 @@ def paired(a: Graph, b: Graph) -> Pairs:
     differing = _differing(a, b, by_name)
     if not differing or len(first) * len(second) > _MOST:
         return by_name
-    # No name of one graph equals a name of the other, so that only the order of kinds counts.
-    hidden = [
+    # With these prefixes no names are equal, so that only structure and order count.
+    prefixed = [
         {f"{side}{name}": tensor for name, tensor in _structures(operations).items()}
         for side, operations in (("a:", first), ("b:", second))
     ]
-    operation_names = {x[2:]: y[2:] for x, y in _matched(*hidden).items()}
+    operation_names = {x[2:]: y[2:] for x, y in _matched(*prefixed).items()}
     by_structure = _pairs(a, b, labels, operation_names)
     return by_structure if _differing(a, b, by_structure) < differing else by_name
 
@@ -76,11 +76,11 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
     first, second = named_operations(a), named_operations(b)
     values: dict[Value, Value] = {}
     inputs = {value.name: value for value in b.inputs}
-    same = len(a.inputs) == len(b.inputs)
+    equally_many = len(a.inputs) == len(b.inputs)
     for index, value in enumerate(a.inputs):
         if value.name in inputs:
             values[value] = inputs[value.name]
-        elif same:
+        elif equally_many:
             values[value] = b.inputs[index]
     variables = {x.label: x.value for x in (*b.parameters, *b.states)}
     for variable in (*a.parameters, *a.states):
@@ -94,20 +94,19 @@ def _pairs(a: Graph, b: Graph, labels: Mapping[str, str], operations: Mapping[st
 def _differing(a: Graph, b: Graph, pairs: Pairs) -> int:
     """Count operations without a counterpart, or with a counterpart that differs."""
     first, second = named_operations(a), named_operations(b)
-    same = 0
+    equal_pairs = 0
     for x, y in pairs.operations.items():
         old, new = first[x], second[y]
-        same += old.kind == new.kind and pairs.agree(
+        equal_pairs += old.kind == new.kind and pairs.agree(
             (old.attributes, old.operands), (new.attributes, new.operands)
         )
-    return len(first) + len(second) - 2 * same
+    return len(first) + len(second) - 2 * equal_pairs
 
 
-def _same(a: Graph, b: Graph) -> bool:
+def _are_equal(a: Graph, b: Graph) -> bool:
     """Tell whether two graphs are equal apart from names."""
     pairs = paired(a, b)
-    updates = [tuple([state.update for state in graph.states]) for graph in (a, b)]
-    ends = [(graph.outputs, update) for graph, update in zip((a, b), updates, strict=True)]
+    ends = [(graph.outputs, tuple([x.update for x in graph.states])) for graph in (a, b)]
     return not _differing(a, b, pairs) and pairs.agree(*ends)
 
 

@@ -33,7 +33,7 @@ from nnef_jax.storage import files
 _CALL = "nnef_jax.profile"
 _SECONDS = 1.0  # duration of recorded calls, if their number is not given
 _FEWEST, _MOST = 5, 100
-_UNSEEN = 3  # calls that do not count, in which threads open their records
+_UNSEEN = 3  # first calls, which do not count: threads start their records in them
 _WIDEST = 60  # characters; a row names as many operations as fit
 _BARS = 20  # rows of a picture
 
@@ -120,7 +120,7 @@ class Profile(Result):
         rows: list[tuple[Any, ...]] = []
         for row in self.rows:
             kinds = ", ".join(dict.fromkeys(row.kinds))
-            rows.append((_named(row), kinds, *self._columns(row.seconds), row.nbytes))
+            rows.append((_title(row), kinds, *self._columns(row.seconds), row.nbytes))
         rows.append(("other", "", *self._columns(self.other_seconds), None))
         title = (
             f"{self.network} on {self.device}: {self.seconds * 1e3:.4g} ms a call, "
@@ -132,13 +132,13 @@ class Profile(Result):
         """Draw the slowest rows as bars; return the axes of matplotlib."""
         shown = self.rows[:_BARS]
         remainder = sum(row.seconds for row in self.rows[_BARS:])
-        bars = [(_named(row), row.seconds, "#1f4e79") for row in shown]
+        bars = [(_title(row), row.seconds, "#1f4e79") for row in shown]
         bars += [(f"{len(self.rows) - _BARS} more", remainder, "0.6")] if self.rows[_BARS:] else []
         bars += [("other", self.other_seconds, "0.8")]
         ax = axes(ax, (7.2, 0.8 + 0.27 * len(bars)))
         names, seconds, colors = zip(*bars, strict=True)
-        drawn = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
-        ax.bar_label(drawn, [f"{s / self._total:.1%}" for s in seconds], padding=3, fontsize=8)
+        patches = ax.barh(range(len(bars)), np.multiply(seconds, 1e3), color=colors, height=0.72)
+        ax.bar_label(patches, [f"{s / self._total:.1%}" for s in seconds], padding=3, fontsize=8)
         ax.set_yticks(range(len(bars)), map(literally, names), fontsize=8)
         ax.invert_yaxis()
         ax.margins(x=0.12)
@@ -191,7 +191,7 @@ def profile(
     require("calls", calls, int | None, "a number")
     require_flags(overwrite=overwrite)
     if calls is not None and calls < 1:
-        raise ValueError(f"calls must be 1 at least, it is {calls}")
+        raise ValueError(f"calls must be at least 1, it is {calls}")
     if trace is not None:
         require_path("trace", trace)
         _check_trace(trace, overwrite=overwrite)
@@ -238,6 +238,7 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 def _profile(
     graph: Graph, program: HloProgram, data: Any, unrecorded: float, device: str
 ) -> Profile:
+    """Return the profile of a recording; `unrecorded` is the seconds of a call without it."""
     calls, runs = recorded(data, program.module, _CALL)
     operations = _operations(graph)
     position = {name: index for index, name in enumerate(operations)}
@@ -262,9 +263,8 @@ def _profile(
         if key
     ]
     rows.sort(key=lambda row: -row.seconds)
-    other = max(
-        0.0, mean_seconds - sum([row.seconds for row in rows])
-    )  # rounded, it may be below 0
+    other = mean_seconds - sum([row.seconds for row in rows])
+    other = max(0.0, other)  # rounding may make it negative
     return Profile(
         graph.name, device, len(calls), unrecorded, mean_seconds, tuple(rows), other, operations
     )
@@ -296,7 +296,7 @@ def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
     return operations
 
 
-def _named(row: Row) -> str:
+def _title(row: Row) -> str:
     """Return the first names of a row, as many as fit into `_WIDEST` characters."""
     count = 1
     while count < len(row.operations) and len(" + ".join(row.operations[: count + 1])) <= _WIDEST:
@@ -316,14 +316,14 @@ def _write_trace(
     folder: str, path: str | os.PathLike[str], program: HloProgram, *, overwrite: bool
 ) -> None:
     """Write the events in a folder of jax's profiler; the program's events name operations."""
-    (recorded,) = Path(folder).rglob("*.trace.json.gz")
-    trace = json.loads(gzip.decompress(recorded.read_bytes()))
+    (recording,) = Path(folder).rglob("*.trace.json.gz")
+    trace = json.loads(gzip.decompress(recording.read_bytes()))
     for event in trace["traceEvents"]:
         instruction = event.get("args", {}).get("hlo_op")
         if operations := sorted(program.operations.get(instruction, ())):
             event["name"] = f"{' + '.join(operations)} ({event['name']})"
             event["args"]["operations"] = operations
     text = json.dumps(trace).encode()
-    packed = os.fspath(path).endswith(".gz")
+    is_gzip = os.fspath(path).endswith(".gz")
     with files.replacing(os.fspath(path), overwrite=overwrite) as file:
-        file.write(gzip.compress(text, mtime=0) if packed else text)
+        file.write(gzip.compress(text, mtime=0) if is_gzip else text)

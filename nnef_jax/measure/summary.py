@@ -1,4 +1,4 @@
-"""The sizes and operations of a network: what `model.summary()` and `nnef-jax summary` show."""
+"""Summarises a network: sizes, operations and variables, as `model.summary()` shows them."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def summarise(
         for variables in (graph.parameters, graph.states)
     )
     stored = [*graph.parameters, *(x for x in graph.states if x.initial is None)]
-    spare = sum(_items(x.tensor) for x in parameters if x.unused)
+    unused_items = sum(_items(x.tensor) for x in parameters if x.unused)
     read = (x.value for x in graph.parameters if x.label not in unused)
     sizes = {value: volume(with_ones(value.type.shape)) for value in read}
     meter.spend(ROW * (len(graph.inputs) + sum(x.unused for x in parameters)), graph.name)
@@ -172,8 +172,8 @@ def summarise(
         counts={
             "operations": len(operations),
             "variables": len(parameters) + len(states),
-            "parameters": sum(_items(x.tensor) for x in parameters) - spare,
-            "unused_parameters": spare,
+            "parameters": sum(_items(x.tensor) for x in parameters) - unused_items,
+            "unused_parameters": unused_items,
             "state": sum(_items(x.tensor) for x in states),
             "weight_bytes": sum(map(_bytes, stored)),
             "multiply_adds": sum(x.multiply_adds for x in operations),

@@ -63,19 +63,20 @@ class WeightStatistics(Result):
     def table(self) -> Table:
         """Return a table with a line for each array, the last column a small histogram."""
         columns = ("label", "shape", "dtype", "min", "max", "mean", "std", "zeros %", "bits")
-        odd = any(x.nan or x.inf for x in self.weights.values())
+        has_nonfinite = any(x.nan or x.inf for x in self.weights.values())
         rows = [
             [
                 *(label, show(x.shape), x.dtype, x.min, x.max, x.mean, x.std),
                 *(round(100 * x.zeros, 2), round(x.bits, 1)),
-                *([x.nan, x.inf] if odd else []),
+                *([x.nan, x.inf] if has_nonfinite else []),
                 sparkline(x.histogram),
             ]
             for label, x in self.weights.items()
         ]
         items = sum(math.prod(x.shape) for x in self.weights.values())
         title = f"{len(self.weights)} arrays, {items:,} numbers"
-        return table_of(title, [*columns, *(["NaN", "inf"] if odd else []), "histogram"], rows)
+        more = ["NaN", "inf"] if has_nonfinite else []
+        return table_of(title, [*columns, *more, "histogram"], rows)
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw each array's range, and a bar of one standard deviation around its mean."""
@@ -128,8 +129,8 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
         raise InputError(f"'{label}' holds no numbers, its dtype is {array.dtype}") from None
     moments = reduce(merged, map(moments_of, chunks(flat, np.float64)), Moments())
     sample = flat[:: -(-flat.size // _SAMPLE)] if flat.size > _SAMPLE else flat
-    some = sample.astype(np.float64)
-    some = some[np.isfinite(some)]
+    finite = sample.astype(np.float64)
+    finite = finite[np.isfinite(finite)]
     return Weight(
         shape=array.shape,
         dtype=str(array.dtype),
@@ -140,7 +141,7 @@ def _statistics(label: str, weight: ArrayLike) -> Weight:
         zeros=moments.zeros / flat.size if flat.size else 0.0,
         nan=moments.nan,
         inf=moments.inf,
-        bits=math.log2(len(np.unique(some))) if some.size else 0.0,
-        histogram=tuple(histogram_of(some, moments.min, moments.max, _BINS)),
+        bits=math.log2(len(np.unique(finite))) if finite.size else 0.0,
+        histogram=tuple(histogram_of(finite, moments.min, moments.max, _BINS)),
         sampled=sample.size < flat.size,
     )

@@ -199,7 +199,7 @@ def test_calibration_needs_samples_and_real_numbers(lenet: nnef_jax.Model) -> No
     integers = (
         "version 1.0;\ngraph G( x ) -> ( y ) { x = external<integer>(shape=[1]); y = copy(x); }"
     )
-    with pytest.raises(nnef_jax.InputError, match="'x' does not hold scalars"):
+    with pytest.raises(nnef_jax.InputError, match="'x' does not hold real numbers"):
         nnef_jax.calibrate(nnef_jax.load(archive(graph=integers)), [np.int32([1])], names=["x"])
 
 
