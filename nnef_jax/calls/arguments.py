@@ -67,7 +67,7 @@ def bind_inputs(
         name = other.name if other in inputs and name not in names else name
         if name not in names:
             message = f"the graph has no input '{name}', its inputs are {', '.join(names)}"
-            raise InputError(message, hint="options of a call are edit=, capture=")
+            raise InputError(message, hint="a call has the options edit= and capture=")
         if name in arguments:
             raise InputError(f"input '{name}' is given by position and by name")
         arguments[name] = array
@@ -184,12 +184,12 @@ def _require_shape(
     after = " after the axis of time" if leading else ""
     if not what.startswith("input"):
         source = "init_state()" if what.startswith("state") else "params"
-        hint = f"take the shape of the stored one: model.{source}"
-    elif len(shape) == len(type.shape) and not _known(type.shape) - Counter(shape):
+        hint = f"give an array of the shape that model.{source} has"
+    elif len(shape) == len(type.shape) and not _known_extents(type.shape) - Counter(shape):
         hint = "its axes are in another order: transpose it, networks mostly take [N,C,H,W]"
     elif len(shape) + 1 == len(type.shape):
-        hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap takes it away: call "
-        hint += "the model on the whole batch, or on x[None] within it"
+        hint = "an axis is missing, mostly the batch: model(x[None]). jax.vmap removes it: call "
+        hint += "the model on the batch without vmap, or on x[None] within it"
     else:
         hint = "load(..., input_shapes=...), or --shape of a command, declares another; jax.vmap "
         hint += "adds a batch axis"
@@ -199,7 +199,7 @@ def _require_shape(
     )
 
 
-def _known(shape: Shape) -> Counter[Any]:
+def _known_extents(shape: Shape) -> Counter[Any]:
     return Counter(extent for extent in shape if extent is not UNKNOWN)
 
 
@@ -237,8 +237,8 @@ def _narrowed(x: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
     if _kind(dtype) != "f":
         return result
     most = jnp.finfo(dtype).max
-    beyond = jnp.isinf(result) & jnp.isfinite(x)
-    return jnp.where(beyond, jnp.where(x < 0, -most, most), result)
+    overflows = jnp.isinf(result) & jnp.isfinite(x)
+    return jnp.where(overflows, jnp.where(x < 0, -most, most), result)
 
 
 def in_order(
@@ -268,10 +268,10 @@ def array_type(value: Value) -> jax.ShapeDtypeStruct:
 
 def arguments_of(inputs: Sequence[Sample]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return args and kwargs of a call for inputs: in order, as one tuple, or as a dict by name."""
-    only: Any = inputs[0] if len(inputs) == 1 else None
-    if isinstance(only, Mapping):
-        return (), only
-    return (only if isinstance(only, tuple) else tuple(inputs)), {}
+    sample: Any = inputs[0] if len(inputs) == 1 else None
+    if isinstance(sample, Mapping):
+        return (), sample
+    return (sample if isinstance(sample, tuple) else tuple(inputs)), {}
 
 
 def over_samples(
@@ -322,7 +322,7 @@ def _require_range(
     if isinstance(array, Tracer | jax.ShapeDtypeStruct):
         raise InputError(
             f"{what} is traced with dtype {array.dtype}, whose values may not fit {dtype}",
-            hint=f"convert it, if they do: x.astype('{dtype}')",
+            hint=f"if they do fit, convert it: x.astype('{dtype}')",
         )
     items = np.asarray(array)
     if items.size and (items.min() < bounds.min or items.max() > bounds.max):

@@ -181,16 +181,16 @@ def _separate(execution: Execution, most: int) -> tuple[Execution, int, bool]:
 def _require_separate(execution: Execution, *sizes: int, most: int = 0) -> None:
     """Raise InputError if items of a batch may depend on one another, or on their number.
 
-    The programs for all sizes may differ in extents only, not in a number of items by which rows
-    are divided, for instance. A program with a constant row for each item is checked for `most`
-    items too. Raises NnefError if the network does not take a batch of some size.
+    The programs for all sizes must be equal except for extents; a division of rows by the number
+    of items, for instance, makes them differ. A program with a constant row for each item is also
+    checked for `most` items. Raises NnefError if the network does not take a batch of some size.
     """
     size, *larger = sizes
     program = _program(execution, size)
     _require_rows(execution, program)
     if most > size and any(size in v.aval.shape for v in program.constants):
         _require_rows(execution, _program(execution, most))
-    if not all(_is_alike(program, _program(execution, other)) for other in larger):
+    if not all(_are_alike(program, _program(execution, other)) for other in larger):
         raise InputError("the computation depends on the number of items", hint=_CALL_THE_MODEL)
 
 
@@ -225,15 +225,17 @@ def _program(execution: Execution, size: int) -> Program:
     return Program(jaxprs.spliced(traced, "plain"), len(parameters))
 
 
-def _is_alike(one: Program, other: Program) -> bool:
+def _are_alike(a: Program, b: Program) -> bool:
     """Tell whether two programs have the same primitives and constants; extents may differ."""
-    equations = [[*jaxprs.innermost(x.closed.jaxpr)] for x in (one, other)]
-    names = [[primitive(e) for e in x] for x in equations]
-    operands = [[v for e in x for v in e.invars] for x in equations]
-    numbers = [[v.val if is_literal(v) else None for v in x] for x in operands]
-    pairs = [
-        *zip(*numbers, strict=False),
-        *zip(one.closed.consts, other.closed.consts, strict=False),
-    ]
-    alike = (np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
-    return names[0] == names[1] and all(alike)
+    primitives, literals = zip(*map(_primitives_and_literals, (a, b)), strict=True)
+    pairs = [*zip(*literals, strict=False), *zip(a.closed.consts, b.closed.consts, strict=False)]
+    equal = (np.array_equal(x, y) for x, y in pairs if np.shape(x) == np.shape(y))
+    return primitives[0] == primitives[1] and all(equal)
+
+
+def _primitives_and_literals(program: Program) -> tuple[list[str], list[Any]]:
+    """Return the primitives of a program, and its operands: None if they are no literals."""
+    equations = [*jaxprs.innermost(program.closed.jaxpr)]
+    operands = [operand for equation in equations for operand in equation.invars]
+    literals = [x.val if is_literal(x) else None for x in operands]
+    return list(map(primitive, equations)), literals

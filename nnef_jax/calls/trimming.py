@@ -42,8 +42,8 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
     >>> y, lengths = model(x, capture=model.lengths)
     >>> places = nnef_jax.trim(y, lengths)
     """
-    require("lengths", lengths, Mapping, "what a call captured by capture=model.lengths")
-    several = isinstance(results, tuple)
+    require("lengths", lengths, Mapping, "the dict that a call returns with capture=model.lengths")
+    is_tuple = isinstance(results, tuple)
     outputs = results if isinstance(results, tuple) else (results,)
     arrays = [_array(x) for x in outputs]
     cuts: dict[int, tuple[int, Any]] = {}
@@ -55,11 +55,11 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
         counts = _array(captured)
         if what == "places":
             counts = (counts >= 0).any(-2 if axis else -1).sum(-1, keepdims=True)
-        cuts[_position(results, output) if several else 0] = axis, counts[..., 0]
+        cuts[_index(results, output) if is_tuple else 0] = axis, counts[..., 0]
     batches = {counts.shape for _, counts in cuts.values()}
     batch = next(iter(batches), ())
     if len(batches) > 1 or any(x.shape[: len(batch)] != batch for x in arrays):
-        raise InputError("the lengths are not those of these results, or of another batch")
+        raise InputError("the lengths are from another call than the results")
 
     def cut(index: tuple[int, ...]) -> Any:
         if len(index) < len(batch):
@@ -67,7 +67,7 @@ def trim(results: ArrayLike | tuple[ArrayLike, ...], lengths: Mapping[str, Array
         items = [x[index] for x in arrays]
         for i, (axis, counts) in cuts.items():
             items[i] = items[i][(*[slice(None)] * axis, slice(int(counts[index])))]
-        return type(results)(*items) if several else items[0]
+        return type(results)(*items) if is_tuple else items[0]
 
     return cut(())
 
@@ -76,10 +76,11 @@ def _array(x: ArrayLike) -> NDArray[Any]:
     return numpy_of(x, InputError, "trim takes arrays with values, outside of jax.jit and the like")
 
 
-def _position(results: Any, output: str) -> int:
-    """Return the position of an output by its name."""
+def _index(results: Any, output: str) -> int:
+    """Return the index of an output by its name."""
     try:
         value = results[output]
     except (KeyError, TypeError, IndexError):
-        raise InputError(f"the results have no output '{output}', which lengths has") from None
+        message = f"lengths has output '{output}', which the results do not have"
+        raise InputError(message) from None
     return next(i for i, x in enumerate(results) if x is value)

@@ -51,22 +51,19 @@ class ModuleNames:
 
     def __init__(self, graph: Graph) -> None:
         self._starts: dict[str, Path] = {}
-        self._outputs = tuple(graph.output_names)  # names by a user; other names may start so
+        self._outputs = tuple(graph.output_names)  # a user's names; other names may extend them
         self._labels = {p.value: p.label for p in graph.parameters}
         self._folded: dict[str, Path] = {}
         self._groups: dict[str, int] = {}
         origins: dict[Value, str] = dict(self._labels)
         starts: dict[str, set[Path | None]] = {}
         for operation in graph.operations:
-            read = [origins[value] for value in operation.reads() if value in origins]
-            if read and len([*operation.reads()]) == 1:
-                origins |= dict.fromkeys(operation.writes(), read[0])
-            for label in read:
-                if (
-                    operation.kind == "deconv"
-                    and "__" in label
-                    and components(label)[-1] == "weight"
-                ):
+            labels = [origins[value] for value in operation.reads() if value in origins]
+            if labels and len([*operation.reads()]) == 1:
+                origins |= dict.fromkeys(operation.writes(), labels[0])
+            for label in labels:
+                is_weight = "__" in label and components(label)[-1] == "weight"
+                if operation.kind == "deconv" and is_weight:
                     groups = dict(operation.attributes)["groups"]
                     self._groups[label] = groups if isinstance(groups, int) else 1
                 if label.startswith(_FOLDED) and operation.kind == "matmul":
@@ -122,11 +119,11 @@ class ModuleNames:
 
 
 def _start(name: str, label: str) -> Path | None:
-    """Return the start of a label's path for which the first part of an operation's name stands."""
+    """Return the start of the label's path that the root of an operation's name abbreviates."""
     root, *inner = components(name)
     path = components(label)[:-1]
     ends = range(1, len(path) + 1)
-    fits = (
+    matches = (
         end for end in ends if path[end - 1] == root and [*path[end:]] == inner[: len(path) - end]
     )
-    return next((path[:end] for end in fits), None)
+    return next((path[:end] for end in matches), None)

@@ -195,8 +195,8 @@ class ShardingPlan(tuple[ShardedParameter, ...]):
 
 def _axes(spec: PartitionSpec) -> str:
     """Return the sharded axes with their mesh axes, as '0: data, 1: model'."""
-    named = [(i, x) for i, x in enumerate(spec) if x is not None]
-    return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in named)
+    sharded = [(i, x) for i, x in enumerate(spec) if x is not None]
+    return ", ".join(f"{i}: {x if isinstance(x, str) else ' '.join(x)}" for i, x in sharded)
 
 
 def plan_of(definition: Definition) -> ShardingPlan | None:
@@ -225,7 +225,7 @@ def _require_batch(layout: Layout, graph: Graph) -> None:
     shapes = [value.type.shape for value in graph.inputs]
     if layout.axis < 0 or all(len(shape) <= layout.axis for shape in shapes):
         raise InputError(
-            f"no input has an axis {layout.axis}, which would be the batch",
+            f"no input has an axis {layout.axis} for the batch",
             hint="batch=None gives each device all of the inputs",
         )
     value = next(x for x in graph.inputs if len(x.type.shape) > layout.axis)

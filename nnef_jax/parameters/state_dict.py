@@ -76,18 +76,18 @@ class _Matching:
             if not candidates and not self._is_constant(label, shape):
                 missing.append(".".join(self.names.of_label(label)) or label)
         unclear |= {label for x in owners.values() if len(x) > 1 for label in x.values()}
-        left = [x for x in self.arrays if x not in owners and not self._is_neutral(x, owners)]
+        unknown = [x for x in self.arrays if x not in owners and not self._is_neutral(x, owners)]
         parts = [f"does not tell which arrays are {_shown(sorted(unclear))}"] if unclear else []
         parts += [f"lacks {_shown(missing)}"] if strict and missing else []
-        parts += [f"has unknown {_shown(left)}"] if strict and left else []
+        parts += [f"has unknown {_shown(unknown)}"] if strict and unknown else []
         parts += [f"has other shapes: {listed(shapes)}"] if shapes else []
         if parts:
             message = f"the state dict for '{self.graph.name:.60}' {', '.join(parts)}"
-            raise InputError(message, hint=_hint(unclear, missing, left))
+            raise InputError(message, hint=_hint(unclear, missing, unknown))
         return params
 
     def _candidates(self, label: str, shape: Shape) -> Iterator[_Candidate]:
-        """Yield names in the state dict, and the parameter made from them, None for a misfit."""
+        """Yield names of arrays, and the parameter made from these, or None if they do not fit."""
         if label in self.exact:
             yield [label], _shaped(self.arrays[label], shape, exactly=True)
             return
@@ -102,8 +102,8 @@ class _Matching:
         elif path in self.arrays or "__" in label:
             names = [path] if path in self.arrays else self._ending(path)
             candidates = [([x], self._restored(label, self.arrays[x], shape)) for x in names]
-            fitting = [candidate for candidate in candidates if candidate[1] is not None]
-            yield from fitting or candidates
+            matches = [candidate for candidate in candidates if candidate[1] is not None]
+            yield from matches or candidates
 
     def _ending(self, path: str) -> list[str]:
         """Return the names that end in a path and equal no label."""
@@ -121,6 +121,7 @@ class _Matching:
         return _shaped(array, shape)
 
     def _gate(self, gate: re.Match[str], shape: Shape) -> _Candidate:
+        """Return the names of a recurrent layer's arrays, and a gate's rows of them."""
         module, layer, back, what, side, letter = gate.groups()
         layer += "_reverse" if back else ""
         kind = "weight" if what == "w" else "bias"
@@ -132,8 +133,8 @@ class _Matching:
         order = _GATES.get(rows[0] // hidden, "") if rows and hidden else ""
         if letter not in order or {*rows} != {len(order) * hidden}:
             return names, None
-        at = order.index(letter) * hidden
-        parts = [x[at : at + hidden] for x in arrays]
+        start = order.index(letter) * hidden
+        parts = [x[start : start + hidden] for x in arrays]
         return names, _shaped(parts[0] + parts[1] if len(parts) > 1 else parts[0], shape)
 
     def _is_constant(self, label: str, shape: Shape) -> bool:
@@ -142,7 +143,7 @@ class _Matching:
         return is_number or _INITIAL.fullmatch(label) is not None
 
     def _is_neutral(self, name: str, used: Iterable[str]) -> bool:
-        """Tell whether a name may be unused: it equals a used one, or is a norm's 1s or 0s."""
+        """Tell whether an array may be unused: it equals a used one, or is a norm's 1s or 0s."""
         array = self.arrays[name]
         if isinstance(array, Tracer):
             return False
@@ -150,9 +151,9 @@ class _Matching:
         neutral = {"weight": 1, "bias": 0}.get(leaf) if array.ndim == 1 else None
         if neutral is not None and bool((array == neutral).all()):
             return True
-        alike = (self.arrays[x] for x in used if self.arrays[x].shape == array.shape)
+        used_arrays = (self.arrays[x] for x in used if self.arrays[x].shape == array.shape)
         return any(
-            x is array or np.array_equal(x, array) for x in alike if not isinstance(x, Tracer)
+            x is array or np.array_equal(x, array) for x in used_arrays if not isinstance(x, Tracer)
         )
 
 
@@ -193,7 +194,7 @@ def _shown(names: Sequence[str]) -> str:
     return listed([f"'{name}'" for name in names])
 
 
-def _hint(unclear: Collection[str], missing: Sequence[str], left: Sequence[str]) -> str:
+def _hint(unclear: Collection[str], missing: Sequence[str], unknown: Sequence[str]) -> str:
     if unclear:
         return "name these arrays as model.params does: a label stands for one parameter"
     if any(name.startswith("onnx::") for name in missing):
@@ -201,7 +202,7 @@ def _hint(unclear: Collection[str], missing: Sequence[str], left: Sequence[str])
             "torch.onnx folded batch norms into convolutions: "
             "export with training=torch.onnx.TrainingMode.PRESERVE"
         )
-    if any(name.endswith(("weight", "bias")) for name in left):
+    if any(name.endswith(("weight", "bias")) for name in unknown):
         return (
             "exporters leave out norms whose weights are all 1 and biases 0, and parameters that "
             f"outputs do not need; {_NOT_STRICT}"

@@ -64,38 +64,40 @@ def _changing(network: Network, part: Graph) -> Iterator[InputError]:
 
 def _part(graph: Graph, inputs: _Names, outputs: _Names) -> Part:
     """Return the part that the arguments mean. Raises InputError with all errors."""
-    named = tensors(graph)
-    takes = None if inputs is None else names_of("inputs", inputs, "names of tensors")
-    returns = None if outputs is None else names_of("outputs", outputs, "names of tensors")
-    raise_all([*_wrong_names(graph, "inputs", takes), *_wrong_names(graph, "outputs", returns)])
-    if takes is None:
-        values = needed(graph, [named[name] for name in returns or graph.output_names], ())
-        if returns is None:  # all of the network, with the inputs that it does not read
+    by_name = tensors(graph)
+    starts = None if inputs is None else names_of("inputs", inputs, "names of tensors")
+    ends = None if outputs is None else names_of("outputs", outputs, "names of tensors")
+    raise_all([*_wrong_names(graph, "inputs", starts), *_wrong_names(graph, "outputs", ends)])
+    if starts is None:
+        values = needed(graph, [by_name[name] for name in ends or graph.output_names], ())
+        if ends is None:  # the whole network, with the inputs that it does not read
             values.update(graph.inputs)
-        takes = tuple(value.name for value in graph.inputs if value in values)
-    sources = {name: named[name] for name in takes}
-    if returns is None:
+        starts = tuple(value.name for value in graph.inputs if value in values)
+    sources = {name: by_name[name] for name in starts}
+    if ends is None:
         computable = _computable(graph, frozenset(sources.values()))
-        ends = zip(graph.output_names, graph.outputs, strict=True)
-        returns = tuple(name for name, value in ends if value in computable) or graph.output_names
-    results = {name: named[name] for name in returns}
+        pairs = zip(graph.output_names, graph.outputs, strict=True)
+        ends = tuple(name for name, value in pairs if value in computable) or graph.output_names
+    results = {name: by_name[name] for name in ends}
     raise_all([*_wrong_part(graph, sources, results)])
-    return Part(takes, returns)
+    return Part(starts, ends)
 
 
 def _wrong_names(graph: Graph, what: str, names: Sequence[str] | None) -> Iterator[InputError]:
-    named = tensors(graph)
+    by_name = tensors(graph)
     if names is not None and not names:
         yield InputError(f"{what} names no tensor")
-    first: dict[Value, str] = {}
+    first_names: dict[Value, str] = {}
     for name in dict.fromkeys(names or ()):
-        if name not in named:
+        if name not in by_name:
             message = f"{what}: the graph has no tensor '{name}'"
-            yield InputError(message, hint=hint_for(name, graph, named))
+            yield InputError(message, hint=hint_for(name, graph, by_name))
         elif names and names.count(name) > 1:
             yield InputError(f"{what} names '{name}' {names.count(name)} times")
-        elif what == "inputs" and first.setdefault(named[name], name) != name:
-            yield InputError(f"inputs names one tensor twice: '{first[named[name]]}' and '{name}'")
+        elif what == "inputs":
+            first = first_names.setdefault(by_name[name], name)
+            if first != name:
+                yield InputError(f"inputs names one tensor twice: '{first}' and '{name}'")
 
 
 def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[InputError]:
@@ -107,14 +109,14 @@ def _wrong_part(graph: Graph, inputs: _Named, outputs: _Named) -> Iterator[Input
         hint = f"cut(inputs=[{', '.join(map(repr, [*inputs, *missing]))}], ...)"
         message = f"the part also needs {', '.join(map(repr, missing))}, which no input gives"
         yield InputError(message, hint=hint)
-    fed = _reached(graph, cuts)
+    dependent = _reached(graph, cuts)
     constant = {*graph.outputs} - _reached(graph, graph.inputs)  # constant in the network, too
     for name, value in outputs.items():
-        if value not in fed and value not in constant:
+        if value not in dependent and value not in constant:
             yield InputError(f"output '{name}' does not depend on an input of the part")
-    idle = set(graph.inputs) - graph.needed  # inputs that the network does not read either
+    unread = set(graph.inputs) - graph.needed  # inputs that the network does not read either
     for name, value in inputs.items():
-        if value in values or value in idle:
+        if value in values or value in unread:
             continue
         sources = needed(graph, [value], ())
         before = [output for output, value in outputs.items() if value in sources]
@@ -130,17 +132,17 @@ def _missing(graph: Graph, inputs: frozenset[Value], values: set[Value]) -> list
 
     `values` are the values that the part computes.
     """
-    fed = _after(graph, inputs, inputs)
+    inside = _after(graph, inputs, inputs)
     outside = _after(graph, {*graph.inputs} - inputs, inputs)
     reads = [
         value
         for operation in graph.operations
-        if any(v in values and v in fed and v not in inputs for v in operation.writes())
+        if any(v in values and v in inside and v not in inputs for v in operation.writes())
         for value in operation.reads()
     ]
     reads += [s.update for s in graph.states if s.value in values and s.value not in inputs]
-    lacking = [value for value in dict.fromkeys(reads) if value in outside and value not in fed]
-    return [*dict.fromkeys(name for value in lacking for name in _spelled(graph, value, outside))]
+    missing = [value for value in dict.fromkeys(reads) if value in outside and value not in inside]
+    return [*dict.fromkeys(name for value in missing for name in _names_of(graph, value, outside))]
 
 
 def _computable(graph: Graph, inputs: frozenset[Value]) -> set[Value]:
@@ -155,7 +157,7 @@ def _reached(
 ) -> set[Value]:
     """Return the sources and the values that depend on them, in the same cycle or a later one.
 
-    Dependencies through `cuts` do not count.
+    Dependencies by way of a value in `cuts` do not count.
     """
     values = set(sources)
     while True:
@@ -167,7 +169,10 @@ def _reached(
 
 
 def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> set[Value]:
-    """Return the sources and the values that depend on them in the same cycle, not by `cuts`."""
+    """Return the sources and the values that depend on them in the same cycle.
+
+    Dependencies by way of a value in `cuts` do not count.
+    """
     values = set(sources)
     for operation in graph.operations:
         if not values.isdisjoint(operation.reads()):
@@ -175,8 +180,8 @@ def _after(graph: Graph, sources: Iterable[Value], cuts: frozenset[Value]) -> se
     return values
 
 
-def _spelled(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
-    """Yield the name of a value; without one, the names of values from which it is computed."""
+def _names_of(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
+    """Yield a value's name; without one, names of values in `among` that it is computed from."""
     names = {tensor: name for name, tensor in tensors(graph).items()}
     if value in names:
         yield names[value]
@@ -185,4 +190,4 @@ def _spelled(graph: Graph, value: Value, among: set[Value]) -> Iterator[str]:
         if value in operation.writes():
             for read in operation.reads():
                 if read in among:
-                    yield from _spelled(graph, read, among)
+                    yield from _names_of(graph, read, among)

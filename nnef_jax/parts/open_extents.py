@@ -51,10 +51,10 @@ class Solver:
                 self._require_unique(sizes, part, meter)
                 return part
             slopes = [self._slopes(sizes, name, part, meter) for name in sizes]
-            lacking = np.subtract(target, _extents(part))
-            change = np.linalg.lstsq(np.transpose(slopes), lacking, rcond=None)[0]
-            moved = np.maximum(np.rint(np.add([*sizes.values()], change)), 0)
-            better = dict(zip(sizes, moved.astype(int).tolist(), strict=True))
+            residual = np.subtract(target, _extents(part))
+            change = np.linalg.lstsq(np.transpose(slopes), residual, rcond=None)[0]
+            rounded = np.maximum(np.rint(np.add([*sizes.values()], change)), 0)
+            better = dict(zip(sizes, rounded.astype(int).tolist(), strict=True))
             if better == sizes:
                 break
             sizes = better
@@ -78,25 +78,25 @@ class Solver:
         """Return the change of each extent of the part's inputs per unit of an open extent."""
         before, size = _extents(part), sizes[name]
         for other in (max(int(size * factor), 1) for factor in _FACTORS):
-            moved = self._perhaps({**sizes, name: other}, meter) if other != size else None
-            if moved is not None and _extents(moved) != before:
-                return (np.subtract(_extents(moved), before) / (other - size)).tolist()
+            changed = self._part_if_valid({**sizes, name: other}, meter) if other != size else None
+            if changed is not None and _extents(changed) != before:
+                return (np.subtract(_extents(changed), before) / (other - size)).tolist()
         return [0.0] * len(before)
 
     def _require_unique(self, sizes: Sizes, part: Graph, meter: Meter) -> None:
         """Raise InputError if other sizes give the same input shapes, but another graph."""
         for name, size in sizes.items():
             for other in (size - 1, size + 1, 2 * size + 2):
-                moved = self._perhaps({**sizes, name: other}, meter) if other > 0 else None
-                if moved is None or _extents(moved) != _extents(part):
+                changed = self._part_if_valid({**sizes, name: other}, meter) if other > 0 else None
+                if changed is None or _extents(changed) != _extents(part):
                     continue
-                if self.described(moved) != self.described(part):
+                if self.described(changed) != self.described(part):
                     raise InputError(
                         f"the part depends on '{name}', which the shapes of its inputs leave open",
                         hint="give it by load(..., input_shapes=...) before the network is cut",
                     )
 
-    def _perhaps(self, sizes: Sizes, meter: Meter) -> Graph | None:
+    def _part_if_valid(self, sizes: Sizes, meter: Meter) -> Graph | None:
         """Return the part for some sizes, None if they do not fit the network."""
         try:
             return self._part(sizes, meter)

@@ -51,18 +51,19 @@ class Part:
         def swap(value: Value) -> Value:
             return inputs.get(value, value)
 
-        def stays(value: Value) -> bool:
+        def is_computed(value: Value) -> bool:
             return value in values and value not in inputs
 
-        operations = [o.reading(inputs) for o in graph.operations if any(map(stays, o.writes()))]
+        operations = [x for x in graph.operations if any(map(is_computed, x.writes()))]
+        states = [s for s in graph.states if is_computed(s.value)]
         part = replace(
             graph,
             inputs=tuple(inputs.values()),
             outputs=tuple(swap(named[name]) for name in self.outputs),
             output_names=self.outputs,
-            operations=tuple(operations),
-            parameters=tuple(p for p in graph.parameters if stays(p.value)),
-            states=tuple(replace(s, update=swap(s.update)) for s in graph.states if stays(s.value)),
+            operations=tuple(operation.reading(inputs) for operation in operations),
+            parameters=tuple(p for p in graph.parameters if is_computed(p.value)),
+            states=tuple(replace(state, update=swap(state.update)) for state in states),
             aliases={n: swap(value) for n, value in graph.aliases.items() if value in values},
         )
         return part, inputs

@@ -31,7 +31,7 @@ _STAND_INS = (
     ),
     _Kind(
         "a web page",
-        "the address is perhaps that of a page about the file: download the file itself",
+        "the address may be the address of a page about the file: download the file itself",
         (".html", ".htm"),
         r"\s*<(!doctype html|html)",
     ),
@@ -42,7 +42,7 @@ _KINDS = (
     _Kind("a pickled object", _TORCH, (".pkl", ".pickle"), r"\x80[\x02-\x05]"),
     _Kind(
         "weights alone, without the network",
-        f"build the module they are of, and {_TORCH}",
+        f"build the module of these weights, and {_TORCH}",
         (".safetensors",),
         r".{8}\{\"",
     ),
@@ -54,7 +54,7 @@ _KINDS = (
     ),
     _Kind(
         "a file of llama.cpp, weights alone",
-        "export the module they are of by torch.onnx or optimum, then load its .onnx",
+        "export the module of these weights by torch.onnx or optimum, then load its .onnx",
         (".gguf",),
         "GGUF",
     ),
@@ -83,13 +83,13 @@ _KINDS = (
         content=r"\s*(#[^\n]*\n\s*)*version\s+\d+\.\d",
     ),
     _Kind(
-        "an array of numpy, which a network takes or gives",
+        "an array of numpy, and not a network",
         "give the network first, then its inputs",
         (".npy",),
         r"\x93NUMPY",
     ),
     _Kind(
-        "a picture, which a network takes",
+        "a picture, and not a network",
         "give the network first, then its inputs",
         (".png", ".jpg", ".jpeg"),
         r"\x89PNG|\xff\xd8\xff",
@@ -106,15 +106,15 @@ def refuse_file(path: str, start: bytes) -> None:
 
 
 def refuse_stand_in(path: str, data: memoryview) -> None:
-    """Raise ArchiveError for a member that only stands in for one that was not downloaded."""
+    """Raise ArchiveError for a stand-in for a member that was not downloaded."""
     if bytes(data[:1]) in (b"v", b"<", b" ", b"\n", b"\r"):  # spares a copy in most cases
         _refuse(path, _by_content(bytes(data[:_START]), _STAND_INS))
 
 
 def _by_content(start: bytes, kinds: Sequence[_Kind]) -> _Kind | None:
     text = start[:_START].decode("latin-1")
-    fitting = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
-    return next(fitting, None)
+    matches = (k for k in kinds if k.content and re.match(k.content, text, re.I | re.S))
+    return next(matches, None)
 
 
 def _refuse(path: str, kind: _Kind | None) -> None:

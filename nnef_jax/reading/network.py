@@ -107,20 +107,21 @@ class Network:
         """
         if not self.is_open and not (self.graph.states and self.changing):
             return self.graph
-        before = {x: tuple(state[x]) for x in self.changing if state and x in state}
-        key = (*shapes, *before.items())
+        state_shapes = {x: tuple(state[x]) for x in self.changing if state and x in state}
+        key = (*shapes, *state_shapes.items())
         if key not in self._specialised:
             names = [value.name for value in self.graph.inputs]
-            named = {**self.options.input_shapes, **dict(zip(names, shapes, strict=True))}
-            # Each specialisation has a new budget: reading the network has used its own.
-            meter = Meter(self.options.meter.limits)
-            starts = not self.computed_starts <= before.keys()
             options = replace(
-                self.options, input_shapes=named, meter=meter, state_shapes=before, starts=starts
+                self.options,
+                input_shapes={**self.options.input_shapes, **dict(zip(names, shapes, strict=True))},
+                # Each specialisation has a new budget: reading the network has used its own.
+                meter=Meter(self.options.meter.limits),
+                state_shapes=state_shapes,
+                starts=not self.computed_starts <= state_shapes.keys(),
             )
             if self.is_guessed:  # other extents may need weights that were folded for the guess
                 options = replace(options, labels=self.labels)
-            if any(is_symbolic(x) for shape in (*shapes, *before.values()) for x in shape):
+            if any(is_symbolic(x) for shape in (*shapes, *state_shapes.values()) for x in shape):
                 return self._symbolic(options)
             try:
                 graph = self._flatten(options)
@@ -135,13 +136,13 @@ class Network:
 
     def _disagreement(self, shapes: Sequence[Shape]) -> str:
         """Return a sentence on a named extent that differs between these inputs, or ''."""
-        seen: dict[str, tuple[str, int]] = {}
+        first_uses: dict[str, tuple[str, int]] = {}
         for value, shape in zip(self.graph.inputs, shapes, strict=True):
             names = self.extent_names.get(value.name, ())
             for name, extent in zip(names, shape, strict=False):
-                input, other = seen.setdefault(name, (value.name, extent))
-                if name and extent != other:
-                    return f"'{name}' is {other} in '{input}', {extent} in '{value.name}'"
+                input, first = first_uses.setdefault(name, (value.name, extent))
+                if name and extent != first:
+                    return f"'{name}' is {first} in '{input}', {extent} in '{value.name}'"
         return ""
 
     def opened(self, stored: Callable[[str], NDArray[np.generic]]) -> Network:
@@ -242,7 +243,10 @@ def _flatten(frontend: Frontend, options: Options) -> Graph:
 
 
 def _flatten_and_check(frontend: Frontend, options: Options) -> tuple[Graph, Graph | None, bool]:
-    """Return the graph, the one for the document's own shapes, and whether extents are guessed."""
+    """Return the graph, and whether its open extents are guessed.
+
+    The second item is the graph for the document's own shapes, if the options have others.
+    """
     shapes = options.input_shapes
     declared = None
     if shapes or options.extents:
@@ -265,25 +269,27 @@ def _flatten_or_guess(frontend: Frontend, options: Options) -> tuple[Graph, bool
     # The structure depends on an open extent. The graph for a guess has the names and ranks.
     states = frontend.state_shapes()
     guesses = [replace(options, open_extent=extent) for extent in _GUESSES]
-    if states:  # a state and an input of 1 may not fit a mask of 1, which covers both
+    if states:
+        # A mask may cover a state and an input, so that 1 does not fit all three: try a first
+        # cycle, whose state is shorter.
         guesses.insert(1, replace(guesses[0], starts=True))
-    refused: list[SemanticError] = []
-    for guessed in guesses:
+    errors: list[SemanticError] = []
+    for guess in guesses:
         try:
-            guess = _flatten(frontend, guessed)
+            graph = _flatten(frontend, guess)
         except SemanticError as error:
-            refused.append(error)
+            errors.append(error)
         else:
             shapes = {**frontend.declared_shapes(options), **options.input_shapes}
-            return _opened(guess, shapes, states), True
-    error = refused[0]
-    if any((x.message, x.span) != (error.message, error.span) for x in refused):
-        guessed = (
-            f"open extents of inputs were taken for {_GUESSES[0]} here, and {_GUESSES[1]} does not "
-            f"fit either: give them by {frontend.closing()}"
+            return _opened(graph, shapes, states), True
+    first = errors[0]
+    if any((x.message, x.span) != (first.message, first.span) for x in errors):
+        hint = (
+            f"this error is for open extents of {_GUESSES[0]}, and {_GUESSES[1]} does not fit "
+            f"either: give them by {frontend.closing()}"
         )
-        error.hint = f"{error.hint}; {guessed}" if error.hint else guessed
-    raise error
+        first.hint = f"{first.hint}; {hint}" if first.hint else hint
+    raise first
 
 
 def _has_open_inputs(graph: Graph) -> bool:
@@ -306,18 +312,18 @@ def with_pairs(graph: Graph, pairs: Mapping[str, str]) -> Graph:
         return graph
     inputs = {value.name: value for value in graph.inputs}
     outputs = dict(zip(graph.output_names, graph.outputs, strict=True))
-    outputs_left = {name: value for name, value in outputs.items() if name not in pairs.values()}
+    remaining = {name: value for name, value in outputs.items() if name not in pairs.values()}
     states: list[StateVariable] = []
     for input, output in pairs.items():
         old, new = inputs[input].type, outputs[output].type
         if old.dtype != new.dtype or len(old.shape) != len(new.shape):
-            raise InputError(f"output '{output}' is {new}, it cannot be the next '{input}': {old}")
+            raise InputError(f"output '{output}' is {new}, it cannot be state '{input}', of {old}")
         states.append(StateVariable(input, inputs[input], outputs[output]))
     return replace(
         graph,
         inputs=tuple(value for name, value in inputs.items() if name not in pairs),
-        outputs=tuple(outputs_left.values()),
-        output_names=tuple(outputs_left),
+        outputs=tuple(remaining.values()),
+        output_names=tuple(remaining),
         states=(*graph.states, *states),
     )
 

@@ -120,7 +120,7 @@ def with_network(
     state = {} if reading.state is None else reading.state
     state = word_pairs("state", state, "output names by input name")
     source, weights = _unchanging(source), _unchanging(weights)
-    last: Exception | None = None
+    last_error: Exception | None = None
     with within_memory("the network"):
         for _ in range(1 if hasattr(weights, "read") else _TRIES):
             options.meter.expanded = 0
@@ -135,7 +135,7 @@ def with_network(
             except FileNotFoundError as error:
                 if not error.filename or not os.path.exists(error.filename):
                     raise
-                last = error
+                last_error = error
                 continue
             with archive:
                 try:
@@ -143,8 +143,8 @@ def with_network(
                 except NnefError as error:
                     if not archive.is_changed:
                         raise
-                    last = error
-    raise ArchiveError(f"the network changes while it is read: {last}") from last
+                    last_error = error
+    raise ArchiveError(f"the network changes while it is read: {last_error}") from last_error
 
 
 def _unchanging(source: Any) -> Any:
@@ -177,7 +177,7 @@ def network_of(
         if archive.graph != GRAPH:
             raise InputError(
                 "weights= does not go with this network, which has its own",
-                hint="it is for NNEF, and for formats with a file of weights, as .xml and .bin",
+                hint="it is for NNEF, and for formats with a separate file of weights",
             )
         archive, labels = with_safetensors(archive, options.meter)
     with uncollected():

@@ -1,4 +1,4 @@
-"""Weights of an NNEF network from one file of safetensors, in place of its tensor files."""
+"""Reads the weights of an NNEF network from a safetensors file instead of its tensor files."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
     name, data = archive.weights or ("", memoryview(b""))
     if bytes(data[8:10]) != b'{"':
         raise InputError(
-            f"weights= does not go with this network: '{name}' is no file of safetensors",
-            hint="its data are members of its archive, or one file of safetensors by their labels",
+            f"weights= does not go with this network: '{name}' is no safetensors file",
+            hint="an NNEF network takes a safetensors file that has its weights by label",
         )
     # The reader belongs to tract's dialect, whose archives have safetensors members.
     tensors = import_module(f"{FORMATS['tract']}.json_members").SafetensorsFile(data, name, meter)
@@ -36,8 +36,8 @@ def with_safetensors(archive: Archive, meter: Meter) -> tuple[Archive, Collectio
 def require_labels(labels: Collection[str], variables: Collection[str]) -> None:
     """Raise InputError for labels of weights that no variable has."""
     if wrong := sorted(set(labels) - {*variables, *(x.removeprefix("/") for x in variables)}):
-        message = f"weights= has {listed(wrong)}, which no variable of the network is"
-        raise InputError(message, hint="they go by the labels of model.params")
+        message = f"weights= has {listed(wrong)}, but the network has no such variable"
+        raise InputError(message, hint="names in the file must be labels of model.params")
 
 
 class _Beside:

@@ -79,8 +79,8 @@ def write_network(
         for label, x in arrays.items()
         if isinstance(x, jax.Array) and not x.is_fully_addressable
     }
-    held = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
-    archive = written(network, {**arrays, **held}, quantization)
+    stand_ins = {x: np.broadcast_to(np.zeros((), v.dtype), v.shape) for x, v in spread.items()}
+    archive = written(network, {**arrays, **stand_ins}, quantization)
     require_readable(network, archive)
     members = archive.members
     if not spread:
@@ -90,11 +90,11 @@ def write_network(
 
     names = {id(member): name for name, member in members.items()}
     for label, x in spread.items():
-        if id(held[label]) not in names or x.dtype == bool:
+        if id(stand_ins[label]) not in names or x.dtype == bool:
             hint = "gather it first: multihost_utils.process_allgather(params, tiled=True)"
             message = f"'{label}' is partly on other hosts, and cannot be stored as it is"
             raise UnsupportedError(message, hint=hint)
-    parts = {names[id(held[label])]: x for label, x in spread.items()}
+    parts = {names[id(stand_ins[label])]: x for label, x in spread.items()}
     write_jointly(path, members, parts, overwrite=overwrite)
 
 
@@ -125,7 +125,7 @@ def require_readable(network: Network, written: Written) -> None:
     except DataError:  # The message names the wrong array.
         raise
     except NnefError as error:
-        message = f"load would refuse what is to be saved: {error.message}"
+        message = f"load would refuse the saved network: {error.message}"
         raise UnsupportedError(
             message, span=error.span, calls=error.calls, hint=error.hint, siblings=error.siblings
         ) from error
@@ -164,13 +164,13 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
             if label not in arrays:
                 raise DataError(
                     f"params: there is no array for variable '{label}'",
-                    hint="load(..., unused=True) has all variables in model.params, "
-                    "model.save stores those that nothing reads as they were",
+                    hint="after load(..., unused=True) model.params has all variables; model.save "
+                    "stores unused variables unchanged",
                 )
             what = f"params: the array for '{label}'"
             array = numpy_of(arrays[label], DataError, f"{what} has no values to store")
             if array.shape != type.shape:
-                shapes = f"has shape {show(array.shape)}, declared is {show(type.shape)}"
+                shapes = f"has shape {show(array.shape)}, the document declares {show(type.shape)}"
                 raise DataError(f"{what} {shapes}")
             require_kind(array, np.dtype(type.dtype), what)
             require_range(array, np.dtype(type.dtype), what)
@@ -185,7 +185,7 @@ def written(network: Network, arrays: Mapping[str, Any], quantization: str | Non
     raise_all(frontend.unsavable())
     if network.is_guessed:
         raise UnsupportedError(
-            "the graph depends on open extents of inputs, which NNEF cannot say",
+            "the graph depends on open extents of inputs, which NNEF cannot express",
             hint=f"close them by {frontend.closing()}",
         )
     options = replace(network.options, meter=Meter(network.options.meter.limits))

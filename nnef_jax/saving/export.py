@@ -62,7 +62,7 @@ def export(
     if params == "inside" and os.path.splitext(target)[1] not in ("", ".npz"):
         raise InputError(
             f"{target!r:.80}: with params='inside' the file is a .npz",
-            hint="params='beside' writes what jax.export.deserialize reads",
+            hint="params='beside' writes a file for jax.export.deserialize",
         )
     files.check_target(target, overwrite=overwrite)
     trees = {"params": execution.arrays.parameters()}
@@ -88,13 +88,13 @@ def export(
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return the function of parameters, the state (not for "apply"), and the inputs in order."""
     execution = execution.alone()
-    way = execution.scan if entry == "scan" else execution.step
+    recurrent = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:
         return _plain(execution.run(execution.outputs, {}, inputs, params))
 
     def recur(params: Arrays, state: Arrays, *inputs: jax.Array) -> Any:
-        outputs, state = execution.run(way, state, inputs, params)
+        outputs, state = execution.run(recurrent, state, inputs, params)
         return _plain(outputs), state
 
     function = apply if entry == "apply" else recur
@@ -140,7 +140,7 @@ def _serialised(
         if any(is_symbolic(n) for x in jax.tree.leaves(types) for n in x.shape):
             hints = [
                 "close open extents by load(..., input_shapes=...)",
-                "say more of them, as in constraints=['x_2 >= 8', 'x_2 == z_2']",
+                "constrain them, as in constraints=['x_2 >= 8', 'x_2 == z_2']",
             ]
         shapes = ", ".join(show(x.shape) for x in types if isinstance(x, jax.ShapeDtypeStruct))
         raise UnsupportedError(
@@ -170,9 +170,10 @@ def _input_types(
 ) -> tuple[list[jax.ShapeDtypeStruct], dict[str, jax.ShapeDtypeStruct]]:
     """Return the types of inputs and of changing states, with a symbol for each open extent.
 
-    A symbol has the document's name. Otherwise that of a first axis is `batch`, if given, and any
-    other is made of the input or label and the axis, as 'x_2'. Raises TypeError or InputError for
-    wrong arguments.
+    A symbol has the name that the document gives to the extent. Without one, the name is `batch`
+    for a first axis, if given, and otherwise the input or label with the axis, such as 'x_2'.
+
+    Raises TypeError or InputError for wrong arguments.
     """
     network, in_time = execution.network, entry == "scan"
     texts = names_of("constraints", constraints, "texts such as 'b >= 2'")

@@ -17,7 +17,7 @@ from tests.execution.test_citizen import X, counter, small
     ("call", "error", "message"),
     [
         (lambda: small(input_shapes={"x": (-1, 3)}), ValueError, "None is an extent that each"),
-        (lambda: small()(X, replace={}), ValueError, r"options of a call are edit=, capture="),
+        (lambda: small()(X, replace={}), ValueError, r"the options edit= and capture="),
         (lambda: counter().scan({}, X), ValueError, r"scan\(\.\.\., state=state\)"),
         (
             lambda: small().apply(small().params | {"layer/ww": X}, X),

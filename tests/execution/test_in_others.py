@@ -67,7 +67,7 @@ def test_in_a_module_of_flax(model: nnef_jax.Model) -> None:
 def test_what_vmap_takes_away_is_named(model: nnef_jax.Model) -> None:
     with pytest.raises(InputError, match="has shape") as caught:
         jax.vmap(model)(X)
-    assert caught.value.hint is not None and "jax.vmap takes it away" in caught.value.hint
+    assert caught.value.hint is not None and "jax.vmap removes it" in caught.value.hint
     within = jax.vmap(lambda x: model(x[None])[0])(X)
     np.testing.assert_allclose(within, model(X), rtol=1e-4, atol=1e-6)
 

@@ -107,7 +107,7 @@ def test_types_must_agree() -> None:
     text = STANDARD.replace("next = 0.5 * kept + x;", "next = kept > x;").replace(
         "next * 2.0", "x * 2.0"
     )
-    with pytest.raises(nnef_jax.InputError, match=r"'next' is bool\[1,3\], it cannot be the next"):
+    with pytest.raises(nnef_jax.InputError, match=r"'next' is bool\[1,3\], it cannot be state"):
         model_of(text, state={"kept": "next"})
 
 

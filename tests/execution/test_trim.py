@@ -107,5 +107,5 @@ def test_what_cannot_be_trimmed(tmp_path: Path) -> None:
         nnef_jax.trim((places, places), lengths)
     with pytest.raises(InputError, match="of another batch"):
         nnef_jax.trim(places, {name: x[None].repeat(3, 0) for name, x in lengths.items()})
-    with pytest.raises(TypeError, match="what a call captured"):
+    with pytest.raises(TypeError, match="the dict that a call returns"):
         nnef_jax.trim(places, None)  # pyright: ignore[reportArgumentType]

@@ -107,7 +107,7 @@ def test_options_of_reading_are_refused(name: str) -> None:
     ("options", "error", "message"),
     [
         ({"precison": "highest"}, TypeError, "unexpected keyword argument 'precison'"),
-        ({"precision": "highes"}, ValueError, "'highes' is none of jax"),
+        ({"precision": "highes"}, ValueError, "jax has no precision 'highes'"),
         ({"optimize": 1}, TypeError, "optimize must be True or False"),
         ({"optimize": "strictly"}, TypeError, "optimize must be True or False"),
         ({"autotune": None}, TypeError, "autotune must be True or False"),
