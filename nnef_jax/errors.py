@@ -126,8 +126,8 @@ def family_of(error: InvalidOperation, family: type[NnefError] = SemanticError) 
 
 def at_operation(error: InvalidComputation, family: type[NnefError] = SemanticError) -> NnefError:
     """Return the error of an operation that cannot be computed, with its place in the document."""
-    where, family = error.operation, family_of(error, family)
-    return family(error.message, span=where.span, calls=where.calls, hint=error.hint)
+    operation, family = error.operation, family_of(error, family)
+    return family(error.message, span=operation.span, calls=operation.calls, hint=error.hint)
 
 
 @contextmanager

@@ -48,7 +48,7 @@ class Model(Writable):
     def __reduce__(self) -> tuple[Any, ...]:
         # The document, and the arrays as numpy arrays; compiled code is left out. `copy` calls this
         # method too: the class Arrays decides which arrays are copied.
-        return _of, (self._execution.arrays,)
+        return _unpickled, (self._execution.arrays,)
 
     def __repr__(self) -> str:
         inputs, outputs = (", ".join(map(str, specs)) for specs in (self.inputs, self.outputs))
@@ -270,7 +270,7 @@ class Model(Writable):
         return Model(execution.with_network(part))
 
 
-def _of(arrays: Arrays) -> Model:
+def _unpickled(arrays: Arrays) -> Model:
     return Model(Execution.of(arrays))
 
 

@@ -77,10 +77,10 @@ def require_samples(name: str, value: Any) -> None:
     """Raise TypeError unless the value is an iterable of sample inputs."""
     try:
         is_array = hasattr(value, "shape")  # an array of samples would lack its batches
-        fits = not (is_array or isinstance(value, str | bytes | Mapping)) and bool(iter(value))
+        is_valid = not (is_array or isinstance(value, str | bytes | Mapping)) and bool(iter(value))
     except TypeError:
-        fits = False
-    if not fits:
+        is_valid = False
+    if not is_valid:
         what = "a list of samples: arrays, tuples of arrays, or dicts of arrays by input name"
         raise TypeError(f"{name} must be {what}; it is {shown(value)}")
 
@@ -123,8 +123,8 @@ def shapes_by_name(name: str, value: Any) -> dict[str, tuple[int | None, ...]]:
             raise TypeError(f"{name} of '{key}' must be a list or tuple, it is {shown(shape)}")
         extents: tuple[Any, ...] = tuple(shape)  # pyright: ignore[reportUnknownArgumentType]
         for extent in extents:
-            number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
-            if extent is not None and not number:
+            is_number = isinstance(extent, int | np.integer) and not isinstance(extent, bool)
+            if extent is not None and not is_number:
                 raise TypeError(f"{name} of '{key}' must hold integers or None, not {extent!r:.40}")
             if extent is not None and extent < 0:
                 message = f"{name} of '{key}' has the negative extent {extent}"
@@ -145,7 +145,7 @@ def extents_by_name(name: str, value: Any) -> tuple[dict[str, Any], dict[str, in
     }
     for key, extent in extents.items():
         if extent < 0:
-            raise InputError(f"{name} gives extent '{key}' {extent} items")
+            raise InputError(f"{name} has the negative extent {extent} for '{key}'")
     return {key: x for key, x in items.items() if key not in extents}, extents
 
 
@@ -198,7 +198,7 @@ def checked_run(keywords: Mapping[str, Any], *, has_rules: bool) -> dict[str, An
     if checked.get("precision") is not None:
         checked["precision"] = _precision(checked["precision"])
     if has_rules and checked.get("cache_dir") is not None:
-        raise ValueError("cache_dir does not go with rules: nothing tells when they change")
+        raise ValueError("cache_dir does not go with rules: changes of rules go unnoticed")
     return checked
 
 
@@ -210,5 +210,5 @@ def _precision(precision: Any) -> Any:
     try:
         jax.eval_shape(partial(jax.lax.dot, precision=precision), matrix, matrix)
     except Exception as error:
-        raise ValueError(f"precision {precision!r:.60} is none of jax: {error}") from None
+        raise ValueError(f"jax has no precision {precision!r:.60}: {error}") from None
     return tuple(precision) if isinstance(precision, list) else precision  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]

@@ -108,10 +108,8 @@ def text_of(table: Table) -> str:
     """Return a table as text; without rows it is the title alone."""
     from rich.console import Console
 
-    title, table.title = (
-        str(table.title),
-        None,
-    )  # rich would wrap a title that is wider than the table
+    # Printed separately: rich would wrap a title that is wider than the table.
+    title, table.title = str(table.title), None
     if not table.row_count:
         return title
     console = Console(file=StringIO(), width=1000)
@@ -176,11 +174,11 @@ def axes(ax: Axes | None = None, size: tuple[float, float] = (6.4, 4.8)) -> Axes
 
     The right and the top spine are hidden. Raises UnsupportedError if matplotlib is missing.
     """
-    drawn: Any = ax
+    target: Any = ax
     if ax is None:
-        drawn = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
-    drawn.spines[["top", "right"]].set_visible(False)
-    return drawn
+        target = plotting("pyplot").subplots(figsize=size, layout="constrained")[1]
+    target.spines[["top", "right"]].set_visible(False)
+    return target
 
 
 def plotting(module: str) -> Any:

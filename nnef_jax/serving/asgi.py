@@ -53,11 +53,9 @@ class RequestProgress:
 
     def line(self, model: str, status: int) -> str:
         """Return a line for the log. Names are JSON strings, shortened."""
-        named = (json.dumps(name[:_SHOWN]) for name in (model, self.id))
-        line = "request model={} id={} status={} seconds={:.6f}".format(
-            *named, status, self.seconds
-        )
-        return " ".join([line, *(f"{name}={x:.6f}" for name, x in self._parts.items())])
+        name, id = (json.dumps(text[:_SHOWN]) for text in (model, self.id))
+        line = f"request model={name} id={id} status={status} seconds={self.seconds:.6f}"
+        return " ".join([line, *(f"{part}={x:.6f}" for part, x in self._parts.items())])
 
 
 class Application:
@@ -175,17 +173,17 @@ class Application:
         if length > self.limits.json:
             raise HTTPException(413, f"{length} bytes are JSON, the limit is {self.limits.json}")
         outputs = service.servable.outputs
-        query = await self._by(length, partial(protocol.decoded, body, length, outputs))
+        query = await self._called(length, partial(protocol.decoded, body, length, outputs))
         progress.id = query.id
         size = sum(x.nbytes for x in query.arrays.values())
-        arrays = await self._by(size, partial(service.servable.bind, (), query.arrays))
+        arrays = await self._called(size, partial(service.servable.bind, (), query.arrays))
         progress.done("decode")
-        left = self.limits.timeout - progress.seconds
-        results = await service.infer(query.parameters, arrays, left)
+        remaining = self.limits.timeout - progress.seconds
+        results = await service.infer(query.parameters, arrays, remaining)
         progress.done("compute")
         size = sum(x.size for x in results if not all(query.outputs.values()))
         encode = partial(protocol.encoded, service.name, query, outputs, results)
-        text, length = await self._by(size, encode)
+        text, length = await self._called(size, encode)
         progress.done("encode")
         headers = {} if length is None else {protocol.LENGTH: str(length)}
         media = "application/json" if length is None else "application/octet-stream"
@@ -206,8 +204,8 @@ class Application:
             error = HTTPException(500, f"'{name}' failed: {error}")
         return _response(error)
 
-    async def _by(self, size: int, function: Callable[[], _Result]) -> _Result:
-        """Return the result of a function that is called on a thread if the size is large."""
+    async def _called(self, size: int, function: Callable[[], _Result]) -> _Result:
+        """Return the result of a function, which is called on a thread if the size is large."""
         if size < _LONG:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self.texts, function)
@@ -230,7 +228,8 @@ class Application:
                     if len(body) + len(part) > limits.body:
                         raise HTTPException(413, f"the body has more than {limits.body} bytes")
                     if self.held + len(part) > limits.memory:
-                        raise HTTPException(503, f"{self.held} bytes of requests are in memory")
+                        message = f"{self.held} bytes of requests are in memory"
+                        raise HTTPException(503, f"{message}, the limit is {limits.memory}")
                     self.held += len(part)
                     body += part
         except TimeoutError:

@@ -94,7 +94,7 @@ class _Reader:
         return self.text[self.at : self.at + 1]
 
     def _error(self, expected: str) -> ValueError:
-        return ValueError(f"at character {self.at} {expected} is due")
+        return ValueError(f"{expected} is expected at character {self.at}")
 
     def _take(self, *allowed: str) -> str:
         """Consume the next character, which must be one of the allowed ones, and return it."""

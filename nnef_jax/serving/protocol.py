@@ -100,7 +100,7 @@ def decoded(
     arrays: dict[str, NDArray[Any]] = {}
     start = length
     for item in _items("inputs", request, []):
-        name, what = _named("input", item)
+        name, what = _name_and_title("input", item)
         if name in arrays:
             raise InputError(f"{what} is given twice")
         size = _parameters(what, item).get("binary_data_size")
@@ -108,7 +108,8 @@ def decoded(
             arrays[name] = _from_json(what, item)
             continue
         if type(size) is not int or not 0 <= size <= len(body) - start:
-            raise InputError(f"{what}: binary_data_size is {shown(size)}, the body ends before")
+            left = len(body) - start
+            raise InputError(f"{what}: binary_data_size is {shown(size)}, {left} bytes are left")
         arrays[name] = _from_bytes(what, item, memoryview(body)[start : start + size])
         start += size
     if start != len(body):
@@ -123,12 +124,12 @@ def encoded(
     model: str, request: InferenceRequest, specs: Sequence[TensorSpec], results: Sequence[ArrayLike]
 ) -> tuple[bytes, int | None]:
     """Return the body of a response, and its bytes of JSON, None without binary tensors."""
-    named = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
+    by_name = {spec.name: (spec, x) for spec, x in zip(specs, results, strict=True)}
     head = {"model_name": model, "model_version": "1"} | ({"id": request.id} if request.id else {})
     text = [f'{json.dumps(head)[:-1]}, "outputs": [']
     parts: list[bytes] = []
     for name, is_binary in request.outputs.items():
-        spec, result = named[name]
+        spec, result = by_name[name]
         array = np.asarray(result)
         output: dict[str, Any] = {"name": name, "datatype": datatype(spec), "shape": array.shape}
         text.append(", " if len(text) > 1 else "")
@@ -160,11 +161,12 @@ def _parameters(what: str, item: _Object) -> _Object:
     parameters = _fields(f"parameters of {what}", item.get("parameters", {}))
     for name in ("shared_memory_region", "classification"):
         if name in parameters:
-            raise InputError(f"{what} asks for {name}, which is not served")
+            raise InputError(f"{what} asks for {name}, which is not supported")
     return parameters
 
 
-def _named(kind: str, item: object) -> tuple[str, str]:
+def _name_and_title(kind: str, item: object) -> tuple[str, str]:
+    """Return the name of an input or output, and its title in messages."""
     name = _fields(f"an {kind}", item).get("name")
     if not isinstance(name, str):
         raise InputError(f"an {kind} has no name, it is {shown(name)}")
@@ -179,7 +181,7 @@ def _requested(
     is_binary = parameters.get("binary_data_output") is True
     requested: dict[str, bool] = {}
     for item in _items("outputs", request, []):
-        name, what = _named("output", item)
+        name, what = _name_and_title("output", item)
         if name not in names:
             message = f"the graph has no {what}, its outputs are {listed(names)}"
             raise InputError(message, hint=did_you_mean(name, names))
@@ -192,7 +194,8 @@ def _type(what: str, item: _Object) -> tuple[list[int], np.dtype[Any]]:
     shape: Any = item.get("shape")
     name = item.get("datatype")
     if not isinstance(name, str) or name not in _DATATYPES:
-        raise InputError(f"{what} has datatype {shown(name)}, served are {listed(_DATATYPES)}")
+        names = listed(_DATATYPES)
+        raise InputError(f"{what} has datatype {shown(name)}, which is none of {names}")
     is_list = isinstance(shape, list) and len(shape) <= _MOST_AXES
     if not is_list or not all(type(n) is int and 0 < n < 1 << 62 for n in shape):
         raise InputError(f"{what} has shape {str(shape)[:60]}, it must be a list of extents from 1")
@@ -233,13 +236,13 @@ def _numbers(what: str, name: str, dtype: np.dtype[Any], items: Items) -> NDArra
     try:
         items = flattened(items)
     except ValueError as error:
-        raise InputError(f"data of {what} are no array: {error}") from None
+        raise InputError(f"data of {what} are not an array: {error}") from None
     if not set(map(type, items)) <= _TYPES.get(dtype.kind, {int, float}):
         raise InputError(f"data of {what} must be of {name}")
     if dtype.kind in "iu" and items:
         bounds = np.iinfo(dtype)
         if min(items) < bounds.min or max(items) > bounds.max:
-            raise InputError(f"data of {what} do not fit {name}: each must be of {name}")
+            raise InputError(f"data of {what} do not fit {name}")
         return np.array(items, dtype)
     try:
         array = np.array(items, bool if dtype.kind == "b" else np.float64)

@@ -125,7 +125,7 @@ class SequenceStep(NamedTuple):
 
 
 class Sequences(SingleCalls):
-    """A network with a state, of which each sequence of requests has its own.
+    """A network with a state; each sequence of requests has a separate state.
 
     States stay on the device. A state is dropped after `idle` seconds without use, and if a cycle
     fails. One thread makes all calls.

@@ -137,12 +137,12 @@ class Service:
 
     async def _answer(self) -> None:
         while True:
-            await self._batch_due()
+            await self._wait_for_batch()
             requests = self._take_batch()
             if not requests:
                 continue
             try:
-                results = await self._in_thread(partial(_computed, self.servable, requests))
+                results = await self._in_thread(partial(_compute, self.servable, requests))
             except Exception as error:
                 for request in requests:
                     if not request.result.done():
@@ -156,34 +156,34 @@ class Service:
                     # The client timed out, and cannot know whether the state has changed.
                     await self._in_thread(self.servable.end, request.step)
 
-    async def _batch_due(self) -> None:
+    async def _wait_for_batch(self) -> None:
         """Wait until a batch is to be computed."""
         now = asyncio.get_running_loop().time
         while True:
             self._arrived.clear()
-            left = None
+            delay = None
             if self._waiting:
-                most = max(self.servable.sizes, default=0)
-                left = self._waiting[0].since + self._limits.delay - now()
-                if left <= 0 or sum(request.count for request in self._waiting) >= most:
+                largest = max(self.servable.sizes, default=0)
+                delay = self._waiting[0].since + self._limits.delay - now()
+                if delay <= 0 or sum(request.count for request in self._waiting) >= largest:
                     return
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), left)
+                await asyncio.wait_for(self._arrived.wait(), delay)
 
     def _take_batch(self) -> list[_Waiting]:
         """Remove the first request and others of its shapes from the queue, to fill one batch."""
-        alive = [request for request in self._waiting if not request.result.done()]
-        batch, total = alive[:1], sum(request.count for request in alive[:1])
-        if alive and self.servable.sizes:
-            alike = [request for request in alive[1:] if request.shapes == alive[0].shapes]
-            size = batch_size(self.servable.sizes, total + sum(x.count for x in alike))
-            for request in alike:
+        pending = [request for request in self._waiting if not request.result.done()]
+        batch, total = pending[:1], sum(request.count for request in pending[:1])
+        if pending and self.servable.sizes:
+            matches = [request for request in pending[1:] if request.shapes == pending[0].shapes]
+            size = batch_size(self.servable.sizes, total + sum(x.count for x in matches))
+            for request in matches:
                 if total + request.count > size:
                     break
                 batch.append(request)
                 total += request.count
         ids = set(map(id, batch))
-        self._waiting = deque(request for request in alive if id(request) not in ids)
+        self._waiting = deque(request for request in pending if id(request) not in ids)
         return batch
 
 
@@ -203,7 +203,7 @@ def batch_size(sizes: Sequence[int], waiting: int) -> int:
     return max(filled, default=min(sizes))
 
 
-def _computed(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
+def _compute(servable: Servable, requests: Sequence[_Waiting]) -> list[Arrays]:
     """Return the outputs of each request; all are computed in one batch."""
     first = requests[0]
     if first.step and isinstance(servable, Sequences):

@@ -210,7 +210,7 @@ def open_archive(
         names = list(islice(container.names(), _SEARCHED_NAMES))
         shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
         expected = " or ".join(graphs)
-        hint = f"a container has {expected} at its top, or in the one folder that it consists of"
+        hint = f"a container has {expected} at its top, or in its only folder"
         below = {os.path.dirname(x) for x in names if is_graph(os.path.basename(x), graphs)}
         if below and isinstance(container, Folder):
             paths = [os.path.join(name, x) for x in sorted(below)[:_SHOWN_NAMES]]
@@ -229,8 +229,8 @@ def _graph_in(container: _Container, graphs: Sequence[str], name: str) -> str:
     top = takewhile(lambda member: "/" not in member, container.names())
     matches = [member for member in top if is_graph(member, graphs)]
     if len(matches) > 1:
-        several = ", ".join(sorted(matches)[:5])
-        raise ArchiveError(f"{name} holds several networks: {several}", hint="load one by its path")
+        paths = ", ".join(sorted(matches)[:5])
+        raise ArchiveError(f"{name} holds several networks: {paths}", hint="load one by its path")
     return matches[0] if matches else ""
 
 

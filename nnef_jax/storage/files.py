@@ -146,7 +146,7 @@ def within_limits(path: str) -> Generator[tuple[memoryview, Meter]]:
             yield contents(file, meter, path), meter
     except LimitError:
         bounds = f"{meter.limits.expanded_bytes} bytes and {meter.limits.steps} steps"
-        raise LimitError(f"{path}: an input takes {bounds} to read at most") from None
+        raise LimitError(f"{path}: an input may take at most {bounds} to read") from None
 
 
 def _may_map(descriptor: int) -> bool:

@@ -49,7 +49,7 @@ def write_jointly(
                 file.flush()
                 os.fsync(file.fileno())
         with _together():
-            _fill_parts(_of_the_first(new), spread)
+            _fill_parts(_broadcast(new), spread)
         with _together():
             if is_first:
                 placing.keep_mode(new, files.check_target(target, overwrite=overwrite))
@@ -71,7 +71,7 @@ def _together() -> Generator[None]:
         raise ArchiveError(f"host {failed[0]} failed to write its part of the archive")
 
 
-def _of_the_first(text: str) -> str:
+def _broadcast(text: str) -> str:
     """Return the first host's text on all hosts."""
     content = np.zeros(4096, np.uint8)
     encoded = np.frombuffer(os.fsencode(text), np.uint8)
@@ -109,6 +109,6 @@ def _runs(index: Sequence[slice], shape: Sequence[int]) -> Iterator[tuple[int, i
         return
     steps = [math.prod(shape[i + 1 :]) for i in range(last + 1)]
     start, stop = bounds[last]
-    for places in product(*(range(*bound) for bound in bounds[:last])):
-        before = sum(place * step for place, step in zip(places, steps, strict=False))
-        yield before + start * steps[last], (stop - start) * steps[last]
+    for outer in product(*(range(*bound) for bound in bounds[:last])):
+        offset = sum(i * step for i, step in zip(outer, steps, strict=False))
+        yield offset + start * steps[last], (stop - start) * steps[last]

@@ -50,7 +50,7 @@ def read_npy(data: memoryview, name: str) -> Array:
     head = bytes(data[:8])
     length = _LENGTHS.get(head[6]) if head[:6] == _MAGIC and len(head) == 8 else None
     if length is None:
-        raise _broken(name, "it does not start as one of version 1, 2 or 3")
+        raise _broken(name, "it does not start with a header of version 1, 2 or 3")
     start = 8 + length
     end = start + int.from_bytes(data[8:start], "little")
     if end > min(len(data), start + _LONGEST):

@@ -27,7 +27,8 @@ def status(path: str) -> os.stat_result | None:
         with suppress(FileNotFoundError):
             mode = look(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISLNK(mode)):
-                raise FileExistsError(errno.EEXIST, "is no regular file, not replaced", path)
+                reason = "is no regular file, and is not replaced"
+                raise FileExistsError(errno.EEXIST, reason, path)
     with suppress(FileNotFoundError):
         return os.lstat(path)
     return None

@@ -52,4 +52,5 @@ def require_other(path: str) -> None:
     except OSError:  # no file, or a broken link
         return
     if (status.st_dev, status.st_ino) in read:
-        raise FileExistsError(errno.EEXIST, "is read by the same command, kept", path)
+        reason = "is read by the same command, and is not replaced"
+        raise FileExistsError(errno.EEXIST, reason, path)

@@ -183,13 +183,13 @@ def _read_header(data: memoryview, name: str) -> _Header:
     first, rank = _start(data, name)
     # The second byte is the number of bits in a provisional header. It is 0 in a final one: part of
     # an unused extent, or of the number of bits, which is below 256.
-    at = 12 + 4 * rank
-    if len(data) < at + 4:
+    end = 12 + 4 * rank  # of the extents
+    if len(data) < end + 4:
         raise DataError(f"{name}: the header ends after {len(data)} bytes")
-    code, bits, text = struct.unpack_from("<BBH", data, at)
+    code, bits, text_length = struct.unpack_from("<BBH", data, end)
     shape: tuple[int, ...] = struct.unpack_from(f"<{rank}I", data, 12)
-    if bits and (first == at + 4 + text or len(data) < HEADER_SIZE):
-        return _provisional_header(data, name, shape, code, bits, text)
+    if bits and (first == end + 4 + text_length or len(data) < HEADER_SIZE):
+        return _provisional_header(data, name, shape, code, bits, text_length)
     header = final_header(data, name)
     if header.vendor:
         vendor = header.vendor.to_bytes(2, "big")
@@ -224,20 +224,20 @@ def final_header(data: memoryview, name: str) -> FinalHeader:
 
 
 def _provisional_header(
-    data: memoryview, name: str, shape: tuple[int, ...], code: int, bits: int, length: int
+    data: memoryview, name: str, shape: tuple[int, ...], code: int, bits: int, text_length: int
 ) -> _Header:
     dtype, quantized = _item_type(_PROVISIONAL, code, bits, name)
-    at = 16 + 4 * len(shape)
-    start = at + length
+    text_start = 16 + 4 * len(shape)
+    start = text_start + text_length
     offset = struct.unpack_from("<I", data, 4)[0]
     if offset != start:
         raise DataError(f"{name}: offset {offset} of the data, but the header takes {start} bytes")
     if start > len(data):
         raise DataError(f"{name}: the header ends after {len(data)} of {start} bytes")
-    if length and not quantized:
+    if text_length and not quantized:
         raise DataError(f"{name}: a quantisation algorithm for items that are not quantised")
     try:
-        quantization = bytes(data[at:start]).decode()
+        quantization = bytes(data[text_start:start]).decode()
     except UnicodeDecodeError:
         raise DataError(f"{name}: the quantisation algorithm is not UTF-8 text") from None
     return _Header(dtype, bits, shape, quantized, start, None, quantization)
@@ -247,12 +247,12 @@ def _item_type(
     types: dict[int, tuple[str, str, bool]], code: int, bits: int, name: str
 ) -> tuple[np.dtype[Any], bool]:
     if code not in types:
-        codes = ", ".join(f"{number} {words}" for number, (words, _, _) in types.items())
+        codes = ", ".join(f"{number} {title}" for number, (title, _, _) in types.items())
         raise DataError(f"{name}: item type {code}, expected one of {codes}")
-    words, kind, quantized = types[code]
+    title, kind, quantized = types[code]
     dtype = _dtype(kind, bits)
     if dtype is None:
-        raise DataError(f"{name}: {bits} bits for an item of type {words}, expected {_BITS[kind]}")
+        raise DataError(f"{name}: {bits} bits for an item of type {title}, expected {_BITS[kind]}")
     return dtype, quantized
 
 
@@ -333,7 +333,7 @@ def encode_tensor(
     array: ArrayLike, *, bits: int | None = None, quantized: bool = False
 ) -> tuple[bytes, memoryview]:
     """Return the header and the data that `write_tensor` writes."""
-    values = numpy_of(array, DataError, "array must be one")
+    values = numpy_of(array, DataError, "the argument 'array' is no array")
     if values.dtype.name == "bfloat16":
         values = values.astype(np.float32)
     kind = values.dtype.kind

@@ -75,7 +75,7 @@ def write_members(
     opener = next((open for suffixes, open in _FORMATS.items() if lowered.endswith(suffixes)), None)
     if lowered.endswith(".zip"):
         raise ArchiveError(
-            f"'{target}' would be a zip archive, which is read and not written",
+            f"'{target}' would be a zip archive: these can be read, but not written",
             hint="end the path in .tgz or .tar; without such an ending it is a folder",
         )
     if lowered.endswith(_FOREIGN):
@@ -205,14 +205,14 @@ def _check_replaceable(path: str, *, shown: str, names: Collection[str], network
             text = bytes(folder.read(_GRAPH)).decode(errors="replace")
             folder.close()
         replaceable |= {_GRAPH, _QUANTIZATION, *quoted_members(text)}
-    stranger = _stranger(path, replaceable)
-    if stranger:
-        whose = "which is not the network's" if network else "which would not be written anew"
-        reason = f"is not replaced: it holds '{stranger}', {whose}"
+    other = _other_file(path, replaceable)
+    if other:
+        remark = "which is not the network's" if network else "which is none of the new files"
+        reason = f"is not replaced: it holds '{other}', {remark}"
         raise FileExistsError(errno.EEXIST, reason, shown)
 
 
-def _stranger(root: str, members: set[str]) -> str:
+def _other_file(root: str, members: set[str]) -> str:
     """Return a name in a folder that is neither a member nor a folder of one, or ''.
 
     Raises FileExistsError for a member that is an input.

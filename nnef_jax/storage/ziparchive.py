@@ -115,7 +115,7 @@ class ZipArchive(PackedArchive[zipfile.ZipInfo]):
 
 def _check(content: memoryview, member: zipfile.ZipInfo, location: str) -> None:
     if len(content) != member.file_size or zlib.crc32(content) != member.CRC:
-        raise ArchiveError(f"'{location}' is not what was packed: its checksum differs")
+        raise ArchiveError(f"'{location}' is damaged: its checksum differs")
 
 
 class _File(io.RawIOBase):

@@ -43,30 +43,30 @@ def card(network: Network) -> str:
     for index, node in enumerate(nodes[1:], 1):
         members.setdefault(node["parent"], []).append(index)
     total = max(1, nodes[0]["multiply_adds"])
-    left = _ROWS
+    budget = _ROWS
 
     def rows(group: int) -> Iterator[str]:
-        nonlocal left
-        shown = [i for i in members.get(group, ()) if _is_row(nodes[i])]
-        taken = shown[: max(left, 0)]
-        left -= len(taken)
-        for index in taken:
+        nonlocal budget
+        candidates = [i for i in members.get(group, ()) if _is_row(nodes[i])]
+        visible = candidates[: max(budget, 0)]
+        budget -= len(visible)
+        for index in visible:
             row = _row(nodes[index], total)
             if nodes[index]["type"] == "operation":
                 yield f'<div class="leaf">{row}</div>'
             else:
                 yield f"<details><summary>{row}</summary>{''.join(rows(index))}</details>"
-        if len(taken) < len(shown):
-            yield f'<div class="leaf"><small>and {len(shown) - len(taken):,} more</small></div>'
+        if more := len(candidates) - len(visible):
+            yield f'<div class="leaf"><small>and {more:,} more</small></div>'
 
     totals = data["totals"]
     numbers = ("operations", "parameters", "multiply_adds")
     counts = ", ".join(f"{totals[x]:,} {x.replace('_', '-')}" for x in numbers)
     ends = [
-        f"{type}s: {', '.join(_typed(data, node) for node in ports[:_PORTS])}"
+        f"{type}s: {', '.join(_name_and_type(data, node) for node in ports[:_PORTS])}"
         + (f" and {len(ports) - _PORTS:,} more" if len(ports) > _PORTS else "")
         for type in ("input", "state", "output")
-        if (ports := [node for node in nodes if _is(nodes, node, type)])
+        if (ports := [node for node in nodes if _is_port(nodes, node, type)])
     ]
     lines = [f"<b>{_text(data['name'])}</b> <small>{_text(data['dialect'])}</small>", counts]
     head = "".join(f"<p>{line}</p>" for line in [*lines, *map(_text, ends)])
@@ -92,8 +92,8 @@ def _number(text: str) -> str:
     return f'<span class="number">{text}</span>'
 
 
-def _is(nodes: list[_Node], node: _Node, type: str) -> bool:
-    """Tell whether a node is a port of the network, not of a body in it."""
+def _is_port(nodes: list[_Node], node: _Node, type: str) -> bool:
+    """Tell whether a node is a port of this type, of the network and not of a body in it."""
     return node["type"] == type and nodes[node["parent"]].get("by") in ("root", "ports")
 
 
@@ -101,7 +101,7 @@ def _is_row(node: _Node) -> bool:
     return node["type"] in ("group", "operation") and node.get("by") != "ports"
 
 
-def _typed(data: _Node, node: _Node) -> str:
+def _name_and_type(data: _Node, node: _Node) -> str:
     tensor = data["tensors"][node["reads"][0][1] if node["reads"] else node["writes"][0]]
     shape = "" if tensor["shape"] is None else show(tensor["shape"])
     return f"{node['name']} {tensor['dtype']}{shape}"

@@ -103,24 +103,24 @@ class _Page:
             for p in graph.parameters
         ]
         self._add("group", "", None, by="root", label=_cut(graph.name))
-        for parent, value in self._beside("inputs", graph.inputs):
+        for parent, value in self._with_parents("inputs", graph.inputs):
             self._port("input", value.name, parent, writes=value)
-        for parent, state in self._beside("states", graph.states):
+        for parent, state in self._with_parents("states", graph.states):
             node = self._port("state", state.value.name, parent, writes=state.value)
             node |= {"label": _cut(state.label), "update": self._tensor(state.update)}
         self._members(tree_of(graph), 0)
         outputs = [*zip(graph.output_names, graph.outputs, strict=True)]
-        for parent, (name, value) in self._beside("outputs", outputs):
+        for parent, (name, value) in self._with_parents("outputs", outputs):
             self._port("output", name, parent, reads=value)
         totals = _summed(self.nodes)
-        spare = sum(sizes[value] for value in unused)
+        unused_items = sum(sizes[value] for value in unused)
         self.data = {
             "name": _cut(graph.name),
             "file": _file(graph),
             "dialect": network.frontend.dialect,
             "totals": {
                 **totals,
-                "unused_parameters": spare,
+                "unused_parameters": unused_items,
                 "state": _known(sum(volume(s.value.type.shape) for s in graph.states)),
                 "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
             },
@@ -129,7 +129,7 @@ class _Page:
             "tensors": self.tensors,
             "parameters": parameters,
             "nodes": self.nodes,
-            "open": _opened(self.nodes),
+            "open": _initially_open(self.nodes),
         }
 
     def _values(self, array: ArrayLike | None) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class _Page:
             values["npy"] = base64.b64encode(file.getvalue()).decode()
         return values
 
-    def _beside(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
+    def _with_parents(self, what: str, ports: Sequence[_T]) -> Iterator[tuple[int, _T]]:
         """Yield each port with the index of its parent: the root, or a group if ports are many.
 
         Groups of groups are added in turn with their ports: a parent comes before its members.
@@ -299,7 +299,7 @@ def _summed(nodes: list[_Node]) -> dict[str, int]:
 _COUNTED = ("group", "operation")
 
 
-def _opened(nodes: list[_Node]) -> list[int]:
+def _initially_open(nodes: list[_Node]) -> list[int]:
     """Return the groups that are open at first: all of a level, while the boxes are few enough."""
     members: dict[int, list[int]] = {}
     for index, node in enumerate(nodes[1:], 1):

@@ -32,7 +32,7 @@ def fields_by_name(profile: object, comparison: object) -> dict[str, dict[str, A
                 measures.setdefault(tensor, {}).update(fields)
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
             raise InputError(
-                f"the {name} is not as the command of that name writes it",
+                f"the {name} has not the form that its to_dict() returns",
                 hint=f"give {_SHAPES[name]}",
             ) from None
     return measures

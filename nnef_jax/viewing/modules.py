@@ -87,7 +87,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
     names = ModuleNames(graph)
     paths = [names.by_labels(unit.operations) for unit in units]
     if _are_distinctive(paths):
-        paths = _named(units, paths, names)
+        paths = _with_paths_by_name(units, paths, names)
     elif len(units) > _MANY:
         labels = {p.value: tuple(p.label.split("_"))[:-1] for p in graph.parameters}
         paths = [
@@ -107,7 +107,7 @@ def find_modules(units: Sequence[OperationUnit], graph: Graph, living: Sequence[
             units[index].path = unit if unit is not None and b - a > 1 else path
 
 
-def _named(
+def _with_paths_by_name(
     units: Sequence[OperationUnit], by_labels: Sequence[Path | None], names: ModuleNames
 ) -> list[Path | None]:
     """Add paths from names of operations that agree with a path from labels before or after."""
@@ -116,8 +116,8 @@ def _named(
     paths = [*by_labels]
     for index, unit in enumerate(units):
         if not by_labels[index] and (path := names.by_name(unit.main)) is not None:
-            near = [x for x in (before[index], after[index]) if x is not None]
-            if any(x[: len(path)] == path for x in near):
+            neighbours = [x for x in (before[index], after[index]) if x is not None]
+            if any(x[: len(path)] == path for x in neighbours):
                 paths[index] = path
     return paths
 
@@ -145,7 +145,10 @@ def _invocations(units: Sequence[OperationUnit]) -> list[tuple[int, int]]:
 def _filled(
     anchors: Sequence[Path | None], spans: Sequence[tuple[int, int]], living: Sequence[int]
 ) -> list[Path]:
-    """Return the path of each span; one without takes the path before, after, or both's start."""
+    """Return the path of each span.
+
+    A span without a path takes the start of the path before or after, or their common start.
+    """
     indices = [index for index, path in enumerate(anchors) if path is not None]
     paths = [path or () for path in anchors]
     for before, after in zip([-1, *indices], [*indices, len(anchors)], strict=True):

@@ -61,6 +61,7 @@ def _keys(units: Sequence[OperationUnit]) -> list[tuple[_Key, ...]]:
     keys: list[list[_Key]] = [[] for _ in units]
 
     def add(start: int, end: int, used: int, depth: int) -> None:
+        """Add the keys from a depth of calls on; `used` parts of the paths are keys already."""
         stretches = groupby(range(start, end), key=lambda i: units[i].calls[depth : depth + 1])
         for calls, stretch in stretches:
             indices = list(stretch)
@@ -174,8 +175,8 @@ class _Folding:
             first, period, covered = repetition
             where = self._start_of(group)
             # Start where the fewest tensors are alive.
-            spare = min(period, covered - 2 * period + 1)
-            shift = min(range(spare), key=lambda i: self.living[where(first + i)])
+            choices = range(min(period, covered - 2 * period + 1))
+            shift = min(choices, key=lambda i: self.living[where(first + i)])
             first, count = first + shift, (covered - shift) // period
             end = first + count * period
             members = group.members[first:end]
@@ -198,14 +199,14 @@ class _Folding:
 def _repetition(signatures: NDArray[np.int64]) -> tuple[int, int, int] | None:
     """Return start, period and length of the longest repetition, None if there is none."""
     best: tuple[int, int, int] | None = None
-    most = len(signatures) // 10  # shorter repetitions are taken for coincidences
+    longest = len(signatures) // 10  # shorter repetitions are taken for coincidences
     for period in range(1, min(len(signatures) // 2, _LONGEST_PERIOD) + 1):
         equal = signatures[period:] == signatures[:-period]
         (bounds,) = np.diff(equal, prepend=False, append=False).nonzero()
         lengths = bounds[1::2] - bounds[::2]
-        if len(lengths) and (gain := int(lengths.max())) >= period and gain > most:
-            most = gain
-            best = int(bounds[2 * lengths.argmax()]), period, gain + period
+        if len(lengths) and (length := int(lengths.max())) >= period and length > longest:
+            longest = length
+            best = int(bounds[2 * lengths.argmax()]), period, length + period
     return best
 
 

@@ -114,7 +114,7 @@ def page_of(
         raise InputError(
             f"the profile or comparison names no operation of '{network.graph.name:.60}', it has "
             f"{listed([name[:60] for name in fields])}",
-            hint="it is of another network, or of this one loaded with other options",
+            hint="it belongs to another network, or to this one loaded with other options",
         )
     return Page(data)
 

@@ -208,10 +208,10 @@ def test_what_differs_but_cannot_be_measured_is_all_wrong(digits) -> None:
 @pytest.mark.parametrize(
     ("option", "given", "message"),
     [
-        ("profile", {"rows": []}, "the profile is not as the command"),
+        ("profile", {"rows": []}, "the profile has not the form"),
         ("profile", {"operations": [{"name": "conv1", "seconds": None}]}, "the profile is not"),
         ("profile", {"operations": [{"name": "conv1", "seconds": 10**400}]}, "the profile is not"),
-        ("comparison", {"tensors": []}, "the comparison is not as the command"),
+        ("comparison", {"tensors": []}, "the comparison has not the form"),
         ("profile", {"operations": [{"name": "other", "seconds": 1}]}, "names no operation of"),
     ],
 )
