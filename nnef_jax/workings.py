@@ -97,8 +97,8 @@ def over(model: _Model, layout: Layout) -> _Model:
 def without_mesh(model: _Model) -> _Model:
     """Return the model on the default device."""
     execution = execution_of(model)
-    alone = execution.alone()
-    return model if alone is execution else type(model)(alone)
+    other = execution.without_mesh()
+    return model if other is execution else type(model)(other)
 
 
 def for_one_call(model: _Model, inputs: Inputs) -> _Model:

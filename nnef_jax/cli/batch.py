@@ -86,9 +86,10 @@ def batch(
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Run a network on a dataset, one item in each file; continue a run that was interrupted.
+    """Run a network on a dataset, one item in each file.
 
-    --shape gives the shape of one item, such as x=1,3,224,224.
+    A run that was interrupted continues where it ended. --shape gives the shape of one item, such
+    as x=1,3,224,224.
     """
     first, count = _shard(shard)
     keywords = reading.keywords

@@ -63,7 +63,7 @@ def summary(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Show a network's inputs, outputs and sizes, and a table of its operations."""
+    """Show a network's sizes, and a table of operations."""
     network = reading.read(source, outline=True)
     from nnef_jax.cli.description import describe
     from nnef_jax.measure.summary import summarise
@@ -74,7 +74,11 @@ def summary(
 
 @app.command()
 def machine(as_json: option.Json = False) -> None:
-    """Print this machine's rates and the decisions by them; measure the rates if needed."""
+    """Print this machine's rates, and what they decide.
+
+    Rates are speeds of computation and of memory; kernels are chosen by them. Rates that are not
+    stored yet are measured.
+    """
     with status("measuring this machine"):
         from nnef_jax.cli.description import machine_lines
 
@@ -129,7 +133,10 @@ def convert_network(
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
 ) -> None:
-    """Write a network in its format's current version; write OpenVINO and ONNX as NNEF 1.0."""
+    """Write a network in its format's current version.
+
+    A network of OpenVINO or ONNX is written as NNEF 1.0.
+    """
     with status(f"reading {source}"):
         from nnef_jax import convert
 
@@ -148,14 +155,14 @@ def run(
     overwrite: option.Overwrite = False,
     top: option.Top = None,
     labels: Annotated[
-        Path | None, typer.Option(help="With --top: a text file with a name for each entry.")
+        Path | None, typer.Option(help="With --top: a text file of the entries' names, one a line.")
     ] = None,
     reading: option.Reading = option.Reading(),
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
     as_json: option.Json = False,
 ) -> None:
-    """Run a network on files and print its outputs, or save them."""
+    """Run a network on files; print or save its outputs."""
     if labels and not top:
         raise typer.BadParameter("needs --top", param_hint="--labels")
     cached = option.caching(cache_dir, no_cache)
@@ -200,7 +207,7 @@ def export_function(
         ),
     ] = None,
     vjp_order: Annotated[
-        int, typer.Option(min=0, max=2, help="The highest order of derivatives in the file.")
+        int, typer.Option(min=0, max=2, help="The highest order of reverse-mode derivatives.")
     ] = 0,
     params: Annotated[
         Literal["inside", "beside"],
@@ -209,7 +216,7 @@ def export_function(
     reading: option.Reading = option.Reading(),
     overwrite: option.Overwrite = False,
 ) -> None:
-    """Write a network as one file that jax runs without nnef_jax."""
+    """Write a network as a file that needs only jax."""
     model = reading.load(source)
     with status(f"exporting {source}"):
         model.export(
@@ -234,7 +241,10 @@ def compile_ahead(
     reading: option.Reading = option.Reading(),
     print_after: option.PrintAfter = None,
 ) -> None:
-    """Compile a network ahead, for processes that load it with the same cache folder."""
+    """Compile a network into a cache folder.
+
+    Processes that load the network with the same folder need not compile it.
+    """
     if print_after and cache_dir is not None:
         raise typer.BadParameter("does not go with --cache-dir", param_hint="--print-after")
     cached = nullcontext() if print_after else required_folder(cache_dir)
@@ -254,7 +264,10 @@ def cache(
     ] = False,
     as_json: option.Json = False,
 ) -> None:
-    """Show the folder of compiled networks that commands share, and its size."""
+    """Show or clear the folder of compiled networks.
+
+    `run`, `batch`, `serve` and `compile` share this folder, unless --cache-dir names another.
+    """
     print_result(*cache_report(clear=clear, as_json=as_json).split("\n"))
 
 

@@ -56,9 +56,10 @@ def compare(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Run two networks on the same inputs, and compare them tensor by tensor.
+    """Run two networks and compare their tensors.
 
-    If both are .onnx files, nnef-jax runs B. `diff` compares graphs and weights, and runs neither.
+    Both get the same inputs. If both are .onnx files, nnef-jax runs B. `diff` compares graphs and
+    weights, and runs neither.
 
     The status is 0 if all tensors are within the tolerance, 1 if not, or for an error.
     """
@@ -145,9 +146,10 @@ def activation_statistics(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Run a network and show statistics of its tensors over all inputs.
+    """Run a network and show statistics of its tensors.
 
-    `weight-statistics` shows statistics of the weights, and needs no inputs.
+    Statistics are over all inputs. `weight-statistics` shows statistics of the weights, and needs
+    no inputs.
     """
     pictures = pixels.options(inputs)
     shown.check()

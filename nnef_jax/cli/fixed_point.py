@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nnef_jax.openvx import Lowered
 
 openvx = typer.Typer(
-    help="Check, run and measure a network in the fixed-point arithmetic of OpenVX.",
+    help="Check and run a network in OpenVX's fixed point.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -77,7 +77,9 @@ def check_profile(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Tell which layer of OpenVX computes each operation, or why none does.
+    """Tell which OpenVX layer computes each operation.
+
+    If no layer computes an operation, the reason is shown.
 
     The status is 0 if all operations fit, 1 if one does not, or for an error.
     """
@@ -107,7 +109,10 @@ def run(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Run a network in fixed point on files of real numbers, and convert its outputs back."""
+    """Run a network in fixed point on real inputs.
+
+    Outputs are converted back to real numbers, except with --raw.
+    """
     pictures = pixels.options(inputs)
     model = reading.load(source)
     from nnef_jax.cli import inputs as read
@@ -140,7 +145,7 @@ def stats(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Compare a network in fixed point with the same network in real numbers, by tensor."""
+    """Compare a network's tensors in fixed point and in real."""
     pictures = pixels.options(inputs)
     shown.check()
     compared_models.check_tolerance(rtol, atol)

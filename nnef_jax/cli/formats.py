@@ -35,9 +35,10 @@ def formats(
     ] = None,
     as_json: option.Json = False,
 ) -> None:
-    """Show the operators of each format, their versions, and the kinds that they become.
+    """Show the operators of each format.
 
-    An operator with several kinds becomes operations of some of them.
+    For each operator its versions are shown, and the kinds of operations that it becomes. A use of
+    an operator may become only some of them.
     """
     is_format = name is None or name in FORMATS
     with status("reading the operators"):

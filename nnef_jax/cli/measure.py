@@ -40,7 +40,7 @@ def profile(
     ] = None,
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Measure where the time of a call goes, by operation of the document."""
+    """Measure the time of a call by operation."""
     shown.check()
     model = reading.load(source)
     arrays = compared_models.arrays_of(model, inputs)
@@ -87,7 +87,7 @@ def measure_latency(
     shown: compared_models.Shown = compared_models.Shown(),
     reading: option.Reading = option.Reading(),
 ) -> None:
-    """Measure how long calls take, by batch size, and against other engines."""
+    """Measure the latency of calls, by batch and engine."""
     shown.check()
     if entry != "apply" and (batches or onnx or tract):
         message = "step and scan do not go with --batch, --onnx and --tract"
@@ -160,7 +160,11 @@ def cost(
     reading: option.Reading = option.Reading(),
     as_json: option.Json = False,
 ) -> None:
-    """Show a call's cost as XLA estimates it, beside the document's multiply-adds."""
+    """Show XLA's estimate of a call's cost.
+
+    The multiply-adds of the document are shown beside it. With --topology the program is compiled
+    for devices that are not attached.
+    """
     if topology is None and mesh is not None:
         raise typer.BadParameter("a mesh needs --topology", param_hint="--mesh")
     if topology is not None:

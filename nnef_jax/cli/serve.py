@@ -56,9 +56,10 @@ def serve(
     cache_dir: option.CacheDir = None,
     no_cache: option.NoCache = False,
 ) -> None:
-    """Serve networks by the Open Inference Protocol 2, until SIGINT or SIGTERM.
+    """Serve networks by the Open Inference Protocol 2.
 
-    --shape and --value apply to all networks, or to one of them by NETWORK:NAME=...
+    SIGINT and SIGTERM end the server. --shape and --value apply to all networks, or to one of them
+    by NETWORK:NAME=...
     """
     named = dict(map(_name_and_source, sources))
     if len(named) < len(sources):

@@ -36,10 +36,10 @@ def view(
         bool, typer.Option("--json", help="Print the page's data as one JSON object.")
     ] = False,
 ) -> None:
-    """Write a page that shows a network: its graph, shapes, weights and work.
+    """Write a page that shows a network.
 
-    NAME is the name of the network's file or folder. With --json a page is written only if
-    --output is given.
+    The page has its graph, shapes, weights and work. NAME is the name of the network's file or
+    folder. With --json a page is written only if --output is given.
     """
     if output is None and not as_json:
         output = Path(f"{option.name_of(source) or 'network'}.html")

@@ -116,11 +116,11 @@ class DiskCache:
         if any(device.platform != "cpu" for x in parameters for device in x.devices()):
             return parts.computed(chosen, parameters)
         reads = parts.recipe.reads(chosen)
-        texts = [""] * len(parameters)
-        contents = checked_file.digests_of([np.asarray(parameters[i]) for i in reads])
-        for i, content in zip(reads, contents, strict=True):
-            texts[i] = content
-        digests = parts.recipe.digests(texts)
+        read_digests = checked_file.digests_of([np.asarray(parameters[i]) for i in reads])
+        parameter_digests = [""] * len(parameters)
+        for i, digest in zip(reads, read_digests, strict=True):
+            parameter_digests[i] = digest
+        digests = parts.recipe.digests(parameter_digests)
         versions = "\n".join(compiler_versions())
         names = [hashlib.sha256(f"{versions} {digests[i]}".encode()).hexdigest() for i in chosen]
         paths = [self._path(name, "bin") for name in names]

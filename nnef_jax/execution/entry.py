@@ -144,6 +144,7 @@ def results_of(graph: Graph) -> Callable[..., Any]:
     names = graph.output_names
     if len(names) == 1:
         return operator.itemgetter(0)
+    # Of equal outputs the first counts.
     index = {value: i for i, value in reversed([*enumerate(graph.outputs)])}
     aliases = {name: index[value] for name, value in graph.aliases.items() if value in index}
     aliases |= {value.name: i for value, i in index.items()}

@@ -117,7 +117,7 @@ class Executables:
         """Return the entry as a jitted function, which may be called within a trace."""
         return self._store.functions.get(entry.name, lambda: entry.jitted())
 
-    def alone(self, entry: Entry) -> Any:
+    def jitted_for_mesh(self, entry: Entry) -> Any:
         """Return the entry as a jitted function with the mesh's compiler options.
 
         jax refuses such options within a trace.
@@ -126,7 +126,7 @@ class Executables:
         options = layout.compiler_options if layout else None
         if not options:
             return self.jitted(entry)
-        return self._store.functions.get((entry.name, "alone"), lambda: entry.jitted(options))
+        return self._store.functions.get((entry.name, "mesh"), lambda: entry.jitted(options))
 
     def options(self, platform: str) -> dict[str, str]:
         """Return compiler options for a user's functions that call `outputs`.

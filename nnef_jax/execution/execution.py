@@ -133,9 +133,9 @@ class Execution:
 
     def literal(self) -> Execution:
         """Return the execution on the same arrays without passes and without a mesh."""
-        return self.alone().with_options(replace(self.definition.options, optimize=False))
+        return self.without_mesh().with_options(replace(self.definition.options, optimize=False))
 
-    def alone(self) -> Execution:
+    def without_mesh(self) -> Execution:
         """Return the execution on the same arrays without a mesh."""
         if self.definition.layout is None:
             return self
@@ -249,7 +249,7 @@ class Execution:
         place = self._place([*chain(*arguments)])
         if place is None or is_explicit(place.where):
             params = self.arrays.for_calls(place and place.where)
-            run, before = self.executables.alone(entry), self._state_before(entry, state)
+            run, before = self.executables.jitted_for_mesh(entry), self._state_before(entry, state)
             return run.lower(params, before, inputs, NOTHING).compile()
         executable = self._executable(entry, arguments, place)
         call: Any = executable.func
@@ -331,9 +331,9 @@ class Execution:
         of 7 s for the network as a whole. Within a caller's trace it is a call, which XLA inlines.
         """
         arguments = params, self._state_before(entry, state), inputs, probe
-        run, alone = self.executables.jitted(entry), self.executables.alone(entry)
-        if alone is not run and not is_traced():  # the test adds an equation to a trace
-            run = alone
+        run, for_mesh = self.executables.jitted(entry), self.executables.jitted_for_mesh(entry)
+        if for_mesh is not run and not is_traced():  # the test adds an equation to a trace
+            run = for_mesh
         try:
             return run(*arguments)
         except FloatingPointError as error:

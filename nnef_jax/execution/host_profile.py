@@ -60,7 +60,10 @@ def rates(
     if not (platform == "cpu" and options.optimize and options.measure and may_measure()):
         return DEFAULT
     folder = options.cache_dir
-    return read(folder) or (measures and total(graph) >= _LARGE and measure(folder)) or DEFAULT
+    profile = read(folder)
+    if profile is None and measures and total(graph) >= _LARGE:
+        profile = measure(folder)
+    return profile or DEFAULT
 
 
 def may_measure() -> bool:

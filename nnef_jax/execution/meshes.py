@@ -297,7 +297,7 @@ class Layout:
     def _specs(self) -> dict[str, PartitionSpec]:
         return dict(self.specs)
 
-    def used(self, params: Params) -> Params:
+    def gathered(self, params: Params) -> Params:
         """Return the parameters for computing, gathered along the batch's axes.
 
         Fully sharded parameters are sharded along these axes. Without a constraint the partitioner
@@ -305,16 +305,16 @@ class Layout:
         are sharded like the parameters.
         """
         if isinstance(params, Prepared):
-            return replace(params, params=self.used(params.params))
-        used: dict[str, Any] = {}
+            return replace(params, params=self.gathered(params.params))
+        arrays: dict[str, Any] = {}
         for label, x in params.items():
             spec = self.of_parameter(label).spec
-            gathered = PartitionSpec(*(_without(names, self.batch) for names in spec))
+            gathered_spec = PartitionSpec(*(_without(names, self.batch) for names in spec))
             x = with_sharding_constraint(x, NamedSharding(self.in_use(), spec))
-            if gathered != spec:
-                x = with_sharding_constraint(x, NamedSharding(self.in_use(), gathered))
-            used[label] = x
-        return used
+            if gathered_spec != spec:
+                x = with_sharding_constraint(x, NamedSharding(self.in_use(), gathered_spec))
+            arrays[label] = x
+        return arrays
 
 
 def has_names(spec: PartitionSpec, names: Sequence[str]) -> bool:

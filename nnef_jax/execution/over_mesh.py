@@ -43,9 +43,9 @@ def over_mesh(
     mesh, extent = effective.mesh, effective.extent([x.shape for x in inputs], time_axes)
 
     def run(params: Params, *arguments: Any) -> Any:
-        used = layout.used(params) if layout else params
-        is_prepared = isinstance(used, Prepared)
-        raw, prepared = (used.params, used.values) if is_prepared else (used, {})
+        gathered = layout.gathered(params) if layout else params
+        is_prepared = isinstance(gathered, Prepared)
+        raw, prepared = (gathered.params, gathered.values) if is_prepared else (gathered, {})
 
         def undivided() -> Any:
             return compute(raw, *arguments)

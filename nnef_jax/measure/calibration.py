@@ -190,6 +190,7 @@ def _min_max(low: Array, high: Array, symmetric: bool) -> str:
 
 
 def _zero_point(low: Array, high: Array, bits: int, signed: bool, symmetric: bool) -> str:
+    """Return the zero point and the scale for a range, which is widened to include 0."""
     top = 2 ** (bits - int(signed)) - 1
     bottom = 0 if not signed else -top if symmetric else -top - 1
     low, high = np.minimum(low, 0).astype(np.float64), np.maximum(high, 0).astype(np.float64)

@@ -276,6 +276,7 @@ def _faster(calls: Sequence[Run]) -> Sequence[Run]:
 
 
 def _operations(graph: Graph) -> dict[str, dict[str, Any]]:
+    """Return kind, line, bytes and multiply-adds by name; operations of one name are summed."""
     operations: dict[str, dict[str, Any]] = {}
     for operation in graph.operations:
         nbytes = 0

@@ -87,7 +87,7 @@ def export(
 
 def _function(execution: Execution, entry: str) -> Callable[..., Any]:
     """Return the function of parameters, the state (not for "apply"), and the inputs in order."""
-    execution = execution.alone()
+    execution = execution.without_mesh()
     recurrent = execution.scan if entry == "scan" else execution.step
 
     def apply(params: Arrays, *inputs: jax.Array) -> Any:

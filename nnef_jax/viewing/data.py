@@ -121,7 +121,7 @@ class _Page:
             "totals": {
                 **totals,
                 "unused_parameters": unused_items,
-                "state": _known(sum(volume(s.value.type.shape) for s in graph.states)),
+                "state": _none_if_unknown(sum(volume(s.value.type.shape) for s in graph.states)),
                 "open_extents": not all(is_known(value.type.shape) for value in graph.inputs),
             },
             "coloured_by": [x for x in ("seconds", "error") if x in self.nodes[0]],
@@ -354,5 +354,5 @@ def _cut(text: str, most: int = _NAME) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _known(count: int) -> int | None:
+def _none_if_unknown(count: int) -> int | None:
     return None if count is UNKNOWN else count

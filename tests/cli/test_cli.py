@@ -70,6 +70,14 @@ def test_help_says_in_a_line_what_is_done_and_names_the_neighbour(command, neigh
     assert line in text and all(f"`{name}`" in text for name in neighbours)
 
 
+@pytest.mark.parametrize("group", [[], ["openvx"]])
+def test_help_says_in_a_line_what_each_command_does(group):
+    commands = ok(*group, "--help").split("Commands:")[1]
+    lines = re.findall(r"^  [a-z-]+ +(.*)$", commands, re.MULTILINE)
+    assert len(lines) >= 3
+    assert all(line.endswith(".") and not line.endswith("...") for line in lines), lines
+
+
 def test_module_runs(scores):
     done = subprocess.run(
         [sys.executable, "-m", "nnef_jax", "check", scores],
