@@ -124,8 +124,8 @@ class Parts:
             with files.replacing(path, overwrite=True) as file:
                 file.write(json.dumps({**settings, _PART_SIZE: size}).encode())
             return size
-        size = size or earlier[_PART_SIZE]
-        current = json.loads(json.dumps({**settings, _PART_SIZE: size}))
+        part_size: int = size or earlier[_PART_SIZE]
+        current = json.loads(json.dumps({**settings, _PART_SIZE: part_size}))
         for name in sorted(earlier.keys() | current.keys()):
             before, now = earlier.get(name), current.get(name)
             if before != now:
@@ -133,7 +133,7 @@ class Parts:
                 if name != "network":
                     origin = f"with {name} {_shown(before)}, now it is {_shown(now)}"
                 raise InputError(f"'{self.folder}' has results {origin}", hint=_OTHER_FOLDER)
-        return size
+        return part_size
 
     def _default_size(self) -> int:
         bytes_per_item = sum(
