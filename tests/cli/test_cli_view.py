@@ -65,7 +65,7 @@ def test_view_colours_by_files(scores, tmp_path):
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "not a JSON object"),
-        ("{}", "the profile is not as"),
+        ("{}", "the profile has not the form"),
         ('{"operations": [{"name": "z", "seconds": 1}]}', "names no operation of 'scores'"),
     ],
 )

@@ -94,7 +94,7 @@ def test_float8_has_no_name() -> None:
         ({"shape": [1] * 40}, "shape"),
         ({"shape": "12"}, "shape"),
         ({"data": None}, "data must be a list"),
-        ({"data": [[1], [2, 3]]}, "no array"),
+        ({"data": [[1], [2, 3]]}, "not an array"),
         ({"data": ["1", "2"]}, "must be of FP32"),
         ({"data": [True, False]}, "must be of FP32"),
         ({"data": [None, {}]}, "must be of FP32"),
