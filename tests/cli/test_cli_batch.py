@@ -404,7 +404,7 @@ OTHERS = [
     ),
     (lambda: _of_size("0"), [], "batch.json: damaged"),
     (lambda: _of_size("Infinity"), [], "batch.json: damaged"),
-    (lambda: os.unlink("out/batch.json"), [], "'out' holds other files, 'part-00000"),
+    (lambda: os.unlink("out/batch.json"), [], "'out' holds other files, such as 'part-00000"),
 ]
 
 
