@@ -255,7 +255,7 @@ def test_results_go_into_an_empty_folder_and_replace_only_their_own():
 
 def test_results_that_are_to_replace_a_file_say_what_files_they_are():
     Path("thesis").write_text("mine")
-    assert "hint: files of results are .npz, .npy or .dat" in fails(*line(_RUN[0], "thesis"))
+    assert "hint: a file of outputs is a .npz, .npy or .dat" in fails(*line(_RUN[0], "thesis"))
     assert Path("thesis").read_text() == "mine"
 
 

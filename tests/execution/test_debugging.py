@@ -86,10 +86,13 @@ def test_a_nan_that_the_network_is_given_is_named(model: nnef_jax.Model) -> None
     bad = DATA["w"].copy()
     bad[0] = np.nan
     for call, note in (
-        (lambda: model(X * np.nan), "input 'x' has one before"),
-        (lambda: jax.jit(model.apply)(model.params, X * np.nan), "input 'x' has one before"),
-        (lambda: model.scan(X[None] * np.nan), "input 'x' has one before"),
-        (lambda: model.with_params({"w": bad})(X), "params 'w' has one before"),
+        (lambda: model(X * np.nan), "input 'x' has one before the network runs"),
+        (
+            lambda: jax.jit(model.apply)(model.params, X * np.nan),
+            "input 'x' has one before the network runs",
+        ),
+        (lambda: model.scan(X[None] * np.nan), "input 'x' has one before the network runs"),
+        (lambda: model.with_params({"w": bad})(X), "params 'w' has one before the network runs"),
         (lambda: model(X, edit={"y": lambda v: v * jnp.nan}), "in the edit of 'y'"),
     ):
         with jax.debug_nans(True), pytest.raises(FloatingPointError) as error:
