@@ -209,8 +209,16 @@ def test_what_differs_but_cannot_be_measured_is_all_wrong(digits) -> None:
     ("option", "given", "message"),
     [
         ("profile", {"rows": []}, "the profile has not the form"),
-        ("profile", {"operations": [{"name": "conv1", "seconds": None}]}, "the profile is not"),
-        ("profile", {"operations": [{"name": "conv1", "seconds": 10**400}]}, "the profile is not"),
+        (
+            "profile",
+            {"operations": [{"name": "conv1", "seconds": None}]},
+            "the profile has not the form",
+        ),
+        (
+            "profile",
+            {"operations": [{"name": "conv1", "seconds": 10**400}]},
+            "the profile has not the form",
+        ),
         ("comparison", {"tensors": []}, "the comparison has not the form"),
         ("profile", {"operations": [{"name": "other", "seconds": 1}]}, "names no operation of"),
     ],
