@@ -276,7 +276,7 @@ class Execution:
             if layout and layout.place:
                 values = [_at(x, layout.place.where) for x in values]
             return call, (values, *arguments)
-        places = layout.divided_places()
+        places = layout.divided_shardings()
         opened = jax.eval_shape(layout.with_axes, {label: params[label] for label in places})
         values = {label: _at(x, places[label]) for label, x in opened.items()}
         before = params if not layout.divisions else Prepared(params, values, definition)
