@@ -16,7 +16,7 @@ QUICK = {
     "lowering": "builder extents graph machine pipeline rules tracing",
     "lowering/kernels": "broadcast contraction levels precision rounding",
     "lowering/passes": "attention chunks folding gates layouts siblings sums",
-    "measure": "attribution cost difference weights",
+    "measure": "attribution cost difference topologies weights",
     "onnx": "control files moves",
     "openvino": "documents files names shapes state",
     "openvx": "errors kernel_import profile tensor",

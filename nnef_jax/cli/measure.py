@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -171,7 +170,6 @@ def cost(
         if platform is not None:
             message = "--topology names the platform, too"
             raise typer.BadParameter(message, param_hint="--platform")
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # no device is needed, nor looked for
     axes = None if mesh is None else _axes(mesh)
     parameters = "arrays" if topology is None else "shapes"
     model = reading.load(source, parameters=parameters)
