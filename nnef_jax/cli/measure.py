@@ -166,10 +166,9 @@ def cost(
     """
     if topology is None and mesh is not None:
         raise typer.BadParameter("a mesh needs --topology", param_hint="--mesh")
-    if topology is not None:
-        if platform is not None:
-            message = "--topology names the platform, too"
-            raise typer.BadParameter(message, param_hint="--platform")
+    if topology is not None and platform is not None:
+        message = "--topology names the platform, too"
+        raise typer.BadParameter(message, param_hint="--platform")
     axes = None if mesh is None else _axes(mesh)
     parameters = "arrays" if topology is None else "shapes"
     model = reading.load(source, parameters=parameters)
