@@ -34,7 +34,32 @@ class Limit:
         return is_of_row and self.reason in reason
 
 
+def _pooled(window: tuple[int, ...]) -> Callable[..., Any]:
+    """Return the gradient of max-pooling."""
+    return jax.grad(
+        lambda x: jax.lax.reduce_window(
+            x, -jnp.inf, jax.lax.max, window, (1,) * len(window), "VALID"
+        ).sum()
+    )
+
+
 LIMITS = [
+    # The gradient of max-pooling is a select-and-scatter. TPUs have it for windows along at most
+    # all axes but two.
+    Limit(
+        "v5e:1",
+        ("nnef/max_pool_rank2",),
+        _pooled((2, 2)),
+        (jax.ShapeDtypeStruct((4, 5), "float32"),),
+        "select-and-scatter with a window bound",
+    ),
+    Limit(
+        "v5e:1",
+        ("nnef/max_pool_batch", "tract/max_pool_no_batch"),
+        _pooled((2, 1, 2, 2)),
+        (jax.ShapeDtypeStruct((2, 3, 4, 5), "float32"),),
+        "Select and Scatter with less than 2 inactive dims",
+    ),
     # XLA's fusions by Triton, for a product of which no axis is a power of two.
     Limit(
         "h100",
