@@ -164,7 +164,7 @@ def test_a_folder_of_no_use_is_not_used_without_a_word(home, run, make):
     if make is not _file_above:
         assert "cannot be used: " in fails("cache")
         assert "cannot be used: " in fails("cache", "--clear")
-    assert "hint: --cache-dir names another one" in fails(
+    assert "hint: give another folder to --cache-dir" in fails(
         "compile", arguments[1], "--shape", "x=2,4"
     )
 
