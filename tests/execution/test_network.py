@@ -119,7 +119,7 @@ def test_what_fails_with_an_open_extent_works_where_it_is_given() -> None:
     text = open_provisional("y = neg(x) if shape_of(x)[0] == 4 else reshape(x, shape = [7])")
     found = error(text.replace("reshape(", "§reshape("))
     assert isinstance(found, ShapeError)
-    assert "taken for 1" in found.hint and "load(..., input_shapes=...)" in found.hint
+    assert "open extents of 1, and 64" in found.hint and "load(..., input_shapes=...)" in found.hint
     assert model_of(text, input_shapes={"x": (4, 3)})(ones(4, 3)).shape == (4, 3)
     text = OPEN.format("[0,3]", "[y, z] = unstack(x, axis = 0);")
     with pytest.raises(SemanticError, match="1 results cannot be assigned to 2 names"):

@@ -138,6 +138,6 @@ def test_no_change_of_a_byte_breaks_it():
 
 def test_no_folder_is_written_by_the_name_of_a_zip_archive(tmp_path):
     path = tmp_path / "net.ZIP"
-    with pytest.raises(ArchiveError, match="read and not written"):
+    with pytest.raises(ArchiveError, match="can be read, but not written"):
         nnef_jax.convert(packed({"graph.nnef": GRAPH}), path)
     assert not path.exists()
