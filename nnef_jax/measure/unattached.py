@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from jax import export
 
-from nnef_jax.errors import InputError, NnefError
+from nnef_jax.errors import InputError, NnefError, UnsupportedError
 from nnef_jax.measure.topologies import Topology
 
 _ENVIRONMENT = {
@@ -80,10 +80,15 @@ def lowered_program(
 ) -> Program:
     """Lower a function for a platform; `arguments` are arrays or types, and may have shardings.
 
-    A jitted function keeps its shardings and the arguments that it donates.
+    A jitted function keeps its shardings and the arguments that it donates. Raises UnsupportedError
+    for arguments and results of 2 bits.
     """
     jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
     traced = jitted.trace(*arguments)
+    if any("int2" in x.dtype.name for x in jax.tree.leaves((traced.in_avals, traced.out_avals))):
+        # jax cannot serialise them, and libtpu aborts the process.
+        message = "arguments and results of 2 bits cannot be compiled for devices"
+        raise UnsupportedError(message, hint="cast them to 4 bits or more in the function")
     infos = jax.tree.leaves(traced.args_info)
     counts = platform == "cuda"
     analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis() if counts else None
