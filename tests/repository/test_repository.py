@@ -72,6 +72,7 @@ def test_every_commit_is_checked_by_the_same_commands() -> None:
     always = commands(".ci/run")
     assert always == {"ruff check .", "ruff format --check .", "pyright", "pytest", SITE}
     assert commands(".github/workflows/ci.yml") == always | {
+        "pytest -m devices",
         "pytest -m quick",
         "pytest -m slow",
         "pytest --optimised",
