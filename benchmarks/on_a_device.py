@@ -1,0 +1,93 @@
+"""Compares the operations on the device that jax has with the reference of the tests.
+
+    python -m benchmarks.on_a_device [--minutes 8] [--out report.json]
+
+Each row of the tables of operations runs on jax's default device, in an order drawn by `--seed`,
+until the time is up. The report names the device, the versions, and the rows whose results are not
+within the tolerance of the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+
+import nnef_jax
+from tests.helpers import model_of
+from tests.op_cases import NNEF, TRACT, OpCase, document, expected, inputs
+
+_TOGETHER = 24  # rows in one program
+
+
+def main(minutes: float, seed: int, out: Path | None) -> None:
+    """Run rows until the time is up, and print a report."""
+    rows = [*NNEF, *TRACT]
+    random.Random(seed).shuffle(rows)
+    end = time.monotonic() + 60 * minutes
+    wrong: dict[str, str] = {}
+    count = 0
+    for start in range(0, len(rows), _TOGETHER):
+        if time.monotonic() > end:
+            break
+        group = rows[start : start + _TOGETHER]
+        try:
+            wrong |= _differing(group)
+        except Exception:
+            for case in group:
+                try:
+                    wrong |= _differing([case])
+                except Exception as error:
+                    wrong[case.name] = f"{type(error).__name__}: {str(error)[:200]}"
+        count += len(group)
+    device: Any = jax.devices()[0]
+    report = {
+        "device": device.device_kind,
+        "platform": device.platform,
+        "versions": {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+        | {"nnef_jax": nnef_jax.__version__},
+        "rows": count,
+        "of": len(rows),
+        "wrong": wrong,
+    }
+    text = json.dumps(report, indent=1)
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n")
+
+
+def _differing(cases: Sequence[OpCase]) -> dict[str, str]:
+    """Return the rows that differ from the reference, with the largest error."""
+    models = [model_of(document(x), precision="highest") for x in cases]
+    arrays = [inputs(case) for case in cases]
+
+    def run(arrays: Sequence[Sequence[Any]]) -> list[Any]:
+        return [m.apply({}, *xs) for m, xs in zip(models, arrays, strict=True)]
+
+    wrong: dict[str, str] = {}
+    for case, outputs in zip(cases, jax.jit(run)(arrays), strict=True):
+        for x, y in zip(jax.tree.leaves(outputs), expected(case), strict=True):
+            got, reference = np.asarray(x, y.dtype), np.asarray(y)
+            allowed = case.tolerance * (1 + np.abs(reference)) if y.dtype.kind in "fc" else 0
+            error = np.abs(got.astype(np.float64) - reference.astype(np.float64))
+            bad = ~(error <= allowed) & ~(np.isnan(got) & np.isnan(reference))
+            if bad.any() and not np.array_equal(got, reference):
+                wrong[case.name] = f"error {error[bad].max():.3g}"
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    main(arguments.minutes, arguments.seed, arguments.out)
