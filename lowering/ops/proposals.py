@@ -263,7 +263,7 @@ def proposal(
         regions = moved(delta).reshape(-1, 4)
         values = score[count:].transpose(1, 2, 0).reshape(-1)
         sizes = regions[:, 2:] - regions[:, :2] + pixel_offset
-        fits = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest, axis=-1)
+        fits = jnp.all((jnp.trunc(sizes) if truncates else sizes) >= smallest[None], axis=-1)
         if truncates:
             fits = fits & (values > 0)
         if later_ties:
@@ -276,7 +276,7 @@ def proposal(
         filled = chosen >= 0
         best = regions[jnp.maximum(chosen, 0)]
         best = clipped(best, 0.0) if clips_after else best
-        best = best / limits if normalizes else best
+        best = best / limits[None] if normalizes else best
         best = jnp.where(filled[:, None], best, 0.0)
         return best, jnp.where(filled, ranked[chosen], 0.0), filled
 

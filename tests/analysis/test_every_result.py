@@ -20,6 +20,8 @@ import pytest
 
 import nnef_jax
 from nnef_jax import Result, analysis, openvx
+from nnef_jax.measure.device_costs import DeviceCost, DeviceRow
+from nnef_jax.measure.hlo import Collective
 from tests.analysis.networks import two_layers
 
 KEY = jax.random.key(0)
@@ -31,6 +33,16 @@ OTHER = np.random.default_rng(1).normal(size=(2, 3)).astype(np.float32)
 def model(batch: int = 2) -> nnef_jax.Model:
     draw = np.random.default_rng(2).normal
     return two_layers(draw(size=(3, 4)), draw(size=(4, 2)), batch=batch)
+
+
+def device_cost() -> DeviceCost:
+    """Return a cost on devices as of a compiler that is not installed."""
+    collective = Collective("all-reduce", 2, 1024, 1536.0, 4)
+    rows = (DeviceRow(("a", "b"), 2e-6), DeviceRow((), 1e-6))
+    return DeviceCost(
+        "net", "v5e:2x2", {"data": 4}, "", 4096, 1024, 2048, 100, 1 << 30, 10_000, 5000.0, 9000.0,
+        1e-9, 2e-9, 3e-6, {"Lu": 2}, 1, (collective,), 1e-8, rows,
+    )  # fmt: skip
 
 
 def loss(y: Any) -> Any:
@@ -64,6 +76,7 @@ RECORDS: dict[str, Callable[[], Result]] = {
     "Benchmark": lambda: nnef_jax.benchmark(model(), rounds=1, seconds=0),
     "Comparison": lambda: analysis.compare(model(), model().with_params(_doubled()), X),
     "Cost": lambda: nnef_jax.cost(model()),
+    "DeviceCost": lambda: device_cost(),
     "Difference": lambda: nnef_jax.diff(model(), model().with_params(_doubled())),
     "Profile": lambda: nnef_jax.profile(model(), calls=1),
     "ProfileReport": lambda: openvx.check_profile(model(), "openvx-16bit"),

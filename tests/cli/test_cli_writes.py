@@ -39,7 +39,21 @@ FOLDERS = {(name, "cache_dir") for name in ("run", "batch", "compile", "serve")}
 FOLDERS |= {("batch", "out")}
 READS = {"source", "inputs", "weights", "listed", "labels", "onnx", "profile", "compare", "a", "b"}
 READS |= {"sources"}
-TEXTS = {"shapes", "values", "mean", "scale", "dialect", "names", "platforms", "batch", "batches"}
+TEXTS = {
+    "topology",
+    "mesh",
+    "batch_axis",
+    "params_axis",
+    "shapes",
+    "values",
+    "mean",
+    "scale",
+    "dialect",
+    "names",
+    "platforms",
+    "batch",
+    "batches",
+}
 TEXTS |= {"constraints", "print_after", "host", "sizes", "shard", "name"}
 CASES = [(command, end) for command, ends in WRITES.values() for end in ends]
 # One case of each function that writes; the others are slow where they compute.

@@ -121,7 +121,7 @@ def test_weights_are_read_from_safetensors(model: nnef_jax.Model, tmp_path: Path
 
 def test_wrong_weights_of_safetensors(model: nnef_jax.Model) -> None:
     arrays = {k: np.asarray(x) for k, x in model.params.items()}
-    with pytest.raises(InputError, match="weights= has other, which no variable"):
+    with pytest.raises(InputError, match="weights= has other, but the network has no such"):
         nnef_jax.load(DIGITS / "model", weights=safetensors({**arrays, "other": X}))
     label = next(iter(arrays))
     with pytest.raises(nnef_jax.NnefError, match="shape"):

@@ -394,7 +394,7 @@ def test_complex_parameters() -> None:
     np.testing.assert_allclose(found(c), c * np.array([1j, 2 - 1j]))
     wrong = graph("w = variable(label = 'w', shape = [2]); y = reshape(c, shape = w);",
                   c="[2] complexf32")  # fmt: skip
-    with pytest.raises(nnef_jax.SemanticError, match="these are complex ones"):
+    with pytest.raises(nnef_jax.SemanticError, match="these numbers are complex"):
         nnef_jax.load(archive(graph=wrong, w=file))
 
 

@@ -140,7 +140,7 @@ def test_wrong_arguments(heavy, tmp_path):
         nnef_jax.profile("net.nnef")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="entry must be one of apply, step, scan"):
         nnef_jax.profile(heavy, entry="call")  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="calls must be 1"):
+    with pytest.raises(ValueError, match="calls must be at least 1"):
         nnef_jax.profile(heavy, calls=0)
     with pytest.raises(InputError, match=r"a trace is a \.json"):
         nnef_jax.profile(heavy, trace=tmp_path / "trace.txt")

@@ -316,7 +316,7 @@ def test_values_of_inputs() -> None:
     for values, message in (
         ({"m": 1}, "values names 'm'"),
         ({"n": [1, 2, 3]}, r"has the shape \[3\]"),
-        ({"n": [1.5, 2]}, "it holds int64"),
+        ({"n": [1.5, 2]}, "it must be int64"),
         ({"n": "ab"}, "must be numbers"),
     ):
         with pytest.raises((InputError, NnefError), match=message):

@@ -40,7 +40,9 @@ def test_outputs_by_any_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(y["a,b"], [1, 2])
     np.testing.assert_array_equal(y[1], y["12"])
     assert len(y[1:]) == 2 and list(y._asdict()) == ["output:0", "12", "a,b"]
-    with pytest.raises(KeyError, match=r"no output 'output:1', they are .* did you mean 'output:0"):
+    with pytest.raises(
+        KeyError, match=r"no output is 'output:1', the outputs are .* did you mean 'output:0"
+    ):
         y["output:1"]
     with pytest.raises(IndexError):
         y[3]

@@ -377,7 +377,7 @@ def test_an_address_that_is_taken_is_an_error() -> None:
     [
         (["x=nowhere"], "nowhere"),
         ([str(_DIGITS), str(_DIGITS)], "two networks have the same name"),
-        ([str(_DIGITS), "--sizes", "1,x"], "no numbers"),
+        ([str(_DIGITS), "--sizes", "1,x"], "not a list of numbers"),
         ([str(_DIGITS), "--sizes", "0"], "sizes must be"),
         ([str(_DIGITS), "--port", "99999"], "65535"),
     ],
