@@ -42,7 +42,7 @@ _about = ContextVar("about", default=NONE)
 
 
 def named(about: About) -> AbstractContextManager[None]:
-    """Set the network that is rewritten in the block of a `with` statement."""
+    """Set the network that warnings name, for the block of a `with` statement."""
     return holding(_about, about)
 
 

@@ -101,7 +101,7 @@ class MachineProfile(_Rates):
 
 
 # For hosts without measurements: the rates of two cores with AVX-512 in float32. `wide_loop` is
-# larger than `loop`, which costs nothing on processors without vectors of 512 bits. bfloat16 and
+# larger than `loop`. Processors without vectors of 512 bits lose nothing by this. bfloat16 and
 # int8 have the rate of float32, so that such products are computed in float32.
 DEFAULT = MachineProfile(
     threads=2,

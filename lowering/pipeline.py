@@ -79,8 +79,8 @@ def lower(program: Program, target: Target) -> Split:
     """Rewrite a program by the passes of a target; return its preparation, call and XLA options.
 
     The program is a result of `differentiable`. Neither arrays nor a device of the target are
-    needed. If there may be several devices, XLA computes what reads arguments that may be sharded,
-    instead of the target's kernels.
+    needed. If there may be several devices, equations that read arguments that may be sharded are
+    left to XLA: the target's kernels do not compute them.
     """
     parts = split(rewrite(replace(program, prepares=True), target), target.platform)
     return replace(parts, options=partial(_options, target, program, parts.later))

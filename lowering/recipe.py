@@ -162,7 +162,7 @@ def _value(step: Step, operands: Sequence[Array], *, is_result: bool) -> Array:
         out = aligned(shape, operands[0].dtype) if is_result else None
         return function(*operands, out=out)
     value = np.asarray(function(operands, *step.params))
-    # A copy in order: 16 slices of a 3x3x512x512 filter take 14 ms instead of 26 with strides.
+    # The items are copied into order: 16 slices of a 3x3x512x512 filter then take 14 ms, not 26.
     if step.primitive == "transpose" and not value.flags.c_contiguous:
         value = _copied(value)
     return _for_device(value) if is_result else value

@@ -43,11 +43,11 @@ class NnefError(ValueError):
         siblings: Sequence[NnefError] = (),
     ) -> None:
         super().__init__(_shown(message))
-        self.message = _shown(message)
+        self.message: str = _shown(message)
         self.span = span
-        self.calls = tuple(calls)
-        self.hint = _shown(hint)
-        self.siblings = tuple(siblings)
+        self.calls: tuple[Call, ...] = tuple(calls)
+        self.hint: str = _shown(hint)
+        self.siblings: tuple[NnefError, ...] = tuple(siblings)
 
     @property
     def errors(self) -> tuple[NnefError, ...]:

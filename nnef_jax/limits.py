@@ -65,9 +65,9 @@ class Meter:
     __slots__ = ("expanded", "limits", "steps")
 
     def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
-        self.steps = 0  # spent so far
-        self.expanded = 0  # bytes held so far
+        self.limits: Limits = limits or Limits()
+        self.steps: int = 0  # spent so far
+        self.expanded: int = 0  # bytes held so far
 
     def spend(
         self,

@@ -141,7 +141,7 @@ def cycle_of(model: Runnable) -> Callable[..., Any]:
 def arrays_read(
     model: Runnable, inputs: Inputs, probe: Probe
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the parameters that a cycle with a probe reads, and the initial state."""
+    """Return two dicts: the parameters that a cycle with a probe reads; the initial state."""
     execution = execution_of(model)
     state = execution.arrays.initial_state()
     return execution.arrays.select(execution.definition.labels_read(inputs, probe, state)), state

@@ -40,8 +40,8 @@ _ITEMS = 7 << 19
 def is_by_depthwise(filter: Array, groups: int) -> bool:
     """Tell whether groups are best computed as a sum of depthwise convolutions.
 
-    These read a channel once for each result of its group, so there must be few results: 2 groups
-    from 4 to 256 channels each take 6.3 ms by depthwise convolutions, 1.0 by products.
+    A depthwise convolution reads a channel once for each result of its group. For groups with many
+    results products are faster: 2 groups of 4 inputs and 256 results take 1.0 ms instead of 6.3.
     """
     *size, depth, count = filter.shape
     is_small = depth < _NARROWEST and math.prod(size) * depth <= _TERMS

@@ -1,8 +1,8 @@
 """Lay narrow channels of several positions side by side, as long rows for loops of vectors.
 
 LLVM unrolls a loop over few channels item by item, without vectors. It vectorises a loop over all
-items of a row of positions: silu of 24 channels at 93x98 positions takes 88 us instead of 164,
-after a 3x3 window 230 instead of 580.
+items of a row of positions. silu of 24 channels at 93x98 positions takes 88 us instead of 164. A
+3x3 window and silu take 230 us instead of 580.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _product(matcher: Matcher, equation: Equation) -> Any:
 
 
 def _depth(equation: Equation) -> int:
-    """Return the number of items that a product sums, for a convolution those of one cell."""
+    """Return the number of products that are summed; in a convolution, for one cell of a filter."""
     numbers, (left, right) = equation.params["dimension_numbers"], equation.invars
     if primitive(equation) == CONVOLUTION:
         return right.aval.shape[numbers.rhs_spec[1]]

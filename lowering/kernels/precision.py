@@ -47,7 +47,7 @@ def left_operand(x: Array, sums: DType | None) -> Array:
 
 
 def left_operand_anywhere(x: Array, sums: DType | None) -> Array:
-    """Do as `left_operand` on CPUs, in a program for any platform."""
+    """Apply `left_operand` if the program runs on a CPU; elsewhere return x."""
     if x.dtype != jnp.bfloat16:
         return x
     return lax.platform_dependent(x, cpu=lambda x: left_operand(x, sums), default=lambda x: x)

@@ -60,7 +60,7 @@ CUBIC = -0.75  # the coefficient of torch's and tract's cubic kernel
 # 200 in a backward pass, where the gather becomes a scatter.
 _PRODUCTS = 32
 
-_WORK = 8  # arrays of 64 bits on the host: places, items, weights
+_WORK = 8  # arrays on the host at once, with items of 64 bits
 _UNROLLED = 32  # phases of an output; more are computed together
 _OFFSETS = {False: (0, 0, 1), True: (-1, 0, 1)}  # by shift: offsets of the neighbours
 _SHIFTED = {"half_pixel": True, "pytorch_half_pixel": True, "asymmetric": False}  # of upsampling

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 _State = tuple[Array, ...]
-# Returns the overlap [n] of a box [1,k] with each of the boxes [n,k], -inf for none.
+# Returns the overlaps [n] of a box [1,k] with boxes [n,k]; -inf where two do not overlap.
 Overlap = Callable[[Array, Array], Array]
 
 
@@ -25,7 +25,7 @@ def overlap(box: Array, boxes: Array, offset: float = 0.0, touches: bool = True)
         boxes: such boxes.
         offset: an extent is the difference of its ends + `offset`: 1 if the ends are pixels that
             belong to the box.
-        touches: whether boxes with a distance below `offset` overlap.
+        touches: whether boxes overlap whose distance is less than `offset`.
     """
     low = jnp.maximum(box[:, :2], boxes[:, :2])
     high = jnp.minimum(box[:, 2:], boxes[:, 2:])

@@ -203,7 +203,7 @@ def window_max_and_index(x: Array, windows: Windows, border: str) -> tuple[Array
     """
     x = extend(x, windows.padding, border, fill=lowest(x.dtype) if border == "ignore" else 0.0)
     index, volume = jnp.zeros(x.shape, jnp.int32), 1
-    # Along each axis, from the last, the first of the greatest items is selected.
+    # The axes are reduced one by one, the last one first. Of equal maxima the first is selected.
     for axis in reversed(range(x.ndim)):
         x, index = _first_of_cells(x, index, windows, axis, volume)
         volume *= windows.size[axis]

@@ -87,9 +87,10 @@ def _dynamic_slice_type(input: TensorType, start: TensorType, length: int, axis:
 
 @rules.rule("dynamic_slice", _dynamic_slice_type)
 def dynamic_slice(input: Array, start: Array, length: int, axis: int) -> Array:
-    """Return `length` items along the axis from index `start` on, which may be traced.
+    """Return `length` items along the axis from index `start` on.
 
-    A `start` below 0 counts from the end. Items beyond the axis are NaN, or as in `indexing`.
+    `start` may be traced; below 0 it counts from the end. Items beyond the axis are NaN if real,
+    otherwise those that `indexing` describes.
     """
     first = jnp.asarray(start).reshape(())
     return jnp.take(jnp.asarray(input), first + jnp.arange(length, dtype=first.dtype), axis=axis)

@@ -60,7 +60,7 @@ def complex_to_pairs(input: Array) -> Array:
 
 
 def signal_axis(input: TensorType, axis: int) -> int:
-    """Return the axis counted from the first; raise InvalidOperation for that of [re,im]."""
+    """Return the axis counted from the first; raise InvalidOperation for the axis of [re,im]."""
     _require_pairs(input)
     axis = normal_axis(axis, len(input.shape))
     if axis == len(input.shape) - 1:

@@ -30,7 +30,7 @@ def run(program: Program, target: Target) -> Program:
 
 
 def _parts(matcher: Matcher, operand: Atom) -> tuple[Equation, Atom | None] | None:
-    """Return the convolution and the offset that an operand is the sum of; None for other operands.
+    """Return the convolution and the offset whose sum is an operand; None for other operands.
 
     The offset is None if the operand is the convolution itself. The result of the convolution must
     have no other reader.

@@ -26,7 +26,11 @@ _SUMS = ("add", "add_any")
 
 @in_loops
 def run(program: Program, target: Target) -> Program:
-    """Compute sums over all steps by one product after the loop, sums in a step by one product."""
+    """Compute sums of a loop by products.
+
+    A sum over all steps becomes one product after the loop. The sums within a step become one
+    product in that step.
+    """
 
     def loop(matcher: Matcher, equation: Equation) -> Computed | None:
         return _without_totals(equation, program.body(equation))

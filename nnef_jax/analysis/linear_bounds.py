@@ -37,7 +37,7 @@ from nnef_jax.analysis.intervals import (
 from nnef_jax.analysis.relaxations import BackwardStep, lines_of
 
 _ROWS = 512  # backward passes that are computed together
-_DEPTH = 12  # operations between a selection's variable and one of its cases
+_DEPTH = 12  # the most operations between the condition of a `select` and its cases
 # x minus its maximum, and x divided by its sum: the reduction that makes the second operand.
 _RELATED = {"sub": "reduce_max", "div": "reduce_sum"}
 _COMPARISONS = {"lt": True, "le": True, "gt": False, "ge": False}  # True if x < limit
@@ -84,7 +84,7 @@ class Walk:
             if linear and any(map(varies, results)):
                 step = self._step(equation, [*map(interval, results)])
                 self._steps.append((equation, step))
-        self.results = [*map(self.read, closed.jaxpr.outvars)]
+        self.results: list[Any] = [*map(self.read, closed.jaxpr.outvars)]
         if linear:
             for v in closed.jaxpr.outvars:
                 self._sharpen(v)

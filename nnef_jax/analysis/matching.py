@@ -46,14 +46,14 @@ def match(
 
     The pairs are, in this order of precedence:
 
-    - given: the `names` in b by names in a.
+    - given: `names` has a name in `b` for each of some names in `a`.
     - name: equal names, or names that are equal without characters other than letters and digits,
       such as "/conv1/Conv" in ONNX and "conv1_conv" in NNEF.
     - output: the outputs in order, if both networks have equally many.
-    - position: a longest common sequence of tensors of equal kind and shape, between two
-      neighbours among the pairs above.
+    - position: between two neighbouring pairs of those above, a longest common sequence of tensors
+      of equal kind and shape.
 
-    Raises InputError for an unknown name in `names`, and for two names in a of one tensor of b.
+    Raises InputError for an unknown name in `names`, and if two names in `a` have one name in `b`.
     """
     for side, in_side, tensors in (("a", names.keys(), a), ("b", names.values(), b)):
         for name in in_side:

@@ -263,7 +263,7 @@ def _stop(
 
 
 def require_derivatives(model: Model, graph: Graph, sources: Iterable[Value]) -> None:
-    """Raise InputError if rounding makes the derivatives of all outputs by one of the sources 0."""
+    """Raise InputError if a source reaches outputs through rounding only: its derivatives are 0."""
     if rounds_straight_through(model):
         return
     paths, unrounded = _differentiable(graph, ()), _differentiable(graph, _ROUNDS)

@@ -161,7 +161,7 @@ def _kink(walk: Values, equation: Equation, operands: Sequence[Bounded]) -> _Kin
         distance = 1 + jnp.abs(place)
         points = (under, place), (over, place), (under, place - distance), (over, place + distance)
         values = [walk.at(v, {x: point}) for v, point in points]
-        if any(map(varies, values)):  # more equations than `at` follows
+        if any(map(varies, values)):  # `at` gave up: there are too many equations
             return None
         first, second, left, right = (ends(value)[0] for value in values)
         before, after = (first - left) / distance, (right - second) / distance

@@ -168,7 +168,7 @@ def _spectrum(
     columns, rows = x.size // batch, y.size // batch
 
     def by_column(product: Callable[[Array], Array], like: Array) -> Map:
-        """Return a product with a tensor as a product with a block [batch, size, columns]."""
+        """Return a function of a tensor as a function of each column [batch, size, columns]."""
 
         def block_product(block: Array) -> Array:
             tensors = jnp.moveaxis(block, 2, 0).reshape(-1, *like.shape).astype(like.dtype)

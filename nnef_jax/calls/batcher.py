@@ -40,7 +40,7 @@ class Batcher:
     def __init__(self, execution: Execution, sizes: Sequence[int]) -> None:
         require_sizes(sizes)
         self._execution, unit, self._is_mapped = _separate(execution, max(sizes))
-        self.sizes = tuple(sorted({-(-size // unit) * unit for size in sizes}))
+        self.sizes: tuple[int, ...] = tuple(sorted({-(-size // unit) * unit for size in sizes}))
         self._unit = unit
         graph = execution.network.graph
         opened = [
@@ -48,9 +48,11 @@ class Batcher:
             for v in graph.inputs
         ]
         self._network = replace(execution.network, graph=replace(graph, inputs=tuple(opened)))
-        self.inputs = execution.network.specs(opened)
+        self.inputs: tuple[TensorSpec, ...] = execution.network.specs(opened)
         specs = execution.network.specs(graph.outputs, graph.output_names)
-        self.outputs = tuple(replace(x, shape=(None, *x.shape[1:])) for x in specs)
+        self.outputs: tuple[TensorSpec, ...] = tuple(
+            replace(x, shape=(None, *x.shape[1:])) for x in specs
+        )
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for all sizes, in threads, or load executables from the model's `cache_dir`.

@@ -60,7 +60,8 @@ class Parts:
         outputs: Sequence[TensorSpec],
         size: int | None,
     ) -> None:
-        self.folder, self._items, self._outputs = folder, items, outputs
+        self.folder: Path = folder
+        self._items, self._outputs = items, outputs
         self.failures: list[tuple[str, str]] = []
         self.damaged: list[str] = []  # paths of damaged parts, which are computed again
         self._size = self._settle(settings, size)

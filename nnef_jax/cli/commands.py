@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _UsageError: Any = typer.BadParameter.__mro__[2]  # ClickException, click's or typer's own
 
 # Usage errors and help have no boxes: they may be piped, and need no rich.
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     name="nnef-jax",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nnef_jax import Model
     from nnef_jax.openvx import Lowered
 
-openvx = typer.Typer(
+openvx: typer.Typer = typer.Typer(
     help="Check and run a network in OpenVX's fixed point.",
     no_args_is_help=True,
     rich_markup_mode=None,

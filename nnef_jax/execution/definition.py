@@ -50,14 +50,16 @@ class Definition:
     def __init__(self, network: Network, options: RunOptions, layout: Layout | None = None) -> None:
         left_out = frozenset[str]() if options.unused else network.unused
         self.unread: Mapping[str, Any] = {x: network.data[x] for x in left_out}
-        self.network = network = replace(network, data={})  # so that the host's arrays are freed
+        self.network: Network = replace(network, data={})  # so that the host's arrays are freed
         self.options = options
         self.layout = layout
         self.optimize = self._optimize(options)
         parameters = [p for p in network.graph.parameters if p.label not in left_out]
-        self.labels = tuple(p.label for p in parameters)
+        self.labels: tuple[str, ...] = tuple(p.label for p in parameters)
         computed = network.computed_starts
-        self.states = tuple(s.label for s in network.graph.states if s.label not in computed)
+        self.states: tuple[str, ...] = tuple(
+            s.label for s in network.graph.states if s.label not in computed
+        )
 
     def with_unread(self, arrays: Mapping[str, Any]) -> Definition:
         """Return the same definition with more unread arrays."""

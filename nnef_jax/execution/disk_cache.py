@@ -49,7 +49,7 @@ class DiskCache:
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         try:
-            self.directory = _folder(directory)
+            self.directory: str = _folder(directory)
         except (OSError, TypeError, ValueError) as error:
             raise InputError(
                 f"cache_dir '{directory}' cannot be used: {_reason(error)}",

@@ -55,12 +55,15 @@ class Execution:
     """Runs a `definition` on `arrays`, by cached `executables`."""
 
     def __init__(self, executables: Executables, arrays: Arrays) -> None:
-        definition = self.definition = arrays.definition
+        definition = arrays.definition
+        self.definition: Definition = definition
         self.arrays = arrays
-        self.executables = executables.sharing(definition)
-        self.network = definition.network
-        self.bind, self.types = definition.bind, definition.types
-        self.check_params, self.check_state = definition.check_params, definition.check_state
+        self.executables: Executables = executables.sharing(definition)
+        self.network: Network = definition.network
+        self.bind: Callable[..., list[Any]] = definition.bind
+        self.types: Callable[..., list[Any]] = definition.types
+        self.check_params: Callable[..., Any] = definition.check_params
+        self.check_state: Callable[..., dict[str, Any]] = definition.check_state
         self._in_trace = Once()  # functions for use in a caller's trace, by entry
         # Bound executables, by entry, place and shapes, and again by the types of inputs.
         self._recent = Once(definition.options.max_executables)

@@ -178,7 +178,7 @@ class Runnable:
         return self._execution.call(args, kwargs, probe=Probe(capture=tensors, results=False))
 
     def lower(self, *args: Example, **kwargs: Example) -> jax.stages.Lowered:
-        """Lower `apply` by jax, with parameters as arguments: `.as_text()`, `.compile()`.
+        """Lower `apply` by jax, with parameters as arguments. The result has `as_text`, `compile`.
 
         Inputs are arrays or `jax.ShapeDtypeStruct`s, by default of the declared shapes.
         """

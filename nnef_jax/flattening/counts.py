@@ -49,8 +49,11 @@ class PaddedOperation:
         self, graph: Emission, counts: Mapping[Value, Count], kind: str, operands: dict[str, Any],
         attributes: ByName, span: Span | None,
     ) -> None:  # fmt: skip
-        self.graph, self.kind, self.operands = graph, kind, operands
-        self.attributes, self.span = attributes, span
+        self.graph: Emission = graph
+        self.kind: str = kind
+        self.operands: dict[str, Any] = operands
+        self.attributes: ByName = attributes
+        self.span: Span | None = span
         self.counts: dict[str, Count] = {}
         for name, x in operands.items():
             named = [(name, x)]

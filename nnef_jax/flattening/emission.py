@@ -19,7 +19,7 @@ from lowering.location import Span
 from nnef_jax.errors import LimitError, NnefError, UnsupportedError, family_of
 from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import EXPORT_KNOWN, ExtentNeeded, Options
-from nnef_jax.limits import EXTENT, OPERATION, raising
+from nnef_jax.limits import EXTENT, OPERATION, Limits, Meter, raising
 
 ByName = Mapping[str, Any]  # operands or attributes by parameter of the kind
 _ARRAYS = frozenset({list, tuple})
@@ -55,12 +55,14 @@ class Emission:
 
     def __init__(self, options: Options, integer: str = "int32") -> None:
         self.options = options
-        self.builder = GraphBuilder(real=options.real, integer=integer)
+        self.builder: GraphBuilder = GraphBuilder(real=options.real, integer=integer)
         self._most = float(jnp.finfo(options.real).max)
-        self.meter = options.meter
-        self.limits = options.meter.limits
+        self.meter: Meter = options.meter
+        self.limits: Limits = options.meter.limits
         # None, unless `jax.export` gives extents as symbols.
-        self.symbolic = SymbolicShapes(self.builder) if options.symbolic_shapes else None
+        self.symbolic: SymbolicShapes | None = (
+            SymbolicShapes(self.builder) if options.symbolic_shapes else None
+        )
         self.is_body = False  # True for the body of a loop, scan or branch
         self._within: set[Shape] = set()  # shapes within the limits
 

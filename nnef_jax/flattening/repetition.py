@@ -28,7 +28,7 @@ class RepeatedBody:
 
     def __init__(self, site: Site[TensorGraph]) -> None:
         self.site = site
-        self.graph = site.graph.body()
+        self.graph: TensorGraph = site.graph.body()
         self.at: Any = replace(cast("Any", site), graph=self.graph)  # of the class of `site`
         self.heads: list[Value] = []  # inputs for parts, and for the number of the iteration
         self.before: list[Value] = []  # inputs for the states

@@ -1,4 +1,4 @@
-"""The cost of a program on devices that are not attached, by their compiler."""
+"""Estimates the cost of a program on devices that are not attached: asks their compiler."""
 
 from __future__ import annotations
 

@@ -335,9 +335,10 @@ def _is_tensor(x: object) -> bool:
 def _bind_tensors(
     model: Model, args: tuple[Tensor | ArrayLike, ...], kwargs: Mapping[str, Tensor | ArrayLike]
 ) -> list[Any]:
-    """Return the tensors of a call in the order of the graph. Inputs of integers are arrays.
+    """Return the inputs of a call in the order of the graph.
 
-    Raises TypeError for real inputs that are no tensors, InputError for other names and shapes.
+    A real input must be a tensor, otherwise TypeError is raised; an integer input is an array.
+    Raises InputError for wrong names and shapes.
     """
     types = {value.name: value.type.dtype for value in model.graph.inputs}
     inputs = dict(zip(types, args, strict=False)) | dict(kwargs)

@@ -90,6 +90,6 @@ def _best(x: NDArray[Any], dtype: str) -> int:
         rounded = np.asarray(Tensor.quantize(x, dtype, position).to_float())
         return float(np.sum((x - rounded).astype(np.float64) ** 2))
 
-    # The greatest position comes first: of equal errors it is taken, as it is finer elsewhere.
+    # The greatest position comes first, and wins among equal errors: it rounds more finely.
     candidates = [p for p in range(fitting + _MORE, fitting - _LESS - 1, -1) if abs(p) <= _FURTHEST]
     return min(candidates, key=error, default=min(max(fitting, -_FURTHEST), _FURTHEST))

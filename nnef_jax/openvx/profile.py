@@ -23,9 +23,10 @@ class NodeReport:
     Args:
         name: the name of the first result.
         kind: the kind of the operation.
-        layer: the name of the node, after a count if there are several; "view" for no arithmetic;
-            "vx_tensor" for a result that depends on parameters alone; "in NAME" for an operation
-            that is folded into the weights of another; "" for no layer.
+        layer: the name of the node, as "vxConvolutionLayer", or "2 vxConvolutionLayer" for two.
+            Operations without arithmetic have "view". Results that depend on parameters alone have
+            "vx_tensor". Operations that are folded into the weights of another have "in NAME". ""
+            means that there is no layer.
         fits: whether there is a layer.
         reason: why there is no layer.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,7 +75,8 @@ class PartFrontend(Frontend):
     def __init__(self, network: Network, part: Part, pairs: Mapping[str, str]) -> None:
         outputs = dict.fromkeys([*part.outputs, *pairs.values()])
         self._part = Part((*part.inputs, *pairs), tuple(outputs))
-        self.inputs, self.outputs = self._part.inputs, self._part.outputs
+        self.inputs: Sequence[str] = self._part.inputs
+        self.outputs: Sequence[str] = self._part.outputs
         self.network = network
         self.graph = self._part.of(network.unpaired)[0]
         self.describe_as(network.frontend)

@@ -212,7 +212,7 @@ class Network:
     @cached_property
     def unused(self) -> frozenset[str]:
         """Return the labels of parameters on which neither outputs nor states depend."""
-        if self.is_guessed:  # for other extents they may depend on them
+        if self.is_guessed:  # with other extents the results may read any parameter
             return frozenset()
         needed = self.graph.needed
         return frozenset(p.label for p in self.graph.parameters if p.value not in needed)
@@ -358,7 +358,7 @@ def _require_ranks(frontend: Frontend, declared: Graph | None, shapes: Shapes) -
 
 
 def _require_no_baked_extents(declared: Graph | None, graph: Graph) -> None:
-    """Raise ShapeError for reshapes with a constant extent that `input_shapes` has changed."""
+    """Raise ShapeError if `input_shapes` changes an extent that is constant in a reshape."""
     if declared is None or len(declared.operations) != len(graph.operations):
         return
     raise_all(

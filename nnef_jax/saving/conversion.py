@@ -29,12 +29,13 @@ def convert(
     document in NNEF 1.0 provisional always becomes flat, since 1.0 final allows no variables in
     fragments. Tensor files get the layout of 1.0 final and keep their items. If the header of a
     tensor file names a quantisation algorithm, graph.quant gets a line for it; if graph.quant
-    cannot express the algorithm, the codes become real numbers. A flat document in tract's dialect
-    has operations for casts and rounding, and tensors with the values that the network computes
-    with; it has no graph.quant.
+    cannot express the algorithm, the codes become real numbers.
+
+    A flat document in tract's dialect has no graph.quant: casts and rounding are operations of the
+    document. Its tensor files have the numbers that the network computes with.
 
     Args:
-        source: a network as in `load`. Without a path its tensor files are not read.
+        source: a network as in `load`. Its tensor files are read only if `path` is given.
         path: a folder to make, or an archive by its suffix (.tar, .tgz, .tar.gz, .tar.xz).
         flat: expand the fragments of the document to operations of its format.
         keep: for OpenVINO and ONNX networks, write operations that NNEF lacks as custom

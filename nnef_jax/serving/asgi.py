@@ -39,7 +39,8 @@ class RequestProgress:
     """Records the id of one request, and the seconds that each part of the answer took."""
 
     def __init__(self) -> None:
-        self.id, self._start = "", time.monotonic()
+        self.id: str = ""
+        self._start = time.monotonic()
         self._parts: dict[str, float] = {}
 
     @property
@@ -68,15 +69,16 @@ class Application:
         limits: ServingLimits,
         progress: Progress | None,
     ) -> None:
-        self.limits, self.progress = limits, progress
-        self.metrics = Metrics()
-        self.services = {
+        self.limits: ServingLimits = limits
+        self.progress: Progress | None = progress
+        self.metrics: Metrics = Metrics()
+        self.services: dict[str, Service] = {
             name: Service(name, model, sizes, limits, self.metrics)
             for name, model in models.items()
         }
-        self.held = 0  # bytes of requests in memory
+        self.held: int = 0  # bytes of requests in memory
         self.metrics.bytes.set_function(lambda: self.held)
-        self.texts = ThreadPoolExecutor(1, "nnef-jax-json")
+        self.texts: ThreadPoolExecutor = ThreadPoolExecutor(1, "nnef-jax-json")
         routes = [Route("/v2", self._server), Route("/v2/health/live", self._live)]
         routes += [Route("/v2/health/ready", self._ready), Route("/metrics", self._metrics_text)]
         for path in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
@@ -86,7 +88,7 @@ class Application:
                 Route(f"{path}/infer", self._infer, methods=["POST"]),
             ]
         handlers = {HTTPException: _http_error, Exception: _failure}
-        self.starlette = Starlette(
+        self.starlette: Starlette = Starlette(
             routes=routes, lifespan=self._lifespan, exception_handlers=handlers
         )
         # A server sets this when it stops: connections are then closed after their next answer.

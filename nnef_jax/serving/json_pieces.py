@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 _PIECE = 64 << 10  # characters read at once, in a millisecond
 _ITEMS = 4 << 10  # items written at once
-# Values of a long text that are read one by one, each in up to half a millisecond: strings, objects
-# and long lists. Numbers and short lists are read in pieces.
+# The most strings, objects and long lists in a long text. Each is read by itself, in half a
+# millisecond at most. Numbers and short lists are read in pieces, and do not count.
 _MOST_VALUES = 10_000
 _decoder = json.JSONDecoder()
 _space = re.compile(r"[ \t\n\r]*").match

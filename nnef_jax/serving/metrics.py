@@ -17,12 +17,14 @@ class Metrics:
         self._registry = registry = CollectorRegistry()
         name = "nnef_jax_serving_"
         labels = ("model", "code")
-        self.requests = Counter(f"{name}requests", "Answered requests", labels, registry=registry)
+        self.requests: Counter = Counter(
+            f"{name}requests", "Answered requests", labels, registry=registry
+        )
         labels = ("model",)
-        self.seconds = Histogram(
+        self.seconds: Histogram = Histogram(
             f"{name}seconds", "From arrival to answer", labels, buckets=_SECONDS, registry=registry
         )
-        self.items = Histogram(
+        self.items: Histogram = Histogram(
             f"{name}batch_items", "Computed at once", labels, buckets=_ITEMS, registry=registry
         )
         self._gauges = {
@@ -33,7 +35,7 @@ class Metrics:
             )
         }
         text = "Bytes of requests in memory"
-        self.bytes = Gauge(f"{name}request_bytes", text, registry=registry)
+        self.bytes: Gauge = Gauge(f"{name}request_bytes", text, registry=registry)
 
     def watch(self, quantity: str, model: str, count: Callable[[], int]) -> None:
         """Have a model's "waiting" requests or open "sequences" counted at each reading."""

@@ -75,10 +75,12 @@ class FewShapes:
 class SingleCalls:
     """A network whose calls are computed one by one: items of a batch depend on one another."""
 
-    sizes = ()
+    sizes: tuple[int, ...] = ()
 
     def __init__(self, model: Model) -> None:
-        self.model, self.inputs, self.outputs = model, model.inputs, model.outputs
+        self.model: Model = model
+        self.inputs: tuple[TensorSpec, ...] = model.inputs
+        self.outputs: tuple[TensorSpec, ...] = model.outputs
 
     def compile(self, progress: Progress | None = None) -> None:
         """Compile for the declared shapes, if no extent is open."""
@@ -103,7 +105,7 @@ class SingleCalls:
 
 
 class SequenceStep(NamedTuple):
-    """The sequence to which a request's cycle belongs; `starts` and `ends` mark first and last."""
+    """The sequence of a request's cycle, and whether the cycle starts the sequence or ends it."""
 
     id: int | str
     starts: bool

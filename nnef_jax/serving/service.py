@@ -62,13 +62,15 @@ class Service:
         limits: ServingLimits,
         metrics: Metrics,
     ) -> None:
-        self.name, self._limits, self.state = name, limits, "loading"
+        self.name: str = name
+        self._limits = limits
+        self.state: str = "loading"
         self._shapes = FewShapes(limits.shapes)
         if isinstance(model, Model):
             model = _servable(name, model, sizes, limits)
         self.servable = servable = model
         inputs, outputs = described(servable.inputs), described(servable.outputs)
-        self.metadata = {
+        self.metadata: dict[str, Any] = {
             "name": name,
             "versions": ["1"],
             "platform": "nnef_jax",

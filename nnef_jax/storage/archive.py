@@ -182,12 +182,12 @@ def open_archive(
     weights: files.Readable | None = None,
     sniff: Sniff = lambda _: "",
 ) -> Archive:
-    """Open a network's container: one with a member of `graphs` at its top (spec 5.1).
+    """Open a network's container. One of the files `graphs` must be at its top level (spec 5.1).
 
     Args:
-        source: a folder, a graph's file in one, an archive (zip, or tar: plain, gzip, bzip2 or xz,
-            recognised by content), its bytes, or a binary file object, read to its end. An archive
-            may hold the network in one folder.
+        source: a folder, the file of a graph in a folder, an archive (zip, or tar: plain, gzip,
+            bzip2 or xz, recognised by content), the bytes of an archive, or a binary file object,
+            read to its end. An archive may hold the network in one folder.
         meter: counts the work and the memory.
         name: the source's name in errors if it is not a path.
         graphs: names or patterns of members that are graphs.

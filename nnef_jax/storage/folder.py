@@ -1,10 +1,10 @@
 """Offers a folder as a container, whose files are mapped or read.
 
 A path is opened part by part, each from the descriptor of the folder before, and the kernel follows
-no link. A folder that is replaced by a link during a load cannot lead a read outside.
+no link. If a folder is replaced by a link during a load, nothing outside of the container is read.
 
-A hub's cache stores each file in a folder of blobs, and has folders of links to them. There a
-member may be a link to a file in the folder of blobs itself.
+A hub's cache stores each file in a folder of blobs, and has folders of links to them. In such a
+cache a member may be a link to a file that lies directly in the folder of blobs.
 """
 
 from __future__ import annotations

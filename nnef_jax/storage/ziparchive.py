@@ -19,7 +19,7 @@ from nnef_jax.storage.members import PackedArchive
 
 ZIP_SIGNATURES = b"PK\x03\x04", b"PK\x05\x06"  # first bytes of a zip archive
 _LOCAL = struct.Struct("<4s22xHH")  # a member's header: signature, lengths of name and extra field
-_PIECE = 1 << 13  # bytes inflated at a time
+_PIECE = 1 << 13  # compressed bytes that are inflated at a time
 _MOST = 1100 * _PIECE  # bytes of an inflated piece; deflate expands at most 1032 times
 _BYTES_PER_STEP = 512  # the same as for gzip
 _PADDING = 48  # aligns the data: a large bytearray usually starts 16 bytes behind a multiple of 64

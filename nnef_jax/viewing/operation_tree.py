@@ -161,7 +161,7 @@ class _Folding:
             at = member.start if isinstance(member, Group) else at
             starts.append(at)
             at += _units_in(member)
-        last = len(self.living) - 1  # a group may have several operations of one unit
+        last = len(self.living) - 1  # several operations may share a unit
         return lambda index: min(starts[index], last)
 
     def _wrap_repetitions(self, group: Group) -> None:

@@ -117,7 +117,7 @@ def _kinds(code: CodeType) -> Iterator[str]:
 
     A string may be a kind that is an argument.
     """
-    before = ""  # the name that the instruction before loads
+    before = ""  # the name that the previous instruction loads
     for instruction in dis.get_instructions(code):
         name, argument = instruction.opname, instruction.argval
         if name in _METHODS and before in _BUILDERS:

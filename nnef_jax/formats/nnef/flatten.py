@@ -78,7 +78,7 @@ class _Flattener(Evaluator):
         self.errors: list[NnefError] = []
         self.variables: set[Value] = set()
         self.unquantized: dict[Value, Value] = {}
-        self.bodies: Set[str] = set()  # fragments of the graphs around this one
+        self.bodies: Set[str] = set()  # names of the fragments that enclose this graph
         self._atomic: dict[int, bool] = {}  # results of `_is_atomic` by id of the fragment
 
     def run(self, expression: s.Expression, frame: Frame, names: Sequence[str] = ()) -> Any:
@@ -127,7 +127,7 @@ class _Flattener(Evaluator):
         return self.builder.graph(graph.name, outputs, names, self.options.unfixed(inputs))
 
     def _named(self, name: str, item: Value | Scalar, node: s.SyntaxNode, frame: Frame) -> Value:
-        """Return a value in the graph's body as a tensor. A further name of it becomes an alias."""
+        """Return a tensor for an item of the main graph. A second name of a tensor is an alias."""
         if not isinstance(item, Value):
             try:
                 item = self._constant(item, 1, CallPlace(node, frame, [name]))

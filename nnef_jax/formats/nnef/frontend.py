@@ -42,13 +42,13 @@ class StandardFrontend(TextFrontend):
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self.document = document = parse(archive.read_text(GRAPH), options.meter)
-        self.scope = Scope(document, options.meter)
+        self.scope: Scope = Scope(document, options.meter)
         self._calls = check(self.scope, outline=options.outline)
         super().__init__(document.source, document.graph, archive, options)
         self.extensions = document.extensions
-        self.reader = QuantizationReader(self.scope, options)
+        self.reader: QuantizationReader = QuantizationReader(self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
-        self.dialect = f"NNEF {document.version}{' provisional' * document.provisional}"
+        self.dialect: str = f"NNEF {document.version}{' provisional' * document.provisional}"
         self._rounding: Mapping[str, Quantizer] = {}
         self._labels = frozenset[str]()  # labels of variables that have data
 

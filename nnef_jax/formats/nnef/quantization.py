@@ -22,7 +22,7 @@ from nnef_jax.formats.nnef.scope import Scope
 from nnef_jax.formats.syntax import tree as s
 from nnef_jax.formats.syntax.quantizer import ALGORITHMS, ArgumentValue, Quantizer
 from nnef_jax.formats.syntax.types import SCALAR, ArrayOf, Tensor, TupleOf, Type
-from nnef_jax.limits import raising
+from nnef_jax.limits import Meter, raising
 from nnef_jax.wording.similar import did_you_mean
 
 _ALIASES = {"quantize_linear": "linear_quantize"}  # the name in chapter 7 of the provisional text
@@ -58,7 +58,7 @@ class QuantizationReader:
         self._document = scope.document
         self._scope = scope
         self._options = options
-        self.meter = options.meter
+        self.meter: Meter = options.meter
 
     def entries(self, source: Source) -> dict[str, Quantizer]:
         """Return the quantisers of a graph.quant by the identifiers of their tensors (spec 5.3).

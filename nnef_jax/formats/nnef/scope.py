@@ -40,7 +40,7 @@ class Scope:
     def __init__(self, document: Document, meter: Meter) -> None:
         self.document = document
         self.meter = meter
-        self.library = provisional() if document.provisional else standard()
+        self.library: Mapping[str, Fragment] = provisional() if document.provisional else standard()
         self._fragments = {fragment.name: fragment for fragment in document.fragments}
         self._declarations = {**self.library, **self._fragments}
         self._forms: dict[tuple[int, tuple[str | None, ...]], Form] = {}

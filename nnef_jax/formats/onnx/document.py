@@ -201,7 +201,10 @@ class Reader:
             add(nodes)
         source = Source(self.name, "\n".join(lines) or "(no nodes)")
         start = 0
-        for line in (*lines, ""):  # a graph after all nodes has its place in the last line
+        for line in (
+            *lines,
+            "",
+        ):  # the empty line is for the graph itself
             self._spans.append(Span(source, start, max(len(line), 1)))
             start += len(line) + 1
 

@@ -152,7 +152,7 @@ class NodeFlattener:
             try:
                 if self._is_known(node):
                     return self._flattened(node, operands, tensors)
-            except UnsupportedError:  # for a node within its graph or function
+            except UnsupportedError:  # a node within a graph or function of the node
                 pass
             kind = unknown(kind)
         names = [name for name in node.outputs if name]

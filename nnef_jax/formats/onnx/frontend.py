@@ -34,12 +34,12 @@ class OnnxFrontend(GraphFrontend):
         model, raw = parse(archive.open_tensor(archive.graph), name, options.meter)
         self._document = Reader(name, raw, options.meter, beside).document(model)
         self._text = model.SerializeToString(deterministic=True)
-        self.inputs = [port.name for port in self._document.graph.inputs]
-        self.outputs = [port.name for port in self._document.graph.outputs]
+        self.inputs: Sequence[str] = [port.name for port in self._document.graph.inputs]
+        self.outputs: Sequence[str] = [port.name for port in self._document.graph.outputs]
         extents = (n for port in self._document.graph.inputs for n in port.shape or ())
-        self.symbols = list(dict.fromkeys(n for n in extents if isinstance(n, str)))
-        self.dialect = f"ONNX, operator set {self._document.versions.get('', 1)}"
-        self.integer = computed("int64", options.real)
+        self.symbols: Sequence[str] = list(dict.fromkeys(n for n in extents if isinstance(n, str)))
+        self.dialect: str = f"ONNX, operator set {self._document.versions.get('', 1)}"
+        self.integer: str = computed("int64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for the shapes in `options.input_shapes`, else the model's."""

@@ -33,10 +33,11 @@ class OpenvinoFrontend(GraphFrontend):
         self._net = read_net(root, source, options.meter)
         self._ends = ends_of(self._net)
         self._weights = _weights(archive)
-        self.inputs, self.outputs = list(self._ends.inputs), list(self._ends.outputs)
+        self.inputs: Sequence[str] = list(self._ends.inputs)
+        self.outputs: Sequence[str] = list(self._ends.outputs)
         self.synonyms = self._ends.synonyms(self._net)
-        self.dialect = f"OpenVINO IR {self._net.version}"
-        self.integer = computed("i64", options.real)
+        self.dialect: str = f"OpenVINO IR {self._net.version}"
+        self.integer: str = computed("i64", options.real)
 
     def flatten(self, options: Options) -> Graph:
         """Return the graph for the shapes in `options.input_shapes`, else the declared shapes."""

@@ -126,8 +126,8 @@ def label_of(layer: NetLayer) -> str:
 def variables_of(net: Net) -> Mapping[str, Variable]:
     """Return the variables of a network by label.
 
-    A variable is left out if nothing writes it and inputs determine its initial value, to which it
-    is always equal.
+    A variable that nothing writes always has its initial value. It is left out if inputs determine
+    that value.
     """
     variables: dict[str, Variable] = {}
     written = {label_of(layer) for layer in net.layers if layer.kind == "assign"}
@@ -140,7 +140,7 @@ def variables_of(net: Net) -> Mapping[str, Variable]:
         label = label_of(layer)
         if layer.kind == "readvalue" and layer.outputs and (label in written or not follows):
             shape = _shape(layer)
-            if label not in written:  # its shape never changes
+            if label not in written:  # the state keeps its initial shape
                 shape = tuple(0 if n is UNKNOWN else n for n in shape)
             variables.setdefault(label, Variable(shape, follows, layer.span))
     return variables

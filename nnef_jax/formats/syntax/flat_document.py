@@ -35,7 +35,7 @@ class Names:
     """A source of valid identifiers, none of them returned twice."""
 
     def __init__(self, taken: Iterable[str]) -> None:
-        self.taken = set(taken)
+        self.taken: set[str] = set(taken)
         self._suffixes: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -41,12 +41,12 @@ class TextFrontend(Frontend):
         self, source: Source, graph: s.GraphDefinition, archive: Archive, options: Options
     ) -> None:
         self._source, self._graph = source, graph
-        self.inputs = [i.name for i in graph.parameters]
-        self.outputs = [i.name for i in graph.results]
+        self.inputs: Sequence[str] = [i.name for i in graph.parameters]
+        self.outputs: Sequence[str] = [i.name for i in graph.results]
         self.archive = archive
         self.options = options
         exists = archive.exists(QUANTIZATION)
-        self.quantization = archive.read_text(QUANTIZATION) if exists else None
+        self.quantization: Source | None = archive.read_text(QUANTIZATION) if exists else None
 
     def content(self) -> Iterable[object]:
         """Return the dialect, and the names and texts of the members that were read."""

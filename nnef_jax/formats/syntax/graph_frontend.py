@@ -33,7 +33,7 @@ _INTEGERS = {
 _HALVES = (
     "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float4_e2m1fn",
 )  # fmt: skip
-_SHORT = 1 << 20  # characters; reading takes at most six steps for a character
+_SHORT = 1 << 20  # characters; steps of a shorter text, six a character, are not counted
 _KEEP = "convert(..., keep=True), --keep, write it as a custom operation, which load reads again"
 
 

@@ -12,7 +12,7 @@ production.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from nnef_jax.formats.syntax import tree as s
@@ -49,11 +49,19 @@ class FastReader:
         most: the number of tokens that may be read one by one.
     """
 
+    reserved: Collection[str]
+    match: Callable[..., re.Match[str] | None]
+    left: int
+    kind: int
+    token: str
+    start: int
+    stop: int
+
     def __init__(self, text: str, builder: TreeBuilder, language: Language, most: int) -> None:
         self.text = text
         self.build: Any = builder
         self.language = language
-        self.loose = language.loose
+        self.loose: bool = language.loose
         self.reserved = _LOGICAL.keys() if self.loose else builder.keywords | BUILTINS
         self.match = language.token.match
         self.left = most

@@ -77,22 +77,26 @@ class Language:
         signs: Sequence[str] = ("-", "+", "!"),
         loose: bool = False,
     ) -> None:
-        self.extension = re.compile(extension)
-        self.levels = {o: i for i, level in enumerate(levels, 1) for o in level.split()}
+        self.extension: re.Pattern[str] = re.compile(extension)
+        self.levels: dict[str, int] = {
+            o: i for i, level in enumerate(levels, 1) for o in level.split()
+        }
         self.signs = signs
         self.loose = loose
-        self.token = re.compile(rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))")
+        self.token: re.Pattern[str] = re.compile(
+            rf"{SPACE}(?:({name})|({NUMBER})|({STRING})|({_TYPE})|({_MARK}))"
+        )
         # One match is an argument with the mark after it, which takes 0.6 of the time of a match
         # for each token. Items have no `*+`: up to 3.11.4 Python keeps the comma of a failed item.
-        self.value = re.compile(
+        self.value: re.Pattern[str] = re.compile(
             rf"{SPACE}(?:({name}){SPACE}={SPACE})?(?:(\[{_ITEM}(?:,{_ITEM})*\]"
             rf"|\({_ITEM}(?:,{_ITEM})+\)|\[{_PAIR}(?:,{_BLANK}{_PAIR})*\])"
             rf"|({_SMALL})|({name})|({STRING})){SPACE}([,)])"
         )
-        self.declared = re.compile(
+        self.declared: re.Pattern[str] = re.compile(
             rf"({name}){SPACE}:{SPACE}({name})(?:{SPACE}(<\s*+(?:(?:\?|[A-Za-z_]++)\s*+)?>))?"
         )
-        self.statement = re.compile(
+        self.statement: re.Pattern[str] = re.compile(
             rf"{SPACE}({name}){SPACE}={SPACE}({name}){SPACE}"
             rf"(?:(<\s*+[a-z]++\s*+>){SPACE})?\("
         )

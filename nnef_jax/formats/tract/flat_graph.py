@@ -48,7 +48,7 @@ class FlatGraph(Emitter):
         self.variables = 0
         self.outer: FlatGraph | None = None
         self.constants: dict[Value, Stored] = {}  # stored arrays by parameter
-        self.defaults = Defaults(options.real, integer, self.constants.keys())
+        self.defaults: Defaults = Defaults(options.real, integer, self.constants.keys())
         self.calls: FlatCalls = {}
         # From graph.quant.
         self.entries: dict[Value, Quantizer] = {}  # entries of tensors that have codes

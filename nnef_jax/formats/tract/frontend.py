@@ -54,12 +54,12 @@ class TractFrontend(TextFrontend):
         self.document = document = self._unit.document
         super().__init__(document.source, document.graph, archive, options)
         self.extensions = document.extensions
-        self.quantizes = options.rounds and bool(self._unit.quantizers)
+        self.quantizes: bool = options.rounds and bool(self._unit.quantizers)
         registries = ", ".join(self.document.registries) or "tract_nnef"
-        self.dialect = f"NNEF 1.0 of tract ({registries})"
+        self.dialect: str = f"NNEF 1.0 of tract ({registries})"
         self._data: dict[str, NDArray[Any] | None] = {}
-        self.integer = computed("int64", options.real)
-        self.symbols = list(symbols.solve(document, {}, options.meter))
+        self.integer: str = computed("int64", options.real)
+        self.symbols: Sequence[str] = list(symbols.solve(document, {}, options.meter))
 
     def flatten(self, options: Options) -> Graph:
         """Return the flat graph for the shapes in `options.input_shapes`, else the document's."""
@@ -171,7 +171,7 @@ class _DialectWriter(FlatWriter):
         super().__init__(graph, options.meter)
         self._real = options.real
         self.registries: dict[str, None] = {}
-        self.symbols: list[str] = []  # new symbols, which the document lacks
+        self.symbols: Sequence[str] = []  # new symbols, which the document lacks
         self.replaced: dict[Value, Value] = {}  # values of the entire graph by input of a part
         self._document_read = document
         self._calls = calls
@@ -216,7 +216,7 @@ class _DialectWriter(FlatWriter):
 
     def _symbol(self) -> s.Identifier:
         symbol = self._names.fresh("N")
-        self.symbols.append(symbol)
+        self.symbols = [*self.symbols, symbol]
         return s.Identifier(0, symbol)
 
     def invoked(self, operation: Operation) -> Invoked | None:

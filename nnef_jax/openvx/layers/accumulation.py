@@ -106,8 +106,8 @@ def multiply_accumulate(
 def _rounds_products(x: Tensor, arithmetic: Arithmetic) -> bool:
     """Tell whether rounding and saturating each product can change the sums.
 
-    Products of 8 bits are not rounded. So sums cannot change for uint8, which has no negative
-    numbers, nor for int8 that wraps.
+    Products of 8 bits are not rounded, so that only saturation could change a sum. A saturated sum
+    of uint8 stays saturated, since no term is negative. int8 that wraps does not saturate.
     """
     saturates = arithmetic.overflow_policy == "saturate"
     return x.dtype == "int16" or (x.dtype == "int8" and saturates)

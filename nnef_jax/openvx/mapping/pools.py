@@ -48,7 +48,7 @@ def pool(operation: MappedOperation) -> VxLayer:
 
 
 def _require_border(operation: MappedOperation, kind: str, border: str) -> None:
-    """Raise Unfit if padding counts in the operation but not in the layer, or the other way."""
+    """Raise Unfit if only one of operation and layer includes the padding in its averages."""
     if kind == "avg":
         if border != "constant":
             raise Unfit("its averages leave out the padding, the layer's averages include it")

@@ -110,8 +110,8 @@ def _prior_box(
     """Return boxes of sizes and ratios around each item (SSD, arXiv:1512.02325).
 
     If `scale_all_sizes` is not set, only the first size has boxes of all ratios, as in MXNet's
-    MultiBoxPrior. Sizes and step are then multiples of the image's height since version 10, and
-    pixels in older versions.
+    MultiBoxPrior. Sizes and step are fractions of the image's height in this case from version 10
+    on. In older versions they are pixels.
     """
     feature, image = sizes
     if not scale_all and not site.net.is_legacy:
@@ -174,7 +174,7 @@ def _old_priors(site: LayerSite) -> Value:
 
 
 def _scaled(default: bool) -> dict[str, Any]:
-    """Return the attributes `normalized`, with a default, and `num_classes`, which depends on it.
+    """Return the attributes `normalized` and `num_classes`; the second depends on the first.
 
     Coordinates are fractions of the image's extents if `normalized`, else pixels.
     """

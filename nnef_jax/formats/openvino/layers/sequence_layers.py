@@ -122,10 +122,10 @@ _REDUCTION = word("reduction", "sum", "mean")
 @operator("EmbeddingBagOffsetsSum")
 @opsets("EmbeddingBagOffsets")
 def _offset_bags(site: LayerSite, *, reduction: str = _REDUCTION) -> Value:
-    """Sum or average rows of a table by bag. A bag has the indices from its offset to the next."""
+    """Sum or average rows of a table by bag. A bag's indices end at the next offset."""
     step, indices, offsets = site.step, site.integer_tensor(1), site.integer_tensor(2)
     positions = site.places(site.known_shape(indices)[0], 0, 2)
-    started = site.count(step.ge(positions, site.unsqueezed(offsets, (0,))), 1)  # bags
+    started = site.count(step.ge(positions, site.unsqueezed(offsets, (0,))), 1)  # in bags
     segments = step.sub(step.squeeze(started, axes=(1,)), 1)
     count = site.known_shape(offsets)[0]
     return _bags(site, _rows(site, 4, indices), segments, count, reduction, 3)

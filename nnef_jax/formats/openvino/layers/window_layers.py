@@ -134,7 +134,8 @@ def _transposed(
         ]
     else:
         padding = [(0, 0)] * rank if mode == "valid" else pads_of(site, rank)
-    # Items at the end that no window reaches are zeros. Elsewhere `cut` items are cut off.
+    # On each axis, items at the end that no window reaches are zeros. `cut` is the number of items
+    # that are cut off at each end.
     zeros = [max(m - q, 0) for (_, q), m in zip(padding, more, strict=True)]
     cut = [(p, max(q - m, 0)) for (p, q), m in zip(padding, more, strict=True)]
     result = site.step_or_last(not any(zeros)).deconv(
