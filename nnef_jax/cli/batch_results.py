@@ -65,7 +65,7 @@ class Parts:
         self.failures: list[tuple[str, str]] = []
         self.damaged: list[str] = []  # paths of damaged parts, which are computed again
         self._size = self._settle(settings, size)
-        self.pending = self._check()
+        self.pending: list[int] = self._check()
 
     def items_of(self, part: int) -> Sequence[Item]:
         """Return the items of a part."""

@@ -78,7 +78,7 @@ class PartFrontend(Frontend):
         self.inputs: Sequence[str] = self._part.inputs
         self.outputs: Sequence[str] = self._part.outputs
         self.network = network
-        self.graph = self._part.of(network.unpaired)[0]
+        self.graph: Graph = self._part.of(network.unpaired)[0]
         self.describe_as(network.frontend)
         is_open = network.is_guessed or any(map(_has_unknown, self.graph.operations))
         if is_open and all(is_known(value.type.shape) for value in self.graph.inputs):

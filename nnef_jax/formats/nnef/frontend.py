@@ -41,11 +41,12 @@ class StandardFrontend(TextFrontend):
     """
 
     def __init__(self, archive: Archive, options: Options) -> None:
-        self.document = document = parse(archive.read_text(GRAPH), options.meter)
+        document = parse(archive.read_text(GRAPH), options.meter)
+        self.document: s.Document = document
         self.scope: Scope = Scope(document, options.meter)
         self._calls = check(self.scope, outline=options.outline)
         super().__init__(document.source, document.graph, archive, options)
-        self.extensions = document.extensions
+        self.extensions: Sequence[str] = document.extensions
         self.reader: QuantizationReader = QuantizationReader(self.scope, options)
         self._entries = self.quantizers(self.quantization) if self.quantization else {}
         self.dialect: str = f"NNEF {document.version}{' provisional' * document.provisional}"

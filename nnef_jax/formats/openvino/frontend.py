@@ -35,7 +35,7 @@ class OpenvinoFrontend(GraphFrontend):
         self._weights = _weights(archive)
         self.inputs: Sequence[str] = list(self._ends.inputs)
         self.outputs: Sequence[str] = list(self._ends.outputs)
-        self.synonyms = self._ends.synonyms(self._net)
+        self.synonyms: Mapping[str, str] = self._ends.synonyms(self._net)
         self.dialect: str = f"OpenVINO IR {self._net.version}"
         self.integer: str = computed("i64", options.real)
 

@@ -51,9 +51,10 @@ class TractFrontend(TextFrontend):
 
     def __init__(self, archive: Archive, options: Options) -> None:
         self._unit = Unit(archive, options.meter)
-        self.document = document = self._unit.document
+        document = self._unit.document
+        self.document: TractDocument = document
         super().__init__(document.source, document.graph, archive, options)
-        self.extensions = document.extensions
+        self.extensions: Sequence[str] = document.extensions
         self.quantizes: bool = options.rounds and bool(self._unit.quantizers)
         registries = ", ".join(self.document.registries) or "tract_nnef"
         self.dialect: str = f"NNEF 1.0 of tract ({registries})"
