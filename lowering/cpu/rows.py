@@ -26,7 +26,7 @@ _WIDE, _VECTOR = 32, 16
 # Items of a row. Loops over fewer are unrolled too; factors of more leave the first cache.
 _FEWEST, _MOST = 128, 8 << 10
 
-_MANY = 16 << 10  # items; smaller arrays are not worth loops apart from those of other kernels
+_MANY = 16 << 10  # items; a separate loop over a smaller array gains nothing
 
 _FACTORS = 1 << 20  # the most bytes of a window's factors, repeated to rows
 

@@ -277,11 +277,11 @@ class Execution:
             parts, call = self.executables.lower(entry, arrays, arguments, platform, devices)
             values = jax.eval_shape(parts.prepare, [*arrays.values()])
             if layout and layout.place:
-                values = [_at(x, layout.place.where) for x in values]
+                values = [x.update(sharding=layout.place.where) for x in values]
             return call, (values, *arguments)
         places = layout.divided_shardings()
         opened = jax.eval_shape(layout.with_axes, {label: params[label] for label in places})
-        values = {label: _at(x, places[label]) for label, x in opened.items()}
+        values = {label: x.update(sharding=places[label]) for label, x in opened.items()}
         before = params if not layout.divisions else Prepared(params, values, definition)
         return partial(_without_probe, entry.jitted()), (before, state, list(inputs))
 
@@ -409,10 +409,6 @@ class Execution:
                 )
         computed = self.executables.starts(self.arrays.parameters(), stored, graph, named)
         return {s.label: {**stored, **computed}[s.label] for s in graph.states}
-
-
-def _at(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def _without_probe(run: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from nnef_jax.errors import InputError
 from nnef_jax.measure.hlo import Collective, HloText
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.measure.topologies import Topology
-from nnef_jax.measure.unattached import Compiled, Refusal, compile_for, lowered_program
+from nnef_jax.measure.unattached import Compiled, Refused, compile_for, lowered_program
 from nnef_jax.options import require, shown
 from nnef_jax.results import Result, Table, table_of
 
@@ -174,12 +174,16 @@ def mesh_of(topology: Topology, axes: Mapping[str, int]) -> AbstractMesh:
     for extent in axes.values():
         if type(extent) is not int or extent < 1:
             raise TypeError(f"mesh must have positive numbers of devices, it has {shown(extent)}")
+    _require_devices(topology, axes)
+    device = AbstractDevice(topology.chip.kind, None, topology.chip.platform)
+    return AbstractMesh(tuple(axes.values()), tuple(axes), abstract_device=device)
+
+
+def _require_devices(topology: Topology, axes: Mapping[str, int]) -> None:
     count = math.prod(axes.values())
     if count > topology.devices:
         message = f"the mesh has {count} devices, '{topology.name}' has {topology.devices}"
         raise InputError(message, hint="name a larger topology, or a smaller mesh")
-    device = AbstractDevice(topology.chip.kind, None, topology.chip.platform)
-    return AbstractMesh(tuple(axes.values()), tuple(axes), abstract_device=device)
 
 
 def device_cost(
@@ -205,7 +209,7 @@ def device_cost(
     chip = topology.chip
     program = lowered_program(function, arguments, chip.platform)
     (compiled,) = compile_for(topology, [program], axes)
-    if isinstance(compiled, Refusal):
+    if isinstance(compiled, Refused):
         if compiled.aborted or "RESOURCE_EXHAUSTED" not in compiled.message:
             raise InputError(f"the compiler for '{topology.name}' refuses: {compiled.message}")
         return DeviceCost(
@@ -216,8 +220,7 @@ def device_cost(
     size = math.prod(axes.values())
     flops, accessed = _work(compiled, program.analysis, size)
     peak = _peak(topology, arguments)
-    is_remote = len(topology.shape) == 2 and topology.shape[0] > 1 and chip.network is not None
-    rate = chip.network if is_remote and chip.network else chip.link
+    rate = chip.network if chip.network and topology.shape[0] > 1 else chip.link
     seconds = estimated_seconds(compiled.analysis, text)
     return DeviceCost(
         network,
@@ -277,7 +280,7 @@ def _axes(arguments: Sequence[Any], topology: Topology) -> dict[str, int]:
     axes = dict(meshes[0].shape) if meshes else {}
     if any(dict(mesh.shape) != axes for mesh in meshes):
         raise InputError("the arguments are on several meshes", hint="give all the same mesh")
-    mesh_of(topology, axes)  # raises InputError if there are too few devices
+    _require_devices(topology, axes)
     return axes
 
 
@@ -303,7 +306,7 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
     return peaks.get(dtype if dtype != "float32" else "tf32", peaks["bfloat16"])
 
 
-def _memory_refusal(refusal: Refusal) -> str:
+def _memory_refusal(refusal: Refused) -> str:
     """Return the compiler's sentence on memory, without the list of buffers after it."""
     first = refusal.message.splitlines()[0]
     return first.removeprefix("RESOURCE_EXHAUSTED: ").strip()

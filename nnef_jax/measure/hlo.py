@@ -73,19 +73,27 @@ class Collective:
     group: int
 
 
+def computations(text: str) -> tuple[str, dict[str, list[tuple[str, str]]]]:
+    """Return the name of the entry, and the names and definitions of instructions by computation.
+
+    Computations precede their callers.
+    """
+    members: dict[str, list[tuple[str, str]]] = {}
+    entry, inside = "", list[tuple[str, str]]()
+    for line in text.splitlines():
+        if match := _COMPUTATION.match(line):
+            inside = members.setdefault(match[2], [])
+            entry = match[2] if match[1] else entry
+        elif match := _INSTRUCTION.match(line):
+            inside.append((match[1], match[2]))
+    return entry, members
+
+
 class HloText:
     """The instructions of a program in the text of its optimised HLO module."""
 
     def __init__(self, text: str) -> None:
-        self._computations: dict[str, list[tuple[str, str]]] = {}
-        self._entry = ""
-        inside: list[tuple[str, str]] = []
-        for line in text.splitlines():
-            if match := _COMPUTATION.match(line):
-                inside = self._computations.setdefault(match[2], [])
-                self._entry = match[2] if match[1] else self._entry
-            elif match := _INSTRUCTION.match(line):
-                inside.append((match[1], match[2]))
+        self._entry, self._computations = computations(text)
 
     @cached_property
     def instructions(self) -> list[Instruction]:
@@ -114,11 +122,6 @@ class HloText:
         bounds = [match[1] for text in lines if (match := _BOUND.search(f" {text}"))]
         is_counted = any("direction=LT" in text for text in lines)
         return int(bounds[0]) if is_counted and len(bounds) == 1 else None
-
-    @cached_property
-    def loops(self) -> int:
-        """Return the number of loops."""
-        return sum(x.opcode == "while" for x in self.instructions)
 
     @cached_property
     def open_loops(self) -> int:

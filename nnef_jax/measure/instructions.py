@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-_COMPUTATION = re.compile(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (.*)")
+from nnef_jax.measure.hlo import computations
+
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computations?)=(\{[^}]*\}|[^,\s]+)")
 _NAME = re.compile(r"[\w.\-]+")
 _CONTROL = re.compile(r" (?:while|conditional|call)\(")
@@ -42,17 +42,12 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
     slashes = max([name.count("/") for name in names], default=0)
     operations: dict[str, set[str]] = {}  # by instruction
     called: dict[str, list[str]] = {}  # computations by instruction
-    members: dict[str, list[str]] = {}  # instructions by computation
     control: set[str] = set()
     loops = 0
-    inside: list[str] = []
-    for line in text.splitlines():
-        if match := _COMPUTATION.match(line):
-            inside = members.setdefault(match[1], [])
-        elif match := _INSTRUCTION.match(line):
-            name, definition = match.groups()
+    _, members = computations(text)
+    for inside in members.values():
+        for name, definition in inside:
             definition, _, metadata = definition.partition(", metadata={")
-            inside.append(name)
             path = _PATH.search(metadata)
             operation = _operation(_unescaped(path[1]), by_path, slashes) if path else None
             operations[name] = {operation} if operation else set()
@@ -63,10 +58,10 @@ def program_of(text: str, names: Collection[str]) -> HloProgram:
                 control.add(name)
                 loops += " while(" in definition
     # Computations precede their callers, so that the operations of called ones are complete.
-    for instructions in members.values():
-        for name in instructions:
+    for inside in members.values():
+        for name, _ in inside:
             bodies = [members.get(computation, ()) for computation in called[name]]
-            operations[name].update(*[operations[n] for body in bodies for n in body])
+            operations[name].update(*[operations[n] for body in bodies for n, _ in body])
     module = re.match(r"HloModule ([^,\s]+)", text)
     frozen = {name: frozenset(x) for name, x in operations.items()}
     return HloProgram(module[1] if module else "", frozen, frozenset(control), loops)

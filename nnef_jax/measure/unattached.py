@@ -30,7 +30,7 @@ _CUSTOM_CALL = re.compile(r"stablehlo\.custom_call @(\w[\w.$]*)")
 
 
 @dataclass(frozen=True)
-class Program:
+class LoweredFunction:
     """A function that is lowered for a platform.
 
     Attributes:
@@ -68,7 +68,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Refused:
     """The compiler's reason for not compiling a program; `aborted` if its process ended."""
 
     message: str
@@ -77,7 +77,7 @@ class Refusal:
 
 def lowered_program(
     function: Callable[..., Any], arguments: Sequence[Any], platform: str
-) -> Program:
+) -> LoweredFunction:
     """Lower a function for a platform; `arguments` are arrays or types, and may have shardings.
 
     A jitted function keeps its shardings and the arguments that it donates. Raises UnsupportedError
@@ -102,30 +102,31 @@ def lowered_program(
     flat_in = jax.tree.structure((tuple(infos), {}))
     flat_out = jax.tree.structure([*exported.out_avals])
     flat: Any = replace(exported, in_tree=flat_in, out_tree=flat_out)
-    return Program(flat.serialize(), [i for i, x in enumerate(infos) if x.donated], analysis or {})
+    return LoweredFunction(
+        flat.serialize(), [i for i, x in enumerate(infos) if x.donated], analysis or {}
+    )
 
 
 def compile_for(
-    topology: Topology, programs: Sequence[Program], axes: Mapping[str, int] | None = None
-) -> list[Compiled | Refusal]:
+    topology: Topology, programs: Sequence[LoweredFunction], axes: Mapping[str, int] | None = None
+) -> list[Compiled | Refused]:
     """Compile programs for the devices of a topology.
 
     Args:
-        topology: the devices. Raises InputError if their compiler is not installed.
+        topology: the devices, whose compiler is installed.
         programs: the programs, compiled one after the other. If the compiler aborts, a new process
             compiles the next ones.
         axes: extents of the mesh by name; without it the mesh has one axis.
     """
-    topology.require_compiler()
-    results: list[Compiled | Refusal] = []
+    results: list[Compiled | Refused] = []
     while len(results) < len(programs):
         results += _compiled(topology, programs[len(results) :], dict(axes or {}))
     return results
 
 
 def _compiled(
-    topology: Topology, programs: Sequence[Program], axes: Mapping[str, int]
-) -> list[Compiled | Refusal]:
+    topology: Topology, programs: Sequence[LoweredFunction], axes: Mapping[str, int]
+) -> list[Compiled | Refused]:
     """Compile programs until the compiler aborts; the last result is then its refusal."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -148,15 +149,15 @@ def _compiled(
         if devices != topology.devices:
             message = f"the compiler has {devices} devices for '{topology.name}'"
             raise NnefError(f"{message}, {topology.devices} were expected")
-        results: list[Compiled | Refusal] = []
+        results: list[Compiled | Refused] = []
         for number in range(len(programs)):
             path = folder / f"{number}.json"
             if not path.exists():
-                results.append(Refusal(_last_line(run.stderr), aborted=True))
+                results.append(Refused(_last_line(run.stderr), aborted=True))
                 break
             figures = json.loads(path.read_text())
             if "refusal" in figures:
-                results.append(Refusal(figures["refusal"]))
+                results.append(Refused(figures["refusal"]))
             else:
                 results.append(Compiled((folder / f"{number}.hlo").read_text(), **figures))
         return results

@@ -10,7 +10,7 @@ import pytest
 
 from nnef_jax.errors import InputError
 from nnef_jax.measure.topologies import topology_of
-from nnef_jax.measure.unattached import Program, Refusal, compile_for, lowered_program
+from nnef_jax.measure.unattached import LoweredFunction, Refused, compile_for, lowered_program
 
 Case = tuple[Callable[..., Any], Sequence[Any]]  # a function, and its arguments' types
 
@@ -28,7 +28,7 @@ def refusals(topology: str, cases: Mapping[str, Case]) -> dict[str, str]:
     except InputError as error:
         pytest.skip(str(error).splitlines()[0])
     reasons: dict[str, str] = {}
-    programs: dict[tuple[str, ...], Program] = {}
+    programs: dict[tuple[str, ...], LoweredFunction] = {}
     names = [*cases]
     for start in range(0, len(names), _TOGETHER):
         group = names[start : start + _TOGETHER]
@@ -41,19 +41,15 @@ def refusals(topology: str, cases: Mapping[str, Case]) -> dict[str, str]:
                 except Exception as error:
                     reasons[name] = f"lowering: {type(error).__name__}: {str(error)[:300]}"
     compiled = compile_for(devices, [*programs.values()])
-    refused = [group for group, x in zip(programs, compiled, strict=True) if _is_refused(x)]
+    refused = [group for group, x in zip(programs, compiled, strict=True) if isinstance(x, Refused)]
     single = {(name,): _joined([cases[name]], topology) for group in refused for name in group}
     for (name,), x in zip(single, compile_for(devices, [*single.values()]), strict=True):
-        if isinstance(x, Refusal):
+        if isinstance(x, Refused):
             reasons[name] = f"{'aborted: ' if x.aborted else ''}{x.message[:300]}"
     return reasons
 
 
-def _is_refused(x: object) -> bool:
-    return isinstance(x, Refusal)
-
-
-def _joined(cases: Sequence[Case], topology: str) -> Program:
+def _joined(cases: Sequence[Case], topology: str) -> LoweredFunction:
     functions, arguments = zip(*cases, strict=True)
 
     def run(arguments: Sequence[Sequence[Any]]) -> list[Any]:

@@ -118,7 +118,7 @@ class ModelGraph:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Function:
-    """An operator that is defined by nodes, with the defaults of its attributes."""
+    """An operator's definition by nodes, and the defaults of its attributes."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]

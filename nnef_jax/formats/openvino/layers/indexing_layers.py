@@ -1,6 +1,6 @@
 """Layers of indices: gather, scatter, one-hot, range, search, and items that differ from 0.
 
-A result whose number of items depends on values is padded to the greatest possible length.
+If values determine the number of items of a result, it is padded to the greatest length.
 """
 
 from __future__ import annotations
