@@ -10,11 +10,12 @@ import jax
 from jax.sharding import PartitionSpec
 
 from lowering import total
-from nnef_jax.errors import InputError
+from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.execution.places import default_device
 from nnef_jax.measure.device_costs import DeviceCost, device_cost, mesh_of
 from nnef_jax.measure.examples import declared_types
 from nnef_jax.measure.instructions import program_of
+from nnef_jax.measure.refusals import located
 from nnef_jax.measure.topologies import topology_of
 from nnef_jax.model import Model
 from nnef_jax.options import require, require_choice, shown
@@ -23,6 +24,7 @@ from nnef_jax.wording.similar import listed
 from nnef_jax.workings import (
     bind,
     compiled,
+    evaluation,
     graph_for,
     has_arrays,
     layout_of,
@@ -163,7 +165,8 @@ def cost(
     is a result, too.
 
     Raises InputError as a call does; if shapes are open and no inputs are given; if the compiler
-    for a topology is not installed, or the mesh has more devices.
+    for a topology is not installed, or the mesh has more devices. Raises UnsupportedError if that
+    compiler refuses an operation, and names its line.
 
     >>> nnef_jax.cost(model, images).flops
     >>> print(nnef_jax.cost(model, images, topology="v5e:4x4", mesh={"data": 4, "model": 4}))
@@ -238,7 +241,10 @@ def _cost_on(
     graph = graph_for(model, types)
     function, arguments = program_on(model, types, devices.chip.platform)
     operations = [*dict.fromkeys(operation.name for operation in graph.operations)]
-    return device_cost(graph.name, function, arguments, devices, total(graph), operations)
+    try:
+        return device_cost(graph.name, function, arguments, devices, total(graph), operations)
+    except UnsupportedError as error:
+        raise located(error, graph, evaluation(model), devices) from None
 
 
 def _cost_of_function(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractDevice, AbstractMesh
 
-from nnef_jax.errors import InputError
+from nnef_jax.errors import InputError, UnsupportedError
 from nnef_jax.measure.hlo import Collective, HloText
 from nnef_jax.measure.instructions import program_of
 from nnef_jax.measure.topologies import Topology
@@ -203,6 +203,8 @@ def device_cost(
         topology: the devices.
         multiply_adds: those of the document.
         operations: names of operations in the order of the document.
+
+    Raises UnsupportedError if the compiler refuses the function for a reason other than memory.
     """
     topology.require_compiler()
     axes = _axes(arguments, topology)
@@ -210,10 +212,11 @@ def device_cost(
     program = lowered_program(function, arguments, chip.platform)
     (compiled,) = compile_for(topology, [program], axes)
     if isinstance(compiled, Refused):
-        if compiled.aborted or "RESOURCE_EXHAUSTED" not in compiled.message:
-            raise InputError(f"the compiler for '{topology.name}' refuses: {compiled.message}")
+        if not compiled.is_for_memory:
+            raise UnsupportedError(f"the compiler for '{topology.name}' refuses: {compiled.reason}")
+        reason = compiled.reason.removeprefix("RESOURCE_EXHAUSTED: ")
         return DeviceCost(
-            network, topology.name, axes, _memory_refusal(compiled), None, None, None, None,
+            network, topology.name, axes, reason, None, None, None, None,
             chip.memory, multiply_adds, None, None, None, None, None, {}, 0, (), 0.0, (),
         )  # fmt: skip
     text = HloText(compiled.text)
@@ -304,12 +307,6 @@ def _peak(topology: Topology, arguments: Sequence[Any]) -> float:
     dtype = max(items, key=items.__getitem__, default="float32")
     # jax multiplies float32 in TF32 on GPUs and in bfloat16 on TPUs, unless precision is higher.
     return peaks.get(dtype if dtype != "float32" else "tf32", peaks["bfloat16"])
-
-
-def _memory_refusal(refusal: Refused) -> str:
-    """Return the compiler's sentence on memory, without the list of buffers after it."""
-    first = refusal.message.splitlines()[0]
-    return first.removeprefix("RESOURCE_EXHAUSTED: ").strip()
 
 
 def _size(n: float) -> str:

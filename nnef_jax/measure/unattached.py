@@ -69,10 +69,15 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Refused:
-    """The compiler's reason for not compiling a program; `aborted` if its process ended."""
+    """The first line of the compiler's reason for not compiling; `aborted` if its process ended."""
 
-    message: str
+    reason: str
     aborted: bool = False
+
+    @property
+    def is_for_memory(self) -> bool:
+        """Tell whether the program needs more memory than a device has."""
+        return not self.aborted and "RESOURCE_EXHAUSTED" in self.reason
 
 
 def lowered_program(
@@ -88,7 +93,7 @@ def lowered_program(
     if any("int2" in x.dtype.name for x in jax.tree.leaves((traced.in_avals, traced.out_avals))):
         # jax cannot serialise them, and libtpu aborts the process.
         message = "arguments and results of 2 bits cannot be compiled for devices"
-        raise UnsupportedError(message, hint="cast them to 4 bits or more in the function")
+        raise UnsupportedError(message, hint="cast them to 4 bits or more")
     infos = jax.tree.leaves(traced.args_info)
     counts = platform == "cuda"
     analysis = traced.lower(lowering_platforms=(platform,)).cost_analysis() if counts else None
@@ -157,7 +162,7 @@ def _compiled(
                 break
             figures = json.loads(path.read_text())
             if "refusal" in figures:
-                results.append(Refused(figures["refusal"]))
+                results.append(Refused(figures["refusal"].split("\n")[0]))
             else:
                 results.append(Compiled((folder / f"{number}.hlo").read_text(), **figures))
         return results

@@ -45,7 +45,7 @@ def refusals(topology: str, cases: Mapping[str, Case]) -> dict[str, str]:
     single = {(name,): _joined([cases[name]], topology) for group in refused for name in group}
     for (name,), x in zip(single, compile_for(devices, [*single.values()]), strict=True):
         if isinstance(x, Refused):
-            reasons[name] = f"{'aborted: ' if x.aborted else ''}{x.message[:300]}"
+            reasons[name] = f"{'aborted: ' if x.aborted else ''}{x.reason[:300]}"
     return reasons
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
+from jax import export
+from onnx import TensorProto, helper
 
 import nnef_jax
-from nnef_jax import InputError
-from nnef_jax.measure import topologies, unattached
+from nnef_jax import InputError, UnsupportedError
+from nnef_jax.measure import device_costs, refusals, topologies, unattached
 from nnef_jax.measure.device_costs import estimated_seconds
 from nnef_jax.measure.hlo import HloText
-from nnef_jax.measure.topologies import topology_of
+from nnef_jax.measure.topologies import Topology, topology_of
+from nnef_jax.measure.unattached import Compiled, LoweredFunction, Refused
 
 DIGITS = "examples/digits/model"
 
@@ -91,6 +97,52 @@ def test_a_compiler_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(topologies.host, "machine", lambda: "arm64")
     with pytest.raises(InputError, match=r"which has no .* arm64"):
         nnef_jax.cost(model, topology="v5e:1")
+
+
+REFUSED = """version 1.0;
+graph net(x) -> (z)
+{
+    x = external(shape = [2, 3]);
+    y = relu(x);
+    z = softmax(y);
+}
+"""
+
+
+def test_a_refused_operation_is_named_by_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A compiler that refuses what has an exponential, and so the whole network."""
+    compiled = Compiled("", 0, 0, 0, 0, 0, {})
+
+    def compile_for(_: object, programs: Sequence[LoweredFunction], __: object = None) -> Any:
+        texts = [export.deserialize(bytearray(x.serialized)).mlir_module() for x in programs]
+        return [Refused("no exp") if "exponential" in text else compiled for text in texts]
+
+    monkeypatch.setattr(Topology, "require_compiler", lambda _: None)
+    monkeypatch.setattr(device_costs, "compile_for", compile_for)
+    monkeypatch.setattr(refusals, "compile_for", compile_for)
+    (tmp_path / "graph.nnef").write_text(REFUSED)
+    message = r"(?s)graph\.nnef:6:\d+: the compiler for 'v5e:1' refuses 'softmax': no exp"
+    with pytest.raises(UnsupportedError, match=message):
+        nnef_jax.cost(nnef_jax.load(tmp_path), topology="v5e:1")
+    with pytest.raises(UnsupportedError, match=r"^the compiler for 'v5e:1' refuses: no exp"):
+        nnef_jax.cost(jax.nn.softmax, jax.ShapeDtypeStruct((2,), "float32"), topology="v5e:1")
+
+
+def test_an_operation_with_2_bits_is_named_by_its_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Topology, "require_compiler", lambda _: None)
+    node = helper.make_node("Cast", ["x"], ["y"], name="to2", to=TensorProto.UINT2)
+    values = [("x", TensorProto.FLOAT), ("y", TensorProto.UINT2)]
+    x, y = [helper.make_tensor_value_info(name, dtype, [4]) for name, dtype in values]
+    graph = helper.make_graph([node], "net", [x], [y])
+    opsets = [helper.make_opsetid("", 25)]
+    model = helper.make_model(graph, opset_imports=opsets)
+    (tmp_path / "net.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(UnsupportedError, match=r"(?s)2 bits cannot be compiled.*Cast 'to2'"):
+        nnef_jax.cost(nnef_jax.load(tmp_path / "net.onnx"), topology="v5e:1")
 
 
 # A program as libtpu writes it, shortened: a loop of 17 trips with a product that is summed over 4

@@ -1,0 +1,78 @@
+"""Finds the operation of a network that the compiler for a device refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from lowering.emit import network
+from lowering.graph import Graph, Operation, Value
+from nnef_jax.errors import UnsupportedError
+from nnef_jax.measure.topologies import Topology
+from nnef_jax.measure.unattached import LoweredFunction, Refused, compile_for, lowered_program
+from nnef_jax.workings import Evaluation
+
+
+def located(
+    error: UnsupportedError, graph: Graph, evaluate: Evaluation, topology: Topology
+) -> UnsupportedError:
+    """Return the refusal of the first operation that is refused by itself, else the error.
+
+    Args:
+        error: the refusal of the network.
+        graph: the network, without open extents.
+        evaluate: computes the tensors of a graph.
+        topology: the devices.
+    """
+    programs: dict[Operation, LoweredFunction] = {}
+    for operation in _distinct(graph):
+        try:
+            programs[operation] = _lowered(operation, evaluate, topology.chip.platform)
+        except UnsupportedError as refusal:
+            if refusal.message == error.message:
+                return _at(operation, refusal.message, refusal.hint)
+    results = compile_for(topology, [*programs.values()])
+    for operation, result in zip(programs, results, strict=True):
+        if isinstance(result, Refused):
+            message = f"the compiler for '{topology.name}' refuses '{operation.kind}'"
+            return _at(operation, f"{message}: {result.reason}")
+    return error
+
+
+def _distinct(graph: Graph) -> list[Operation]:
+    """Return the operations that results depend on, one of each kind, attributes and types."""
+    operations: dict[str, Operation] = {}
+    for operation in graph.operations:
+        if not graph.needed.isdisjoint(operation.writes()):
+            names = operation.operands, operation.attributes
+            key = repr((operation.kind, operation.rule, _key(names)))
+            operations.setdefault(key, operation)
+    return [*operations.values()]
+
+
+def _key(item: Any) -> Any:
+    """Return the item with types for tensors, and numbers for graphs."""
+    if isinstance(item, tuple):
+        return [*map(_key, item)]  # pyright: ignore[reportUnknownArgumentType]
+    if isinstance(item, Graph):
+        return id(item)
+    return item.type if isinstance(item, Value) else item
+
+
+def _lowered(operation: Operation, evaluate: Evaluation, platform: str) -> LoweredFunction:
+    """Lower the graph of a single operation."""
+    inputs = tuple(dict.fromkeys(operation.reads()))
+    outputs = tuple(operation.writes())
+    graph = Graph(operation.kind, inputs, outputs, tuple(x.name for x in outputs), (operation,))
+
+    def run(_: object, *arrays: Any) -> list[Any]:
+        tensors = evaluate(graph, {}, {}, arrays)
+        return [tensors[x] for x in outputs]
+
+    types = [jax.ShapeDtypeStruct(x.type.shape, x.type.dtype) for x in inputs]
+    return lowered_program(network(run), ((), *types), platform)
+
+
+def _at(operation: Operation, message: str, hint: str = "") -> UnsupportedError:
+    return UnsupportedError(message, span=operation.span, calls=operation.calls, hint=hint)
