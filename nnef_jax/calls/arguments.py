@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from typing import Any, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,24 @@ from nnef_jax.options import numpy_of, shown
 from nnef_jax.reading.network import Network
 from nnef_jax.wording.similar import did_you_mean
 
+
+class ArrayType(Protocol):
+    """The type of an array: a `jax.ShapeDtypeStruct`, whose own attributes are not annotated."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the extents."""
+        ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Return the dtype of items."""
+        ...
+
+
 Input = ArrayLike | Mapping[str, ArrayLike]  # one input by position, or a dict of all by name
 Sample = Input | tuple[ArrayLike, ...]  # all inputs of one call
-Example = ArrayLike | jax.ShapeDtypeStruct  # an input for which the type is enough
+Example = ArrayLike | ArrayType  # an input for which the type is enough
 Params = Mapping[str, ArrayLike]  # by label
 State = Mapping[str, ArrayLike]  # by label
 _Array = jax.Array | NDArray[Any]

@@ -24,7 +24,7 @@ from nnef_jax.execution.threads import Once
 from nnef_jax.storage import files
 
 Where = Device | Sharding
-Stored = jax.Array | NDArray[np.generic] | jax.ShapeDtypeStruct
+_Stored = jax.Array | NDArray[np.generic] | jax.ShapeDtypeStruct
 Leaves = tuple[Any, Any]  # dicts of parameters and of the initial state, by label
 
 _ABSTRACT = (
@@ -66,7 +66,7 @@ class Arrays:
     def of(
         cls,
         definition: Definition,
-        data: Mapping[str, Stored],
+        data: Mapping[str, _Stored],
         *,
         are_given: bool = False,
         state_is_given: bool = False,
@@ -231,7 +231,7 @@ class Arrays:
         return self._placed.get((where, part), lambda: _put(arrays, where))
 
 
-def _put(stored: Mapping[str, Stored], where: Where) -> dict[str, jax.Array]:
+def _put(stored: Mapping[str, _Stored], where: Where) -> dict[str, jax.Array]:
     """Put arrays on a device without committing them to it, so that results follow the inputs.
 
     A CPU device uses aligned arrays without a copy, also in mapped files: 102 MB in 0.02 s instead
@@ -270,7 +270,7 @@ def _copied(leaves: Leaves, memo: dict[int, object]) -> Leaves:
     return jax.tree.map(copied, leaves)
 
 
-def _array(x: Stored) -> jax.Array:
+def _array(x: _Stored) -> jax.Array:
     """Return an array whose dtype is not weak: a weak one would compile another executable."""
     if isinstance(x, Tracer):
         return x

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import NoReturn
 
-is_without_threads = False
+is_without_threads: bool = False
 
 
 def _note() -> None:

@@ -19,7 +19,11 @@ from nnef_jax.flattening.tensor_graph import Constant, TensorGraph
 Activation = Callable[[Site[TensorGraph], Tensor], Any]
 # Takes a state, the first gate and the end of the gates; returns [batch,gates*hidden].
 Product = Callable[[Any, int, int], Tensor]
-DEFAULTS = {"lstm": ("sigmoid", "tanh", "tanh"), "gru": ("sigmoid", "tanh"), "rnn": ("tanh",)}
+DEFAULTS: Mapping[str, tuple[str, ...]] = {
+    "lstm": ("sigmoid", "tanh", "tanh"),
+    "gru": ("sigmoid", "tanh"),
+    "rnn": ("tanh",),
+}
 _GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 # Defaults of alpha and beta by activation. None: it has no such parameter. NaN: it is required.
 PARAMETERS: Mapping[str, tuple[float | None, float | None]] = {

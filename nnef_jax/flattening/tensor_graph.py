@@ -19,6 +19,7 @@ from lowering.extents import MAX_RANK, UNKNOWN, is_symbolic, show
 from lowering.graph import TensorType, Value
 from lowering.location import Span
 from nnef_jax.flattening.padded_axes import CountedEmission
+from nnef_jax.flattening.symbolic import SymbolicShapes
 from nnef_jax.formats.base import Options
 
 _MOST = 4096  # items; larger integer weights are variables, smaller ones constants of the graph
@@ -63,7 +64,7 @@ class TensorGraph(CountedEmission, ABC):
         self._entered: dict[Value, Value] = {}  # inner tensors by outer ones
         if outer is not None:
             self.is_body = True
-            self.symbolic = None  # a body is built for known extents
+            self.symbolic: SymbolicShapes | None = None  # a body is built for known extents
 
     @staticmethod
     @abstractmethod

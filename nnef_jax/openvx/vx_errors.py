@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from nnef_jax.errors import NnefError
 
@@ -26,14 +25,26 @@ class VxError(NnefError):
         return VxError(self.status, f"{layer}: {self.reason}", hint=self.hint)
 
 
-def _refusal(status: str) -> Callable[..., NoReturn]:
+class Refuse(Protocol):
+    """A function that raises a `VxError` of one status."""
+
+    def __call__(self, message: str, hint: str = "") -> NoReturn:
+        """Raise the error."""
+        ...
+
+
+def _refusal(status: str) -> Refuse:
     def refuse(message: str, hint: str = "") -> NoReturn:
         raise VxError(status, message, hint=hint)
 
     return refuse
 
 
-wrong_format = _refusal("VX_ERROR_INVALID_FORMAT")  # for a type or fixed-point position
-wrong_dimension = _refusal("VX_ERROR_INVALID_DIMENSION")  # for a rank or an extent
-wrong_parameter = _refusal("VX_ERROR_INVALID_PARAMETERS")  # for a parameter that is no tensor
-unsupported = _refusal("VX_ERROR_NOT_SUPPORTED")  # for a valid request that is not implemented
+# For a type or a fixed-point position.
+wrong_format: Refuse = _refusal("VX_ERROR_INVALID_FORMAT")
+# For a rank or an extent.
+wrong_dimension: Refuse = _refusal("VX_ERROR_INVALID_DIMENSION")
+# For a parameter that is no tensor.
+wrong_parameter: Refuse = _refusal("VX_ERROR_INVALID_PARAMETERS")
+# For a valid request that is not implemented.
+unsupported: Refuse = _refusal("VX_ERROR_NOT_SUPPORTED")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, takewhile
 from typing import Any, Self
 
@@ -25,9 +25,13 @@ _SEARCHED_NAMES = 1000  # names looked through for a network in a subfolder, for
 
 class _Texts:
     def __init__(self, texts: Mapping[str, str]) -> None:
-        self.names = texts.keys
-        self.exists = texts.__contains__
         self._texts = texts
+
+    def names(self) -> Collection[str]:
+        return self._texts.keys()
+
+    def exists(self, name: str) -> bool:
+        return name in self._texts
 
     def location(self, name: str) -> str:
         return name
@@ -61,9 +65,13 @@ class _Members:
     """A container that exists in memory only: a member is encoded when it is read."""
 
     def __init__(self, members: Mapping[str, Callable[[], memoryview]]) -> None:
-        self.names = members.keys
-        self.exists = members.__contains__
         self._members = members
+
+    def names(self) -> Collection[str]:
+        return self._members.keys()
+
+    def exists(self, name: str) -> bool:
+        return name in self._members
 
     def location(self, name: str) -> str:
         return name

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import CO_VARARGS, CO_VARKEYWORDS
 from threading import RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from lowering.errors import InvalidOperation
 
@@ -39,6 +39,21 @@ if TYPE_CHECKING:
 Meaning = Callable[..., Any]
 _Function = TypeVar("_Function", bound=Meaning)
 NEWEST = 2**63 - 1  # the greatest version that a file can have
+
+
+class Registration(Protocol):
+    """`Operators.operator` of a registry."""
+
+    def __call__(
+        self,
+        *names: str,
+        domain: str = "",
+        since: int = 1,
+        until: int = NEWEST,
+        **attributes: object,
+    ) -> Callable[[_Function], _Function]:
+        """Return a decorator that registers a meaning."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

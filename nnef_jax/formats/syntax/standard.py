@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
+from typing import Any
 
 from nnef_jax.formats.syntax.parsing import read_package
 from nnef_jax.formats.syntax.tree import Fragment
@@ -26,7 +27,7 @@ OPERATORS = {
     "<": "lt", ">": "gt", "<=": "le", ">=": "ge", "==": "eq", "!=": "ne",
     "&&": "and", "||": "or",
 }  # fmt: skip
-COMPARISONS = {
+COMPARISONS: Mapping[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt, ">": operator.gt, "<=": operator.le, ">=": operator.ge,
     "==": operator.eq, "!=": operator.ne,
 }  # fmt: skip

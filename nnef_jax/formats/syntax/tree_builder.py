@@ -43,7 +43,7 @@ class TreeBuilder:
     def __init__(self, source: Source, nesting: int, provisional: bool = False) -> None:
         self.source = source
         self.provisional = provisional
-        self.keywords = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
+        self.keywords: frozenset[str] = PROVISIONAL_KEYWORDS if provisional else KEYWORDS
         self.features: list[tuple[str, int]] = []
         self.nesting = nesting
         self._operators: list[int] = []  # offsets of expressions that compute

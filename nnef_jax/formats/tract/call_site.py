@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -61,11 +61,6 @@ class _Evaluator(Protocol):
     def enter(self, fragment: s.Fragment, arguments: ByName, site: CallSite) -> Frame:
         """Evaluate the body of a fragment, and return its frame."""
         ...
-
-
-def _read(type: Type) -> Callable[..., Any]:
-    """Return a method that returns a named argument as an attribute of a type."""
-    return lambda self, name, default=None: attribute(self.arguments[name], type)
 
 
 @dataclass(slots=True)
@@ -144,12 +139,33 @@ class CallSite(OperatorSite[FlatGraph]):
         """Return an argument without conversion."""
         return self.arguments[name]
 
-    flag = _read(LOGICAL)
-    number = _read(SCALAR)
-    int = _read(INTEGER)  # may be UNKNOWN or symbolic
-    numbers = _read(ArrayOf(SCALAR))
-    ints = _read(ArrayOf(INTEGER))
-    text = _read(STRING)
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Return an attribute that is true or false."""
+        return self._attribute(name, LOGICAL)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return an attribute that is a real number."""
+        return self._attribute(name, SCALAR)
+
+    def int(self, name: str, default: int | None = None) -> int:
+        """Return an attribute that is an integer, UNKNOWN or symbolic."""
+        return self._attribute(name, INTEGER)
+
+    def numbers(self, name: str, default: Sequence[float] | None = None) -> Sequence[float]:
+        """Return an attribute that is a list of real numbers."""
+        return self._attribute(name, ArrayOf(SCALAR))
+
+    def ints(self, name: str, default: Sequence[int] | None = None) -> Sequence[int]:
+        """Return an attribute that is a list of integers, UNKNOWN or symbolic ones among them."""
+        return self._attribute(name, ArrayOf(INTEGER))
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return an attribute that is a string."""
+        return self._attribute(name, STRING)
+
+    def _attribute(self, name: str, type: Type) -> Any:
+        """Return an argument as an attribute of a type. A declaration has the default."""
+        return attribute(self.arguments[name], type)
 
     def integer(self, name: str) -> Any:
         """Return an integer argument that decides the structure of the graph.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnef_jax.flattening.operators.registry import Operators
+from nnef_jax.flattening.operators.registry import Operators, Registration
 
 KINDS = Operators()
-maps = KINDS.operator
+maps: Registration = KINDS.operator

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nnef_jax.flattening.operators.registry import Operators
+from nnef_jax.flattening.operators.registry import Operators, Registration
 
 OPERATORS = Operators()
-operator = OPERATORS.operator
+operator: Registration = OPERATORS.operator

@@ -13,16 +13,16 @@ from operator import methodcaller
 from typing import Any
 
 from nnef_jax.flattening.operators.attributes import Attribute
-from nnef_jax.flattening.operators.registry import Operators
+from nnef_jax.flattening.operators.registry import Operators, Registration
 from nnef_jax.formats.openvino.document import FIRST_OF_OPSETS
 from nnef_jax.formats.openvino.element_types import element_type
 from nnef_jax.formats.openvino.layer_site import LayerSite
 
 OPERATORS = Operators(key=str.lower)
 LEGACY = FIRST_OF_OPSETS - 1
-operator = OPERATORS.operator
-legacy = partial(operator, until=LEGACY)
-opsets = partial(operator, since=FIRST_OF_OPSETS)
+operator: Registration = OPERATORS.operator
+legacy: Registration = partial(operator, until=LEGACY)
+opsets: Registration = partial(operator, since=FIRST_OF_OPSETS)
 Reader = Callable[[LayerSite], Any]
 
 # Readers of an input with an index: a tensor of the graph, a tensor in the dtype of i64, known axes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import methodcaller
+from typing import Any
 
 from nnef_jax.flattening.operators.attributes import axis, flag, integer, number, numbers, word
 from nnef_jax.flattening.operators.registry import Meaning, Refusal, operation
@@ -17,7 +18,7 @@ from nnef_jax.formats.openvino.layers.registry import (
     number_at,
 )
 
-indices = partial(methodcaller, "indices")
+indices: Callable[[int], Any] = partial(methodcaller, "indices")
 
 
 def on_two(kind: str) -> Meaning:

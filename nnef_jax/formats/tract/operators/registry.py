@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from nnef_jax.flattening.operators.attributes import attribute
-from nnef_jax.flattening.operators.registry import Operators
+from nnef_jax.flattening.operators.registry import Operators, Registration
 
 # Operands are converted to the types of the declaration. The last operation of a meaning takes
 # missing arguments from the call, by name.
 OPERATORS = Operators()
-operator = OPERATORS.operator
+operator: Registration = OPERATORS.operator
 
 # Arguments are passed without conversion.
 INTRINSICS = Operators()
-intrinsic = INTRINSICS.operator
+intrinsic: Registration = INTRINSICS.operator
 
 AXES: Any = attribute("axes", "axes_of")  # axes of input 0; negative ones count from the end
 

@@ -5,7 +5,7 @@ Maxima ignore the border. A bias may lie along any axis. `deconv` has the filter
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from lowering.errors import InvalidOperation, InvalidShape
@@ -34,7 +34,7 @@ def _of_each_axis(name: str) -> Callable[[CallSite], Sequence[Any]]:
     return read
 
 
-WINDOW = {
+WINDOW: Mapping[str, Callable[[CallSite], Any]] = {
     "border": _border,
     **{name: _of_each_axis(name) for name in ("size", "padding", "stride", "dilation")},
 }
