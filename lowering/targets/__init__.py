@@ -35,6 +35,14 @@ def target_of(
         from lowering.targets.cpu import CPU
 
         return replace(CPU, devices=devices, rates=rates, is_open=is_open)
+    if platform == "cuda":
+        from lowering.targets.cuda import CUDA
+
+        return replace(CUDA, devices=devices, rates=rates)
+    if platform == "tpu":
+        from lowering.targets.tpu import TPU
+
+        return replace(TPU, devices=devices, rates=rates)
     from lowering.targets.portable import PLAIN
 
     return replace(PLAIN, platform=platform, devices=devices, rates=rates)

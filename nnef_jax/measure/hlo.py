@@ -33,6 +33,10 @@ _COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
+_OPERANDS = re.compile(r"[^()]*")
+_WITHOUT_WORK = {
+    "bitcast", "conditional", "constant", "get-tuple-element", "parameter", "tuple", "while"
+}  # fmt: skip
 _FREE = {"ConcatBitcast", "X64Combine", "X64SplitLow", "X64SplitHigh"}  # they compute nothing
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 
@@ -145,6 +149,19 @@ class HloText:
         return sum(self.cycles.values()) / once if once else 1.0
 
     @cached_property
+    def accessed_bytes(self) -> int:
+        """Return the bytes that instructions read and write in a call, without caches."""
+        sizes = {x.name: _written_bytes(x) for x in self.instructions}
+        total = 0
+        for x in self.instructions:
+            if x.opcode not in _WITHOUT_WORK:
+                operands = _OPERANDS.search(x.definition.partition(f" {x.opcode}(")[2])
+                names = _NAME.findall(operands[0]) if operands else ()
+                read = sum(sizes.get(name, 0) for name in names)
+                total += x.runs * (read + sizes[x.name])
+        return total
+
+    @cached_property
     def custom_calls(self) -> dict[str, int]:
         """Return the number of custom calls that compute, by target."""
         counts: defaultdict[str, int] = defaultdict(int)
@@ -181,6 +198,12 @@ class HloText:
                 max(before.group, group),
             )
         return [totals[kind] for kind in sorted(totals)]
+
+
+def _written_bytes(instruction: Instruction) -> int:
+    """Return the bytes of an instruction's results."""
+    shapes = instruction.definition.partition(f" {instruction.opcode}(")[0]
+    return sum(_bytes(*match) for match in _SHAPE.findall(shapes))
 
 
 def _result_bytes(instruction: Instruction) -> int:

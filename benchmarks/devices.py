@@ -1,0 +1,131 @@
+"""Networks compiled for devices that are not attached, beside the same networks in plain jax.
+
+    python -m benchmarks.devices [--only resnet50,bert] [--batch 1,8,128] [--out devices.json]
+
+Nothing runs: the figures are the compilers'. For a v5e the table has XLA's estimate of time. For
+both devices it has the bytes that a call holds and those that instructions read and write, the
+convolutions of cuDNN that are fused with a bias and with a ReLU, fusions, copies and
+transpositions. `--out` keeps the figures, and what is in it is not compiled again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+
+import jax
+
+import nnef_jax
+from benchmarks.builders.jax_builder import function_of
+from benchmarks.builders.nnef_builder import NnefBuilder
+from benchmarks.networks import NETWORKS
+from nnef_jax.measure.device_costs import estimated_seconds
+from nnef_jax.measure.hlo import HloText
+from nnef_jax.measure.topologies import topology_of
+from nnef_jax.measure.unattached import Compiled, LoweredFunction, compile_for, lowered_program
+from nnef_jax.workings import program_on, types_of
+
+ONES = ("resnet50", "mobilenet_v2", "vit_s", "bert", "lstm", "unet", "chain3d")
+TOPOLOGIES = ("v5e:1", "h100")
+DTYPES = ("float32", "bfloat16")
+_CONVOLUTION = "__cudnn$conv"
+_FUSED = "__cudnn$convBiasActivationForward"
+
+Figures = dict[str, float]
+
+
+def figures(compiled: Compiled) -> Figures:
+    """Return what a table shows of a compiled program."""
+    text = HloText(compiled.text)
+    convolutions = [x for x in text.instructions if _CONVOLUTION in x.definition]
+    fused = [x for x in convolutions if _FUSED in x.definition]
+    seconds = estimated_seconds(compiled.analysis, text)
+    held = compiled.argument_bytes + compiled.output_bytes - compiled.alias_bytes
+    accessed = compiled.analysis.get("bytes accessed") or text.accessed_bytes
+
+    def count(*opcodes: str) -> int:
+        return sum(x.opcode in opcodes for x in text.instructions)
+
+    return {
+        "us": (seconds or 0) * 1e6,
+        "MB held": (held + compiled.temp_bytes) / 1e6,
+        "MB temporary": compiled.temp_bytes / 1e6,
+        "MB accessed": accessed / 1e6,
+        "convolutions": len(convolutions),
+        "with bias": len(fused),
+        "with ReLU": sum('"activation_mode":"kRelu"' in x.definition for x in fused),
+        "fusions": count("fusion"),
+        "copies": count("copy", "copy-start", "transpose"),
+    }
+
+
+def ours(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
+    """Lower what a call of a model runs."""
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
+        builder, path = NnefBuilder(), Path(folder, "network")
+        builder.write(path, NETWORKS[name](builder, batch))
+        model = nnef_jax.load(path, parameters="shapes", dtype=dtype)
+    function, arguments = program_on(model, types_of(model, (), {}), platform)
+    return lowered_program(function, arguments, platform)
+
+
+def plain(name: str, batch: int, dtype: str, platform: str) -> LoweredFunction:
+    """Lower the function of plain jax."""
+    function, parameters, inputs = function_of(NETWORKS[name], batch, dtype)
+    types = {key: jax.ShapeDtypeStruct(x.shape, dtype) for key, x in parameters.items()}
+    return lowered_program(jax.jit(function), (types, inputs), platform)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Compile, and print a table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default=",".join(ONES))
+    parser.add_argument("--batch", default="1,8,128")
+    parser.add_argument("--dtype", default=",".join(DTYPES))
+    parser.add_argument("--topology", default=",".join(TOPOLOGIES))
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args(argv)
+    results: dict[str, dict[str, Figures]] = {}
+    if options.out and options.out.exists():
+        results = json.loads(options.out.read_text())
+    for name in options.only.split(","):
+        for topology in options.topology.split(","):
+            for batch in map(int, options.batch.split(",")):
+                for dtype in options.dtype.split(","):
+                    key = f"{topology} {name} b{batch} {dtype}"
+                    if key not in results:
+                        results[key] = _compiled(topology, name, batch, dtype)
+                        if options.out:
+                            options.out.write_text(json.dumps(results, indent=1))
+                    print(_row(key, results[key]), flush=True)
+    for topology in options.topology.split(","):
+        rows = [x for key, x in results.items() if key.startswith(topology)]
+        for figure in ("us", "MB held", "MB accessed"):
+            ratios = [x["ours"][figure] / x["plain"][figure] for x in rows if x["plain"][figure]]
+            if ratios:
+                print(f"{topology}, {figure}: {geometric_mean(ratios):.3f} of plain jax")
+
+
+def _compiled(topology: str, name: str, batch: int, dtype: str) -> dict[str, Figures]:
+    devices = topology_of(topology)
+    makers: dict[str, Callable[..., LoweredFunction]] = {"ours": ours, "plain": plain}
+    programs = [make(name, batch, dtype, devices.chip.platform) for make in makers.values()]
+    compiled = zip(makers, compile_for(devices, programs), strict=True)
+    return {key: figures(x) for key, x in compiled if isinstance(x, Compiled)}
+
+
+def _row(key: str, values: dict[str, Figures]) -> str:
+    cells = [f"{name} {_of(values, name)}" for name in values.get("ours", {})]
+    return f"{key}: " + ", ".join(cells)
+
+
+def _of(values: dict[str, Figures], name: str) -> str:
+    return " / ".join(f"{x[name]:.4g}" for x in values.values())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Computes before a loop what all its steps share, so that values of parameters are prepared."""
+
+from __future__ import annotations
+
+from jax import Array
+
+from lowering import jaxprs
+from lowering.jaxpr_types import Equation
+from lowering.jaxprs import SCAN
+from lowering.program import Computed, Matcher, Program, rewritten
+from lowering.split import split
+from lowering.targets.target import Target
+
+
+def run(program: Program, target: Target) -> Program:
+    """Move the values that steps share out of loops."""
+
+    def loop(matcher: Matcher, equation: Equation) -> Computed | None:
+        return _hoisted(program.body(equation), equation)
+
+    return rewritten(program, {SCAN: loop})
+
+
+def _hoisted(body: Program, equation: Equation) -> Computed | None:
+    if all(map(body.is_late, body.equations)):
+        return None
+    parts = split(body)
+
+    def function(*operands: Array) -> list[Array]:
+        constants, start, stacks = jaxprs.scan_parts(equation, operands)
+        values = parts.prepare(constants)
+
+        def step(*arguments: Array) -> list[Array]:
+            return parts.call(arguments[: len(values)], arguments[len(values) :])
+
+        return jaxprs.scanned(equation, step, values, start, stacks)
+
+    return Computed(function, equation.invars)

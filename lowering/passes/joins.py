@@ -1,0 +1,132 @@
+"""Adds to a joined product before it is sliced, instead of to each slice.
+
+The pass `siblings` multiplies an input by several matrices at once, and slices the result. XLA
+computes a sum together with the product if the sum reads all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import Array, lax
+
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import is_literal, primitive
+from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.targets.target import Target
+
+# Primitives that keep items; a broadcast does if it only adds axes of extent 1.
+_KEEPING = ("broadcast_in_dim", "convert_element_type", "reshape", "squeeze")
+
+
+class _Slice(NamedTuple):
+    """A slice of a tensor along its last axis, from `start` to `stop`."""
+
+    source: Atom
+    start: int
+    stop: int
+
+
+class _Sum(NamedTuple):
+    """A sum of a slice with another slice or with a parameter."""
+
+    equation: Equation
+    slice: _Slice
+    other: _Slice | Atom
+
+
+@in_loops
+def run(program: Program, target: Target) -> Program:
+    """Add whole tensors where all slices of one are added to slices of another, or to vectors."""
+    groups: defaultdict[object, list[_Sum]] = defaultdict(list)
+    for equation in program.equations:
+        if sum := _sum(program, equation):
+            other = sum.other.source if isinstance(sum.other, _Slice) else None
+            groups[sum.slice.source, other].append(sum)
+    joined = {id(sums[0].equation): sums for sums in groups.values() if _cover(sums)}
+
+    def add(matcher: Matcher, equation: Equation) -> Computed | None:
+        sums = joined.get(id(matcher.original))
+        return None if sums is None else _joined(sums)
+
+    # Early equations go first: all vectors must be computed before the first of the sums.
+    return rewritten(program.early_first(), {"add": add}) if joined else program
+
+
+def _sum(program: Program, equation: Equation) -> _Sum | None:
+    if primitive(equation) != "add":
+        return None
+    left, right = (_slice(program, v) for v in equation.invars)
+    if left and right:
+        is_joint = (left.start, left.stop) == (right.start, right.stop)
+        same_shape = left.source.aval.shape == right.source.aval.shape
+        return _Sum(equation, left, right) if is_joint and same_shape else None
+    for piece, other in ((left, equation.invars[1]), (right, equation.invars[0])):
+        if piece and not is_literal(other) and other in program.early:
+            extent = piece.stop - piece.start
+            if math.prod(other.aval.shape) == extent == other.aval.shape[-1]:
+                return _Sum(equation, piece, other)
+    return None
+
+
+def _slice(program: Program, operand: Atom) -> _Slice | None:
+    """Return the slice that an operand is, but for its dtype and for axes of extent 1."""
+    while not is_literal(operand) and (maker := program.makers.get(operand)) is not None:
+        if primitive(maker) == "slice":
+            return _along_last(maker)
+        if primitive(maker) not in _KEEPING or _long(maker.invars[0]) != _long(operand):
+            return None
+        operand = maker.invars[0]
+    return None
+
+
+def _long(operand: Atom) -> list[int]:
+    return [n for n in operand.aval.shape if n != 1]
+
+
+def _along_last(equation: Equation) -> _Slice | None:
+    (source,), params = equation.invars, equation.params
+    starts, stops = params["start_indices"], params["limit_indices"]
+    cuts_others = any(starts[:-1]) or stops[:-1] != source.aval.shape[:-1]
+    if cuts_others or params["strides"] not in (None, (1,) * len(starts)):
+        return None
+    return _Slice(source, starts[-1], stops[-1])
+
+
+def _cover(sums: Sequence[_Sum]) -> bool:
+    """Tell whether the slices are all parts of the source, one after another."""
+    bounds = sorted((x.slice.start, x.slice.stop) for x in sums)
+    ends = [0, *(stop for _, stop in bounds)]
+    extent = sums[0].slice.source.aval.shape[-1]
+    return len(sums) > 1 and [start for start, _ in bounds] == ends[:-1] and ends[-1] == extent
+
+
+def _joined(sums: Sequence[_Sum]) -> Computed:
+    """Return the sum of the whole tensors, whose slices are the results of the sums."""
+    ordered = sorted(sums, key=lambda x: x.slice.start)
+    first = ordered[0]
+    if isinstance(first.other, _Slice):
+        others = [first.other.source]
+    else:
+        others = [x.other for x in ordered if not isinstance(x.other, _Slice)]
+
+    results = [x.equation.outvars[0] for x in ordered]
+    dtype = results[0].aval.dtype
+
+    def function(x: Array, *summands: Array) -> list[Array]:
+        summand = summands[0]
+        if len(summands) > 1:
+            vectors = [jnp.reshape(y, (*(1,) * (x.ndim - 1), -1)) for y in summands]
+            summand = jnp.concatenate(vectors, -1)
+        total = x.astype(dtype) + summand.astype(dtype)
+        parts: list[Array] = []
+        for sum, result in zip(ordered, results, strict=True):
+            part = lax.slice_in_dim(total, sum.slice.start, sum.slice.stop, axis=-1)
+            parts.append(part.reshape(result.aval.shape))
+        return parts
+
+    return Computed(function, [first.slice.source, *others], results)

@@ -1,0 +1,155 @@
+"""What TPUs and GPUs of CUDA get: the same numbers, in the forms that their compilers fuse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from lowering import jaxprs
+from lowering.pipeline import lower
+from lowering.targets import target_of
+from tests.programs import program_of, random
+
+B = jnp.bfloat16
+NUMBERS = ("NCHW", "OIHW", "NCHW")
+
+
+def convolution(p: Any, x: Any, dtype: Any = None) -> Any:
+    return lax.conv_general_dilated(
+        x, p["w"], (1, 1), "SAME", dimension_numbers=NUMBERS, preferred_element_type=dtype
+    )
+
+
+def relu(x: Any) -> Any:
+    return jnp.where(x <= 0, 0, x)
+
+
+def normed(p: Any, x: Any) -> Any:
+    return relu(convolution(p, x) * p["scale"] + p["offset"])
+
+
+def normed_in_bfloat16(p: Any, x: Any) -> Any:
+    """As a document's rules write it: products and norms in 32 bits, rounded to 16 after each."""
+    y = convolution(p, x, jnp.float32).astype(B)
+    y = y.astype(jnp.float32) * p["scale"].astype(jnp.float32) + p["offset"].astype(jnp.float32)
+    return relu(y.astype(B))
+
+
+def residual(p: Any, x: Any) -> Any:
+    return relu(convolution(p, x) + p["offset"] + x)
+
+
+def lstm(p: Any, x: Any, gates: int = 4) -> Any:
+    """Separate matrices and vectors for each gate."""
+    parts = [x @ p["inputs"][i] + p["bias"][i] for i in range(gates)]
+
+    def step(state: Any, items: Any) -> Any:
+        h, c = state
+        i, f, g, o = (y + (h @ p["states"][n])[None] for n, y in enumerate(items))
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h[0], c), h[0]
+
+    zeros = jnp.zeros((2, 3), x.dtype)
+    items = [y[:, None] for y in parts]
+    return lax.scan(step, (zeros, zeros[None]), items, reverse=True)[1]
+
+
+def gru(p: Any, x: Any) -> Any:
+    """The bias of the last gate is added to the product with the state alone."""
+    parts = [x @ p["inputs"][i] + p["bias"][i] for i in range(3)]
+
+    def step(h: Any, items: Any) -> Any:
+        of_h = [h @ p["states"][i] for i in range(3)]
+        r, z = (jax.nn.sigmoid(items[i] + of_h[i]) for i in range(2))
+        n = jnp.tanh(items[2] + r * (of_h[2] + p["bias"][3, 0]))
+        h = (1 - z) * n + z * h
+        return h, (h, items[0])
+
+    return lax.scan(step, jnp.zeros((2, 3), x.dtype), parts)[1]
+
+
+def cut(p: Any, x: Any) -> Any:
+    """Slices that overlap, leave out items, or are read by two sums."""
+    y = x @ p["m"]
+    left, right, middle = y[..., :3], y[..., 3:], y[..., 2:5]
+    return left + p["v"], right + p["v"], middle + p["v"], left + right, right[..., :2] + 1
+
+
+IMAGES = {"w": random(4, 3, 3, 3), "scale": random(1, 4, 1, 1, seed=1)}
+IMAGES["offset"] = random(1, 4, 1, 1, seed=2)
+SQUARE = {"w": random(3, 3, 3, 3), "offset": random(1, 3, 1, 1, seed=2)}
+GATES = {
+    "inputs": random(4, 5, 3),
+    "states": random(4, 3, 3, seed=1),
+    "bias": random(4, 1, 1, 3, seed=2),
+}
+IMAGE, SEQUENCE = random(2, 3, 8, 8, seed=3), random(7, 2, 5, seed=3)
+
+
+def narrow(arrays: Any) -> Any:
+    return jax.tree.map(lambda x: x.astype(B), arrays)
+
+
+# Functions, parameters, inputs, and how often primitives are in the call on a platform.
+CASES: dict[str, tuple[Callable[..., Any], Any, Any, dict[str, dict[str, int]]]] = {
+    "norm": (normed, IMAGES, IMAGE, {"cuda": {"max": 1, "select_n": 0, "mul": 0, "add": 1}}),
+    "norm in bfloat16": (
+        normed_in_bfloat16,
+        narrow(IMAGES),
+        narrow(IMAGE),
+        {"cuda": {"max": 1, "mul": 0, "convert_element_type": 1}, "tpu": {"mul": 0}},
+    ),
+    "residual": (residual, SQUARE, IMAGE, {"cuda": {"max": 1, "add": 2}, "tpu": {"select_n": 1}}),
+    "lstm": (lstm, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0, "add": 3}}),
+    "lstm in bfloat16": (lstm, narrow(GATES), narrow(SEQUENCE), {"tpu": {"dot_general": 2}}),
+    "gru": (gru, GATES, SEQUENCE, {"tpu": {"dot_general": 2, "concatenate": 0}}),
+    "cut": (cut, {"m": random(5, 6), "v": random(1, 1, 3)}, SEQUENCE, {"tpu": {"dot_general": 1}}),
+}
+
+
+def run(function: Any, parameters: Any, inputs: Any, platform: str) -> tuple[Any, Counter[str]]:
+    """Return the results of the call that a platform gets, and the number of its primitives."""
+    program, leaves, tree = program_of(function, parameters, inputs)
+    parts = lower(program, target_of(platform))
+    arrays, arguments = leaves[: program.parameters], leaves[program.parameters :]
+    assert parts.later is not None
+    names = Counter(jaxprs.primitive(e) for e in jaxprs.innermost(parts.later.jaxpr))
+    return jax.tree.unflatten(tree, jax.jit(parts.call)(parts.prepare(arrays), arguments)), names
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_calls_compute_what_is_written(name: str, platform: str) -> None:
+    function, parameters, inputs, counts = CASES[name]
+    results, names = run(function, parameters, inputs, platform)
+    expected = jax.jit(function)(parameters, inputs)
+    is_narrow = inputs.dtype == B
+    for y, reference in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        assert (y.shape, y.dtype) == (reference.shape, reference.dtype)
+        tolerance = 2**-6 if is_narrow else 1e-5
+        y, reference = (np.asarray(v, np.float32) for v in (y, reference))
+        np.testing.assert_allclose(y, reference, rtol=tolerance, atol=tolerance)
+    assert {x: names[x] for x in counts.get(platform, {})} == counts.get(platform, {})
+
+
+def test_relu_of_special_numbers() -> None:
+    x = jnp.array([-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf, np.nan])
+    results, names = run(lambda _, x: relu(x), {}, x, "cuda")
+    assert names["max"] == 1
+    np.testing.assert_array_equal(results, [0, 0, 0, 0, 1, np.inf, np.nan])
+
+
+def test_other_choices_stay() -> None:
+    def choices(_: Any, x: Any) -> Any:
+        return jnp.where(x <= 1, 0, x), jnp.where(x <= 0, 1, x), jnp.where(x <= 0, x, 0)
+
+    _, names = run(choices, {}, random(3), "cuda")
+    assert names["max"] == 0
