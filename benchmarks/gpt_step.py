@@ -23,79 +23,12 @@ import torch.nn.functional as F
 from onnx import TensorProto, helper
 
 from benchmarks import timing
-from benchmarks.builders.nnef_builder import NnefBuilder
 from benchmarks.builders.onnx_builder import OnnxBuilder
 from benchmarks.builders.torch_builder import TorchBuilder
 from benchmarks.engines import onnx_session
-from benchmarks.networks.transformers import feed_forward
+from benchmarks.networks.gpt import HEADS, LETTERS, PLACES, SIZE, GptNnefBuilder, network
 
-WIDTH, HEADS, PLACES, LETTERS = 768, 12, 1024, 50257
-SIZE = WIDTH // HEADS
 REST = 0.02  # seconds, after which threads of the engine before have stopped spinning
-
-
-def network(b: Any, layers: int) -> Any:
-    """Describe the model for a builder that also has `read`, `attend` and `logits`."""
-    tokens = b.parameter("tokens", b.normal(LETTERS, WIDTH, deviation=0.02))
-    places = b.parameter("places", b.normal(PLACES, WIDTH, deviation=0.02))
-    x = b.add(b.read(tokens, "token"), b.read(places, "place"))
-    for layer in range(layers):
-        name = f"layer{layer}"
-        y = b.layer_norm_layer(f"{name}.norm1", x, WIDTH)
-        y = b.dense_layer(f"{name}.qkv", y, WIDTH, 3 * WIDTH)
-        parts = [b.slice(y, 2, i * WIDTH, (i + 1) * WIDTH) for i in range(3)]
-        q, k, v = (b.transpose(b.reshape(p, (1, 1, HEADS, SIZE)), (0, 2, 1, 3)) for p in parts)
-        y = b.reshape(b.transpose(b.attend(name, q, k, v), (0, 2, 1, 3)), (1, 1, WIDTH))
-        x = b.add(x, b.dense_layer(f"{name}.output", y, WIDTH, WIDTH))
-        y = b.layer_norm_layer(f"{name}.norm2", x, WIDTH)
-        x = b.add(x, feed_forward(b, name, y, WIDTH))
-    return b.logits(b.layer_norm_layer("norm", x, WIDTH), tokens)
-
-
-class _Nnef(NnefBuilder):
-    """Keeps keys and values as states of 1024 places: inputs, each with the output that is next."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: dict[str, str] = {}
-
-    def read(self, table: str, name: str) -> str:
-        """Look up the row of a table at an input's index."""
-        self._need("tract_core")
-        self.inputs[name] = (1, 1)
-        self._ranks[name] = 2
-        self._statements.append(f"{name} = external<integer>(shape = [1, 1])")
-        return self._add(f"tract_core_gather({table}, {name}, axis = 0)", 3)
-
-    def attend(self, name: str, q: str, k: str, v: str) -> str:
-        """Write the token's key and value in their place, and attend to all up to it."""
-        self._need("tract_transformers")
-        if name == "layer0":
-            self._shared()
-        joined = [self._kept(f"{name}.{kind}", x) for kind, x in (("keys", k), ("values", v))]
-        call = f"tract_transformers_sdpa({q}, {', '.join(joined)}, seen, datum_type = 'f32', "
-        return self._same(q, call + "acc_datum_type = 'f32', is_causal = false)")
-
-    def logits(self, x: str, tokens: str) -> str:
-        """Return how well each token would follow."""
-        return self._add(f"matmul({x}, unsqueeze({tokens}, axes = [0]), transposeB = true)", 3)
-
-    def _shared(self) -> None:
-        indices = {"heads": np.arange(HEADS).reshape(HEADS, 1, 1), "range": np.arange(PLACES)}
-        for name, values in indices.items():
-            self.parameter(name, values.astype(np.float32))
-        self._statements += [
-            "seen = le(unsqueeze(range, axes = [0]), tract_core_cast(place, to = 'f32'))",
-            f"row = tile(unsqueeze(place, axes = [0]), repeats = [{HEADS}, 1, 1])",
-            "head = tract_core_cast(heads, to = 'i64')",
-            "at = concat([head, tract_core_cast(row, to = 'i64')], axis = 2)",
-        ]
-
-    def _kept(self, label: str, x: str) -> str:
-        past = self.input(label.replace(".", "_"), HEADS, PLACES, SIZE)
-        kept = self._add(f"tract_core_scatter_nd({past}, at, squeeze({x}, axes = [0]))", 3)
-        self.states[past] = kept
-        return self._add(f"unsqueeze({kept}, axes = [0])", 4)
 
 
 class _Onnx(OnnxBuilder):
@@ -255,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     past = np.random.default_rng(1).standard_normal((HEADS, PLACES, SIZE)).astype(np.float32)
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as folder:
         nnef, onnx = Path(folder, "gpt"), Path(folder, "gpt.onnx")
-        builder = _Nnef()
+        builder = GptNnefBuilder()
         logits = network(builder, given.layers)
         builder.write(nnef, ", ".join([logits, *builder.states.values()]))
         of_onnx, of_torch = _Onnx(), _Torch()

@@ -322,3 +322,16 @@ def params_of_numpy(equation: Equation) -> tuple[Any, ...] | None:
         return None
     is_same = computation.same_for(list(map(attrgetter("dtype"), types)))
     return tuple(map(params.get, computation.reads)) if is_same else None
+
+
+def by_numpy(equation: Equation, operands: Sequence[Array]) -> Array | None:
+    """Return the result of an equation by numpy, or None if XLA computes it.
+
+    Primitives that move items take items of any type.
+    """
+    params = params_of_numpy(equation)
+    if params is None:
+        return None
+    function = _BY_NUMPY[equation.primitive.name].function
+    is_ufunc = isinstance(function, np.ufunc)
+    return function(*operands) if is_ufunc else np.asarray(function(operands, *params))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowering.passes import detours, folding, hoisting, joins, roundings, siblings, sinking
+from lowering.passes import detours, folding, hoisting, joins, roundings, siblings, sinking, updates
 from lowering.targets.target import Target
 
 TPU = Target(
@@ -16,6 +16,7 @@ TPU = Target(
         sinking.run,
         joins.run,
         hoisting.run,
+        updates.run,
         detours.run,
     ),
 )

@@ -140,6 +140,46 @@ def test_calls_compute_what_is_written(name: str, platform: str) -> None:
     assert {x: names[x] for x in counts.get(platform, {})} == counts.get(platform, {})
 
 
+def written(p: Any, x: Any, place: Any) -> Any:
+    """A row of each head at one place, as `scatter_nd` and as `scatter_elements` write it."""
+    heads, count = x.shape[0], x.shape[1]
+    rows = jnp.broadcast_to(place.reshape(1, 1), (heads, 1))
+    indices = jnp.stack([jnp.arange(heads)[:, None], rows], -1)
+    by_place = x.at[indices[..., 0], indices[..., 1]].set(p["row"], mode="drop")
+    last = x.swapaxes(0, 1).at[place.reshape(1)].set(p["row"].swapaxes(0, 1), mode="drop")
+    return by_place, last, count
+
+
+@pytest.mark.parametrize("place", [0, 3, 6, 7, 100, -1, -7, -8, -100])
+def test_rows_of_one_place_are_a_slice(place: int) -> None:
+    parameters, caches = {"row": random(3, 1, 4)}, random(3, 7, 4, seed=1)
+    inputs = (caches, jnp.array([place]))
+    function: Any = lambda p, xs: written(p, *xs)  # noqa: E731
+    results, names = run(function, parameters, inputs, "tpu")
+    assert (names["scatter"], names["dynamic_update_slice"]) == (0, 2)
+    for y, reference in zip(results, function(parameters, inputs), strict=True):
+        np.testing.assert_array_equal(y, reference)
+
+
+def test_rows_of_several_places_are_scattered() -> None:
+    def scattered(p: Any, xs: Any) -> Any:
+        x, places = xs
+        heads = jnp.arange(3)
+        return (
+            x.at[heads, places].set(p["row"]),  # a place for each head
+            x.at[heads[::-1], places[:1]].set(p["row"]),  # heads in another order
+            x.at[heads[:2], places[:1]].set(p["row"][:2]),  # some heads
+            x.at[heads, places[:1]].add(p["row"]),
+        )
+
+    inputs = (random(3, 7, 4), jnp.array([2, 0, 2]))
+    parameters = {"row": random(3, 4)}
+    results, names = run(scattered, parameters, inputs, "tpu")
+    assert names["dynamic_update_slice"] == 0
+    for y, reference in zip(results, scattered(parameters, inputs), strict=True):
+        np.testing.assert_array_equal(y, reference)
+
+
 def test_relu_of_special_numbers() -> None:
     x = jnp.array([-np.inf, -1.0, -0.0, 0.0, 1.0, np.inf, np.nan])
     results, names = run(lambda _, x: relu(x), {}, x, "cuda")

@@ -1,0 +1,166 @@
+"""Writes a scatter as an update of a slice, if its indices are those of one.
+
+A step of a language model writes a row of each head's keys at one place. XLA updates a slice where
+it is. For a scatter the compiler of TPUs copies the keys to another layout and back: the step of
+GPT-2 takes @@ us on a v5e instead of @@.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from numpy.typing import NDArray
+
+from lowering.facts import facts
+from lowering.jaxpr_types import Atom, Equation
+from lowering.jaxprs import is_literal, primitive
+from lowering.program import Computed, Matcher, Program, in_loops, rewritten
+from lowering.recipe import by_numpy
+from lowering.targets.target import Target
+
+_LARGEST = 4096  # items of indices
+_NUMBERS = (bool, int, float)
+
+
+class _Block(NamedTuple):
+    """The place of a slice of a tensor, and of its items in the updates of a scatter.
+
+    Args:
+        coordinates: the index of the coordinate that is the start, by axis of the tensor. The other
+            axes are covered.
+        axes: the axis of the updates by axis of the tensor, but for those with a coordinate.
+    """
+
+    coordinates: Mapping[int, int]
+    axes: Mapping[int, int]
+
+
+@in_loops
+def run(program: Program, target: Target) -> Program:
+    """Replace scatters that overwrite one slice."""
+    blocks: dict[int, _Block] = {}
+    items = _Items(program)
+    for equation in program.equations:
+        if primitive(equation) == "scatter" and (block := _block(items, equation)):
+            blocks[id(equation)] = block
+
+    def update(matcher: Matcher, equation: Equation) -> Computed | None:
+        block = blocks.get(id(matcher.original))
+        return block and Computed(partial(_updated, block), equation.invars)
+
+    return rewritten(program, {"scatter": update}) if blocks else program
+
+
+def _updated(block: _Block, x: Array, indices: Array, updates: Array) -> Array:
+    """Update a slice. As in the scatter, a slice out of bounds is not written."""
+    first = indices.reshape(-1, indices.shape[-1])[0]
+    starts = [jnp.zeros((), first.dtype)] * x.ndim
+    is_inside = jnp.array(True)
+    for axis, i in block.coordinates.items():
+        starts[axis] = first[i]
+        is_inside &= (first[i] >= 0) & (first[i] < x.shape[axis])
+    covered = sorted(block.axes)
+    axes_of_updates = [block.axes[axis] for axis in covered]
+    of_one_item = [axis for axis in range(updates.ndim) if axis not in axes_of_updates]
+    shape = [n if axis in covered else 1 for axis, n in enumerate(x.shape)]
+    rows = updates.transpose(*of_one_item, *axes_of_updates).reshape(shape)
+    before = lax.dynamic_slice(x, starts, shape)
+    return lax.dynamic_update_slice(x, jnp.where(is_inside, rows, before), starts)
+
+
+def _block(items: _Items, equation: Equation) -> _Block | None:
+    """Return the slice that a scatter overwrites, None if its updates are not a slice."""
+    x, indices, updates = equation.invars
+    numbers, shape = equation.params["dimension_numbers"], x.aval.shape
+    indexed = numbers.scatter_dims_to_operand_dims
+    drops = equation.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
+    if numbers.operand_batching_dims or sorted(indexed) != [*numbers.inserted_window_dims]:
+        return None
+    places = items.of(indices)
+    if places is None or not drops:
+        return None
+    windows = [axis for axis in range(len(shape)) if axis not in indexed]
+    axes = dict(zip(windows, numbers.update_window_dims, strict=True))
+    of_indices = [i for i in range(updates.aval.ndim) if i not in numbers.update_window_dims]
+    coordinates: dict[int, int] = {}
+    for i, axis in enumerate(indexed):
+        coordinate = places[..., i]
+        if len({*coordinate.flat}) == 1:
+            coordinates[axis] = i
+            continue
+        along = _counted(coordinate, shape[axis])
+        if along is None or of_indices[along] in axes.values():
+            return None
+        axes[axis] = of_indices[along]
+    items_of_slice = math.prod(shape[axis] for axis in axes)
+    is_covered = all(updates.aval.shape[y] == shape[axis] for axis, y in axes.items())
+    return _Block(coordinates, axes) if is_covered and items_of_slice == updates.aval.size else None
+
+
+def _counted(coordinate: NDArray[Any], extent: int) -> int | None:
+    """Return the axis along which a coordinate counts from 0 to the extent, None without one."""
+    for axis, n in enumerate(coordinate.shape):
+        count = np.arange(extent).reshape([-1 if a == axis else 1 for a in range(coordinate.ndim)])
+        if n == extent and np.array_equal(coordinate, np.broadcast_to(count, coordinate.shape)):
+            return axis
+    return None
+
+
+class _Items:
+    """The items of small tensors: numbers, or how they are computed from single items.
+
+    Items of two tensors are equal if they are computed in the same way.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._known: dict[Atom, NDArray[Any] | None] = {}
+        constants = zip(program.constants, program.closed.consts, strict=True)
+        for variable, value in constants:
+            if variable.aval.size <= _LARGEST:
+                self._known[variable] = np.asarray(value).astype(object)
+
+    def of(self, operand: Atom) -> NDArray[Any] | None:
+        """Return the items of a tensor as an array of objects, None if it has too many."""
+        if is_literal(operand):
+            return np.asarray(operand.val).astype(object)
+        if operand not in self._known:
+            self._known[operand] = self._computed(operand)
+        return self._known[operand]
+
+    def _computed(self, variable: Atom) -> NDArray[Any] | None:
+        if variable.aval.size > _LARGEST:
+            return None
+        equation = self._program.makers.get(variable)
+        items = None
+        if equation and len(equation.outvars) == 1:
+            operands = [x for v in equation.invars if (x := self.of(v)) is not None]
+            if len(operands) == len(equation.invars):
+                items = _applied(equation, operands)
+        if items is None and variable.aval.size == 1:
+            items = np.empty(variable.aval.shape, object)
+            items[...] = variable
+        return items
+
+
+def _applied(equation: Equation, operands: Sequence[NDArray[Any]]) -> NDArray[Any] | None:
+    """Return the items of the result of an equation, None if it neither moves nor is by item."""
+    if not facts(equation).by_item:
+        is_moved = facts(equation).moves or primitive(equation) == "iota"
+        return by_numpy(equation, operands) if is_moved else None
+    if all(isinstance(item, _NUMBERS) for x in operands for item in x.flat):
+        dtypes = [v.aval.dtype for v in equation.invars]
+        numbers = [x.astype(dtype) for x, dtype in zip(operands, dtypes, strict=True)]
+        result = by_numpy(equation, numbers)
+        return None if result is None else result.astype(object)
+    what = f"{primitive(equation)} {equation.params}"
+    items = np.empty(equation.outvars[0].aval.shape, object)
+    for place in np.ndindex(items.shape):
+        items[place] = (what, *(x[place] if x.ndim else x[()] for x in operands))
+    return items
